@@ -1,0 +1,2 @@
+//! The command `ringfence`.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Devices as sources of DMA: the access engine and the attackers.

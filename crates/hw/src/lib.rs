@@ -1,0 +1,1 @@
+//! What the silicon does: translation, IOTLB, walk caches, invalidation, fault recording.

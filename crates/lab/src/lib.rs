@@ -1,0 +1,1 @@
+//! Modes, replay, oracle, meter and reports.

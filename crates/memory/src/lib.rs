@@ -1,0 +1,1 @@
+//! The sparse arena behind PhysMemory, with real cache-line write-back.

@@ -1,0 +1,1 @@
+//! I/O page tables: walk, map and unmap written once over a format.

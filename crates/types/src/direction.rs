@@ -1,0 +1,120 @@
+//! Directions of a mapping and of a single access, always from the point of view of the DMA API:
+//! `ToDevice` is data the device reads.
+
+use core::fmt;
+
+/// The direction of a DMA mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// The device reads memory.
+    ToDevice,
+    /// The device writes memory.
+    FromDevice,
+    /// The device reads and writes memory.
+    Bidirectional,
+}
+
+impl Direction {
+    /// All directions.
+    pub const ALL: [Self; 3] = [Self::ToDevice, Self::FromDevice, Self::Bidirectional];
+
+    /// What the device may do under a mapping of this direction.
+    #[inline]
+    pub const fn permissions(self) -> Permissions {
+        match self {
+            Self::ToDevice => Permissions::READ,
+            Self::FromDevice => Permissions::WRITE,
+            Self::Bidirectional => Permissions::READ_WRITE,
+        }
+    }
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ToDevice => "to-device",
+            Self::FromDevice => "from-device",
+            Self::Bidirectional => "bidirectional",
+        })
+    }
+}
+
+/// What one device access does to memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Access {
+    /// The device reads memory.
+    Read,
+    /// The device writes memory.
+    Write,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        })
+    }
+}
+
+/// A non-empty set of the accesses that a translation allows.
+///
+/// The bits are those of a VT-d second-stage entry (VT-d specification, section 9.8): bit 0 read, bit 1 write.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Permissions(u8);
+
+impl Permissions {
+    /// Reads only.
+    pub const READ: Self = Self(1);
+    /// Writes only.
+    pub const WRITE: Self = Self(2);
+    /// Reads and writes.
+    pub const READ_WRITE: Self = Self(3);
+
+    /// From the two low bits of `bits`; `None` if neither is set.
+    #[inline]
+    pub const fn from_bits(bits: u64) -> Option<Self> {
+        match bits & 3 {
+            0 => None,
+            set => Some(Self(set as u8)),
+        }
+    }
+
+    /// Bit 0: read, bit 1: write.
+    #[inline]
+    pub const fn bits(self) -> u64 {
+        self.0 as u64
+    }
+
+    /// Whether `access` is allowed.
+    #[inline]
+    pub const fn allows(self, access: Access) -> bool {
+        let bit = match access {
+            Access::Read => 1,
+            Access::Write => 2,
+        };
+        self.0 & bit != 0
+    }
+
+    /// What both sets allow; `None` if nothing.
+    #[inline]
+    pub const fn intersect(self, other: Self) -> Option<Self> {
+        Self::from_bits((self.0 & other.0) as u64)
+    }
+
+    /// What either set allows.
+    #[inline]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl fmt::Debug for Permissions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            1 => "r-",
+            2 => "-w",
+            _ => "rw",
+        })
+    }
+}

@@ -1,0 +1,94 @@
+//! I/O page faults: a DMA that the IOMMU stopped.
+
+use core::fmt;
+
+use crate::{Access, DeviceId, Iova};
+
+/// A DMA that was not translated. DMA is not restartable (rIOMMU section 2.2): the access did not happen,
+/// in whole or in part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fault {
+    /// Who issued the access.
+    pub device: DeviceId,
+    /// The first address that could not be translated.
+    pub iova: Iova,
+    /// What the device tried to do.
+    pub access: Access,
+    /// Why it was stopped.
+    pub reason: FaultReason,
+}
+
+/// Why a DMA was stopped. The codes are those of the VT-d specification, section 7.1.3, "Fault Reasons",
+/// where one exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum FaultReason {
+    /// The root entry of the device's bus is not present.
+    RootNotPresent,
+    /// The context entry of the device is not present.
+    ContextNotPresent,
+    /// The context entry is present but programmed with something this unit does not support.
+    ContextInvalid,
+    /// The address lies beyond the width that the context entry or the table supports.
+    AddressBeyondWidth,
+    /// The path or the leaf does not allow a write.
+    WriteDenied,
+    /// The path or the leaf does not allow a read.
+    ReadDenied,
+    /// The next-level table or the page lies outside memory.
+    TableAccess,
+    /// A reserved bit is set in an entry that is present.
+    ReservedBit,
+    /// No translation: an entry on the path is absent.
+    NotPresent,
+    /// The access is empty or its last byte lies past 2^64 - 1.
+    BadLength,
+    /// The device is denied all DMA (no domain is attached).
+    Blocked,
+}
+
+impl FaultReason {
+    /// The fault reason code of the VT-d specification (section 7.1.3), or the nearest one.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::RootNotPresent => 0x1,
+            Self::ContextNotPresent | Self::Blocked => 0x2,
+            Self::ContextInvalid => 0x3,
+            Self::AddressBeyondWidth | Self::BadLength => 0x4,
+            Self::WriteDenied => 0x5,
+            Self::ReadDenied | Self::NotPresent => 0x6,
+            Self::TableAccess => 0x7,
+            Self::ReservedBit => 0xc,
+        }
+    }
+}
+
+impl fmt::Display for FaultReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RootNotPresent => "root entry not present",
+            Self::ContextNotPresent => "context entry not present",
+            Self::ContextInvalid => "context entry invalid",
+            Self::AddressBeyondWidth => "address beyond the table's width",
+            Self::WriteDenied => "write not permitted",
+            Self::ReadDenied => "read not permitted",
+            Self::TableAccess => "table outside memory",
+            Self::ReservedBit => "reserved bit set",
+            Self::NotPresent => "no translation",
+            Self::BadLength => "empty or wrapping access",
+            Self::Blocked => "device is blocked",
+        })
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "DMA {} of {} by {} stopped: {}",
+            self.access, self.iova, self.device, self.reason
+        )
+    }
+}
+
+impl core::error::Error for Fault {}

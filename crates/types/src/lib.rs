@@ -1,0 +1,40 @@
+//! The vocabulary of Ringfence: addresses, ranges, directions, faults, the obligations a DMA mapping
+//! carries, and the ports through which the core reaches memory, table frames and the IOMMU's
+//! invalidation interface.
+//!
+//! This crate sits at the bottom of the layer diagram (`docs/ARCHITECTURE.md`). It is `no_std`, allocates
+//! nothing, performs no I/O and cannot panic on any input.
+#![no_std]
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+#[cfg(feature = "std")]
+extern crate std;
+
+mod address;
+mod device;
+mod direction;
+mod fault;
+mod frames;
+mod invalidate;
+mod lock;
+mod memory;
+mod obligation;
+mod page;
+mod pfn;
+mod range;
+mod time;
+
+pub use address::{Address, DeviceVisible, Iova, PhysAddr, Physical};
+pub use device::{DeviceId, DomainId};
+pub use direction::{Access, Direction, Permissions};
+pub use fault::{Fault, FaultReason};
+pub use frames::{FrameSource, OutOfFrames};
+pub use invalidate::{CachedLevels, Invalidation, InvalidationError, Invalidator, Ticket};
+pub use lock::Lock;
+pub use memory::{MemoryError, PhysMemory, TABLE_WORDS};
+pub use obligation::{Batch, DrainUnmapped, Flushed, Pending, Unmapped, WholeDomain};
+pub use page::PageSize;
+pub use pfn::{Pfn, PfnRange};
+pub use range::{AddressRange, IovaRange, PhysRange};
+pub use time::Nanos;

@@ -1,1 +1,20 @@
 //! Linux DMA traces: text, trace-cmd and perf formats to events, and a compact store.
+//!
+//! Two stages. [`text`] turns the lines that tracefs, `trace-cmd report` or `perf script` print into raw
+//! events. [`Operations`] turns raw events into the operations a replay performs: maps and unmaps with
+//! physical addresses, each paired with its partner. Both stream: memory does not grow with the trace.
+#![forbid(unsafe_code)]
+
+mod devices;
+mod error;
+mod op;
+mod options;
+mod pair;
+mod summary;
+
+pub use devices::{Device, DeviceKind, Devices};
+pub use error::{Field, Malformed, TraceError};
+pub use op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
+pub use options::{Attribution, Options};
+pub use pair::Operations;
+pub use summary::{DeviceSummary, Summary};

@@ -1,0 +1,197 @@
+//! The devices of a trace.
+
+use std::collections::{HashMap, HashSet};
+
+use ringfence_types::DeviceId;
+
+use crate::op::DeviceIndex;
+
+/// How a row of [`Devices`] came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeviceKind {
+    /// A PCI function, by its name `domain:bus:device.function`.
+    Pci {
+        /// The PCI segment ("domain") of the name.
+        segment: u32,
+    },
+    /// Any other device that the trace names: `1f000000.usb`, `virtio0`, ...
+    Named,
+    /// No device: stands for the `iommu:*` lines that no `dma:*` event explains in a trace of several devices.
+    Unattributed,
+}
+
+/// One device of a trace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// As the trace prints it; bytes that are no UTF-8 are replaced.
+    pub name: String,
+    /// What kind of row this is.
+    pub kind: DeviceKind,
+    /// Requester ID: that of the name for a PCI function, unless an earlier row has it (two segments can use
+    /// the same one); then, and for other devices, the highest one that was free when the row appeared.
+    pub id: DeviceId,
+}
+
+/// The devices of a trace, in order of first appearance.
+#[derive(Debug, Clone, Default)]
+pub struct Devices {
+    rows: Vec<Device>,
+    by_name: HashMap<Box<[u8]>, DeviceIndex>,
+    ids: HashSet<u16>,
+    unattributed: Option<DeviceIndex>,
+}
+
+impl Devices {
+    /// No devices yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether no device has appeared.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The device of a row.
+    pub fn get(&self, index: DeviceIndex) -> Option<&Device> {
+        self.rows.get(index.index())
+    }
+
+    /// All rows, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (DeviceIndex, &Device)> {
+        (0..=u16::MAX).map(DeviceIndex).zip(&self.rows)
+    }
+
+    /// The row of the device that the trace calls `name`.
+    pub fn find(&self, name: &str) -> Option<DeviceIndex> {
+        self.by_name.get(name.as_bytes()).copied()
+    }
+
+    /// The row of device `name`, made if it is new; `None` if there are 65535 rows already.
+    pub(crate) fn intern(&mut self, name: &[u8]) -> Option<DeviceIndex> {
+        if let Some(&index) = self.by_name.get(name) {
+            return Some(index);
+        }
+        let (kind, wanted) = match parse_pci(name) {
+            Some((segment, id)) => (DeviceKind::Pci { segment }, Some(id)),
+            None => (DeviceKind::Named, None),
+        };
+        let index = self.push(String::from_utf8_lossy(name).into_owned(), kind, wanted)?;
+        self.by_name.insert(name.into(), index);
+        Some(index)
+    }
+
+    /// The row for `iommu:*` lines of no device, made at first use; `None` if there are 65535 rows already.
+    pub(crate) fn unattributed(&mut self) -> Option<DeviceIndex> {
+        if self.unattributed.is_none() {
+            self.unattributed =
+                self.push("(iommu only)".to_owned(), DeviceKind::Unattributed, None);
+        }
+        self.unattributed
+    }
+
+    /// The only device that the trace names so far, if there is exactly one.
+    pub(crate) fn only(&self) -> Option<DeviceIndex> {
+        let mut named = self
+            .iter()
+            .filter(|(_, device)| device.kind != DeviceKind::Unattributed);
+        match (named.next(), named.next()) {
+            (Some((index, _)), None) => Some(index),
+            _ => None,
+        }
+    }
+
+    fn push(
+        &mut self,
+        name: String,
+        kind: DeviceKind,
+        wanted: Option<DeviceId>,
+    ) -> Option<DeviceIndex> {
+        let index = u16::try_from(self.rows.len())
+            .ok()
+            .filter(|&index| index != u16::MAX)?;
+        let free = |id: &u16| !self.ids.contains(id);
+        let id = wanted
+            .map(|id| id.get())
+            .filter(free)
+            .or_else(|| (0..=u16::MAX).rev().find(free))?;
+        self.ids.insert(id);
+        self.rows.push(Device {
+            name,
+            kind,
+            id: DeviceId::new(id),
+        });
+        Some(DeviceIndex(index))
+    }
+}
+
+/// `0000:00:03.0` as segment and requester ID. Hexadecimal but for the function, as Linux prints it.
+fn parse_pci(name: &[u8]) -> Option<(u32, DeviceId)> {
+    let name = std::str::from_utf8(name).ok()?;
+    let (segment, rest) = name.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (device, function) = rest.split_once('.')?;
+    // `from_str_radix` would take a sign.
+    let digits = |text: &str, most: usize| {
+        (1..=most).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    if !(digits(segment, 8) && digits(bus, 2) && digits(device, 2) && digits(function, 1)) {
+        return None;
+    }
+    let id = DeviceId::from_parts(
+        u8::from_str_radix(bus, 16).ok()?,
+        u8::from_str_radix(device, 16).ok()?,
+        u8::from_str_radix(function, 16).ok()?,
+    )?;
+    Some((u32::from_str_radix(segment, 16).ok()?, id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_pci_functions_give_requester_ids() {
+        let cases: [(&str, Option<(u32, u16)>); 8] = [
+            ("0000:00:03.0", Some((0, 0x18))),
+            ("0000:00:1f.2", Some((0, 0xfa))),
+            ("10000:e1:00.7", Some((0x10000, 0xe107))),
+            ("0000:00:20.0", None),
+            ("0000:00:03.8", None),
+            ("+000:00:03.0", None),
+            ("1f000000.usb", None),
+            ("", None),
+        ];
+        for (name, expected) in cases {
+            let got = parse_pci(name.as_bytes()).map(|(segment, id)| (segment, id.get()));
+            assert_eq!(got, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn equal_requester_ids_of_two_segments_do_not_clash() {
+        let mut devices = Devices::new();
+        let first = devices.intern(b"0000:00:03.0").unwrap();
+        let second = devices.intern(b"0001:00:03.0").unwrap();
+        let named = devices.intern(b"virtio0").unwrap();
+        assert_eq!(devices.intern(b"0000:00:03.0"), Some(first));
+        let id = |index| devices.get(index).unwrap().id.get();
+        assert_eq!((id(first), id(second), id(named)), (0x18, 0xffff, 0xfffe));
+    }
+
+    #[test]
+    fn the_only_device_is_known_while_there_is_one() {
+        let mut devices = Devices::new();
+        assert_eq!(devices.only(), None);
+        let nvme = devices.intern(b"0000:00:07.0");
+        devices.unattributed().unwrap();
+        assert_eq!(devices.only(), nvme);
+        devices.intern(b"0000:00:03.0");
+        assert_eq!(devices.only(), None);
+    }
+}

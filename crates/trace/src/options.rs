@@ -1,0 +1,48 @@
+//! How to read a trace.
+
+/// How to read a trace. [`Options::default`] suits all traces that Linux wrote.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Options {
+    /// Malformed lines are counted and skipped instead of ending the read.
+    pub lenient: bool,
+    /// Longest line in bytes. A line grows with its scatterlist: 128 printed entries take under 8 KiB, an
+    /// uncut unmap of the largest request a few times that.
+    pub max_line: usize,
+    /// How many events the reader looks ahead to find out whether a `dma:*` event explains an `iommu:*` line.
+    pub look_ahead: usize,
+    /// Whose the `iommu:*` lines are that no `dma:*` event explains.
+    pub attribution: Attribution,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            lenient: false,
+            max_line: 1 << 20,
+            look_ahead: 4096,
+            attribution: Attribution::Auto,
+        }
+    }
+}
+
+impl Options {
+    /// The same, counting malformed lines instead of failing.
+    #[must_use]
+    pub fn lenient(mut self) -> Self {
+        self.lenient = true;
+        self
+    }
+}
+
+/// Whose the `iommu:*` lines are that no `dma:*` event explains.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Attribution {
+    /// The only device that the trace names, else a row of their own. A stream shows only what came so far:
+    /// when a second device appears later, what was given to the first stays there. A trace opened by path is
+    /// read ahead once to know for certain.
+    Auto,
+    /// Always a row of their own.
+    OwnRow,
+}

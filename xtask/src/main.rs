@@ -1,2 +1,82 @@
-//! Development tasks.
-fn main() {}
+//! Development tasks of this repository: `cargo xtask test` runs everything that continuous integration runs,
+//! `cargo xtask check` its quick static part. See CONTRIBUTING.md.
+#![forbid(unsafe_code)]
+
+mod check;
+mod console;
+mod fuzz;
+mod ids;
+mod install;
+mod links;
+mod mutate;
+mod nostd;
+mod process;
+mod repo;
+mod rules;
+mod source;
+mod steps;
+mod suite;
+mod summary;
+mod violation;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::repo::Repo;
+
+/// Development tasks.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Everything: installs what it needs, then checks, tests, fuzzes and runs the documentation.
+    Test,
+    /// The quick static part: format, lints, the rules on sources, documents.
+    Check,
+    /// Applies each committed mutation to a scratch copy and requires the tests to notice.
+    Mutate {
+        /// Only mutations whose file name contains one of these words.
+        names: Vec<String>,
+    },
+    /// Runs the fuzz targets: with cargo-fuzz where a nightly toolchain is installed, and on stable.
+    Fuzz {
+        /// Only this target.
+        target: Option<String>,
+        /// How long each target runs.
+        #[arg(long, default_value_t = 60)]
+        seconds: u64,
+    },
+    /// Checks docs/IDS.md and counts what is planned.
+    Ids,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse().task) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `Ok(false)`: the task ran and found something wrong, which it has printed.
+fn run(task: &Task) -> anyhow::Result<bool> {
+    let repo = Repo::find()?;
+    match task {
+        Task::Test => steps::run_all(&repo, suite::test()),
+        Task::Check => steps::run_all(&repo, suite::check()),
+        Task::Mutate { names } => mutate::run(&repo, names),
+        Task::Fuzz { target, seconds } => {
+            steps::run_all(&repo, suite::fuzz(&repo, target.as_deref(), *seconds)?)
+        }
+        Task::Ids => ids::print(&repo),
+    }
+}

@@ -1,0 +1,275 @@
+//! Documents that run: the commands shown in README.md and docs/*.md are executed and their shown output compared.
+//!
+//! A block fenced as `console` is a session in the root of the repository. A line that begins with `$ ` is a command, run by
+//! bash; the lines up to the next command are its standard output. No output shown: only the exit status counts.
+//! `...` on a line of its own stands for any number of lines, `[..]` for any text within a line, and `? 2` as the last
+//! line says that the command exits with 2. Blocks fenced otherwise (`sh`, `text`) are not run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::Context;
+
+use crate::process;
+use crate::repo::Repo;
+use crate::rules;
+use crate::violation::Violation;
+
+/// Longest time a shown command may take: what the documents promise and more.
+const LIMIT_SECONDS: u32 = 600;
+
+/// A command and what the document says about it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Shown {
+    line: usize,
+    command: String,
+    output: Vec<String>,
+    status: i32,
+}
+
+/// Runs every shown command.
+pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
+    let mut sessions: Vec<(PathBuf, Shown)> = Vec::new();
+    for path in repo.files()? {
+        let document = path == Path::new("README.md")
+            || path.starts_with("docs") && path.extension().is_some_and(|e| e == "md");
+        if document {
+            let shown = parse(&repo.read(&path)?);
+            sessions.extend(shown.into_iter().map(|shown| (path.clone(), shown)));
+        }
+    }
+    let path = if sessions.is_empty() {
+        None
+    } else {
+        Some(search_path(repo)?)
+    };
+    let mut found = Vec::new();
+    for (document, shown) in &sessions {
+        println!("$ {}", shown.command);
+        if let Err(reason) = execute(repo, shown, path.as_ref()) {
+            found.push(Violation::error(
+                document,
+                shown.line,
+                format!("{reason:#}"),
+            ));
+        }
+    }
+    rules::verdict(&found)?;
+    Ok(format!("{} commands", sessions.len()))
+}
+
+/// Builds the command line tool and puts it first on the path.
+fn search_path(repo: &Repo) -> anyhow::Result<std::ffi::OsString> {
+    process::show(
+        process::command(&repo.root, "cargo").args([
+            "build",
+            "--quiet",
+            "--release",
+            "--all-features",
+            "--package",
+            "ringfence-cli",
+        ]),
+        |_| {},
+    )?;
+    // A copy: `cargo run` in a document may put a build with other features in its place.
+    let target = repo.target_directory()?;
+    let directory = target.join("documents");
+    fs::create_dir_all(&directory)?;
+    fs::copy(
+        target.join("release/ringfence"),
+        directory.join("ringfence"),
+    )?;
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    Ok(std::env::join_paths(
+        std::iter::once(directory).chain(std::env::split_paths(&path)),
+    )?)
+}
+
+fn execute(repo: &Repo, shown: &Shown, path: Option<&std::ffi::OsString>) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        !shown.command.contains("cargo xtask test"),
+        "a document that runs cannot run everything: fence it as `sh`"
+    );
+    let mut command = process::command(&repo.root, "timeout");
+    command
+        .arg(LIMIT_SECONDS.to_string())
+        .args(["bash", "-euo", "pipefail", "-c", &shown.command])
+        .stdin(Stdio::null());
+    if let Some(path) = path {
+        command.env("PATH", path);
+    }
+    let output = command.output().context("bash")?;
+    let status = output.status.code().unwrap_or(-1);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    anyhow::ensure!(
+        status == shown.status,
+        "`{}` exits with {status} instead of {}\n{}",
+        shown.command,
+        shown.status,
+        String::from_utf8_lossy(&output.stderr).trim_end()
+    );
+    let actual: Vec<&str> = stdout.lines().map(str::trim_end).collect();
+    let expected: Vec<&str> = shown.output.iter().map(String::as_str).collect();
+    anyhow::ensure!(
+        expected.is_empty() || lines_match(&expected, &actual),
+        "`{}` prints something else:\n{}",
+        shown.command,
+        stdout.trim_end()
+    );
+    Ok(())
+}
+
+fn parse(text: &str) -> Vec<Shown> {
+    let mut all: Vec<Shown> = Vec::new();
+    let mut lines = text.lines().enumerate();
+    while let Some((_, line)) = lines.next() {
+        if line.trim_end() != "```console" {
+            // Other blocks are skipped whole, so that a fence quoted in them is not taken for one.
+            if line.starts_with("```") {
+                lines.by_ref().find(|(_, line)| line.trim_end() == "```");
+            }
+            continue;
+        }
+        let mut session: Vec<Shown> = Vec::new();
+        while let Some((index, line)) = lines.next().filter(|(_, line)| line.trim_end() != "```") {
+            if let Some(first) = line.strip_prefix("$ ") {
+                let mut command = first.to_owned();
+                while command.ends_with('\\') {
+                    let Some((_, more)) = lines.next() else { break };
+                    command.push('\n');
+                    command.push_str(more);
+                }
+                session.push(Shown {
+                    line: index + 1,
+                    command,
+                    ..Shown::default()
+                });
+            } else if let Some(shown) = session.last_mut() {
+                shown.output.push(line.trim_end().to_owned());
+            }
+        }
+        for shown in &mut session {
+            shown.finish();
+        }
+        all.append(&mut session);
+    }
+    all
+}
+
+impl Shown {
+    /// Takes the exit status off the output, and blank lines that only set commands apart.
+    fn finish(&mut self) {
+        self.drop_blank_end();
+        let status = self
+            .output
+            .last()
+            .and_then(|line| line.strip_prefix("? "))
+            .and_then(|status| status.parse().ok());
+        if let Some(status) = status {
+            self.status = status;
+            self.output.pop();
+            self.drop_blank_end();
+        }
+    }
+
+    fn drop_blank_end(&mut self) {
+        while self.output.last().is_some_and(String::is_empty) {
+            self.output.pop();
+        }
+    }
+}
+
+fn lines_match(expected: &[&str], actual: &[&str]) -> bool {
+    match expected {
+        [] => actual.is_empty(),
+        ["...", rest @ ..] => (0..=actual.len()).any(|skip| lines_match(rest, &actual[skip..])),
+        [first, rest @ ..] => actual
+            .split_first()
+            .is_some_and(|(line, more)| line_matches(first, line) && lines_match(rest, more)),
+    }
+}
+
+fn line_matches(expected: &str, actual: &str) -> bool {
+    match expected.split_once("[..]") {
+        None => expected == actual,
+        Some((before, after)) => actual.strip_prefix(before).is_some_and(|rest| {
+            rest.char_indices()
+                .map(|(index, _)| index)
+                .chain([rest.len()])
+                .any(|index| line_matches(after, &rest[index..]))
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_are_parsed() {
+        let text =
+            "# T\n```sh\n$ not run\n```\n```console\n$ one\na\n\n$ two \\\n  more\n? 2\n```\n";
+        let shown = parse(text);
+        assert_eq!(
+            shown,
+            [
+                Shown {
+                    line: 6,
+                    command: "one".into(),
+                    output: vec!["a".into()],
+                    status: 0
+                },
+                Shown {
+                    line: 9,
+                    command: "two \\\n  more".into(),
+                    output: vec![],
+                    status: 2
+                },
+            ]
+        );
+    }
+
+    #[test]
+    fn shown_output_matches_with_its_gaps() {
+        for (expected, actual, matches) in [
+            (&["a"][..], &["a"][..], true),
+            (&["a"], &["b"], false),
+            (&["a"], &["a", "b"], false),
+            (&["a", "..."], &["a", "b", "c"], true),
+            (&["...", "c"], &["a", "b", "c"], true),
+            (&["...", "c"], &["a"], false),
+            (&["n [..] s"], &["n 12.5 s"], true),
+            (&["n [..] s"], &["n 12.5 ms"], false),
+            (&["n [..] s"], &["m 12.5 s"], false),
+            (&["[..]é[..]"], &["äéü"], true),
+        ] {
+            assert_eq!(
+                lines_match(expected, actual),
+                matches,
+                "{expected:?} {actual:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn commands_are_judged_by_status_and_output() {
+        let repo = Repo::find().unwrap();
+        for (command, output, status, passes) in [
+            ("echo a", "a", 0, true),
+            ("echo a", "b", 0, false),
+            ("exit 2", "", 2, true),
+            ("exit 2", "", 0, false),
+            ("false | true", "", 1, true),
+            ("true; cargo xtask test", "", 0, false),
+        ] {
+            let shown = Shown {
+                line: 1,
+                command: command.into(),
+                output: output.lines().map(str::to_owned).collect(),
+                status,
+            };
+            assert_eq!(execute(&repo, &shown, None).is_ok(), passes, "{command}");
+        }
+    }
+}

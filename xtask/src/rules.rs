@@ -1,0 +1,99 @@
+//! The rules on sources that neither the compiler nor clippy checks, one a file.
+
+mod core_crates;
+mod layers;
+mod panics;
+mod sizes;
+mod tokens;
+mod unsafe_code;
+
+use anyhow::bail;
+
+use crate::repo::Repo;
+use crate::source::Source;
+use crate::violation::Violation;
+
+/// Crates that kernels embed: `no_std`, without unsafe code, without panics.
+const CORE: &[&str] = &[
+    "types",
+    "iova",
+    "pgtable",
+    "hw",
+    "dma",
+    "pviommu",
+    "virtio-iommu",
+];
+
+/// The core crate that `source` belongs to, if it is part of one's library.
+fn core_crate(source: &Source) -> Option<&'static str> {
+    let mut parts = source.path.components().map(|part| part.as_os_str());
+    let (Some(crates), Some(name), Some(src)) = (parts.next(), parts.next(), parts.next()) else {
+        return None;
+    };
+    (crates == "crates" && src == "src")
+        .then(|| CORE.iter().copied().find(|core| name == *core))
+        .flatten()
+}
+
+/// No crate reaches upwards.
+pub(crate) fn layers(repo: &Repo) -> anyhow::Result<String> {
+    verdict(&layers::check(&repo.packages()?))
+}
+
+/// Core crates declare what they are and do not panic.
+pub(crate) fn core_crates(repo: &Repo) -> anyhow::Result<String> {
+    let sources = repo.sources()?;
+    let mut found = core_crates::check(&sources);
+    found.extend(panics::check(&sources));
+    verdict(&found)
+}
+
+/// Unsafe code stands where it may, with its reason.
+pub(crate) fn unsafe_code(repo: &Repo) -> anyhow::Result<String> {
+    verdict(&unsafe_code::check(&repo.sources()?))
+}
+
+/// Attestations are made by those who can vouch for them.
+pub(crate) fn tokens(repo: &Repo) -> anyhow::Result<String> {
+    verdict(&tokens::check(&repo.sources()?))
+}
+
+/// Files stay short.
+pub(crate) fn sizes(repo: &Repo) -> anyhow::Result<String> {
+    verdict(&sizes::check(&repo.sources()?))
+}
+
+/// Prints what was found; an error if any of it is one.
+pub(crate) fn verdict(found: &[Violation]) -> anyhow::Result<String> {
+    for violation in found {
+        println!("{violation}");
+    }
+    let errors = found
+        .iter()
+        .filter(|violation| violation.is_error())
+        .count();
+    if errors > 0 {
+        bail!("{errors} violations");
+    }
+    Ok(match found.len() {
+        0 => String::new(),
+        notes => format!("{notes} notes"),
+    })
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::path::Path;
+
+    use crate::source::Source;
+    use crate::violation::Violation;
+
+    pub(crate) fn source(path: &str, text: &str) -> Source {
+        Source::parse(Path::new(path), text.to_owned()).unwrap()
+    }
+
+    /// Findings as text, one a line.
+    pub(crate) fn shown(found: &[Violation]) -> Vec<String> {
+        found.iter().map(ToString::to_string).collect()
+    }
+}

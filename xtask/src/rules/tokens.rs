@@ -1,0 +1,75 @@
+//! The token rule: a constructor that attests something is called only by code that can vouch for it.
+
+use std::path::Path;
+
+use crate::source::Source;
+use crate::violation::Violation;
+
+/// A constructor and the paths (prefixes) outside tests that may name it.
+struct Attestation {
+    name: &'static str,
+    allowed: &'static [&'static str],
+}
+
+const ATTESTATIONS: &[Attestation] = &[
+    // `Unmapped::attest_cleared`: every entry of the range is cleared.
+    Attestation {
+        name: "attest_cleared",
+        allowed: &[
+            "crates/types/src/obligation.rs",
+            "crates/pgtable/src/",
+            "crates/dma/src/space",
+        ],
+    },
+];
+
+pub(super) fn check(sources: &[Source]) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for source in sources {
+        for attestation in ATTESTATIONS {
+            if attestation.permits(&source.path) {
+                continue;
+            }
+            found.extend(
+                source
+                    .tokens
+                    .iter()
+                    .filter(|token| token.is_ident(attestation.name) && !token.in_test)
+                    .map(|token| {
+                        let message = format!("`{}` is not this file's to call", attestation.name);
+                        Violation::error(&source.path, token.line, message)
+                    }),
+            );
+        }
+    }
+    found
+}
+
+impl Attestation {
+    fn permits(&self, path: &Path) -> bool {
+        path.to_str()
+            .is_some_and(|path| self.allowed.iter().any(|allowed| path.starts_with(allowed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::source;
+
+    #[test]
+    fn attestations_elsewhere_are_found() {
+        let call = "fn f() { Unmapped::attest_cleared(d, r); }";
+        for (path, expected) in [
+            ("crates/pgtable/src/table.rs", 0),
+            ("crates/dma/src/space/flat.rs", 0),
+            ("crates/dma/src/map.rs", 1),
+            ("crates/iova/src/magazine.rs", 1),
+            ("crates/lab/src/replay.rs", 1),
+        ] {
+            assert_eq!(check(&[source(path, call)]).len(), expected, "{path}");
+        }
+        let in_test = format!("#[cfg(test)] mod tests {{ {call} }}");
+        assert!(check(&[source("crates/iova/src/magazine.rs", &in_test)]).is_empty());
+    }
+}

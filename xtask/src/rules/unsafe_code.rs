@@ -1,0 +1,108 @@
+//! The unsafe rule: unsafe code lives in few files, named here with their reason, and every use argues why it is sound.
+
+use proc_macro2::Delimiter;
+
+use crate::source::Source;
+use crate::violation::Violation;
+
+/// Files that may hold unsafe code, and what for.
+const ALLOWED: &[(&str, &str)] = &[(
+    "tests/nostd/src/main.rs",
+    "an allocator and the entry point, without std",
+)];
+
+pub(super) fn check(sources: &[Source]) -> Vec<Violation> {
+    check_against(sources, ALLOWED)
+}
+
+fn check_against(sources: &[Source], allowed: &[(&str, &str)]) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for source in sources {
+        let permitted = allowed
+            .iter()
+            .any(|(path, _reason)| source.path.to_str() == Some(path));
+        let lines: Vec<&str> = source.text.lines().collect();
+        for (at, token) in source.tokens.iter().enumerate() {
+            if !token.is_ident("unsafe") {
+                continue;
+            }
+            if !permitted {
+                found.push(Violation::error(
+                    &source.path,
+                    token.line,
+                    "unsafe code in a file that is not on the list",
+                ));
+            }
+            let obliged = source
+                .tokens
+                .get(at + 1)
+                .is_some_and(|next| next.opens(Delimiter::Brace) || next.is_ident("impl"));
+            if obliged && !is_argued(&lines, token.line) {
+                found.push(Violation::error(
+                    &source.path,
+                    token.line,
+                    "unsafe without a SAFETY comment above it",
+                ));
+            }
+        }
+    }
+    found
+}
+
+/// Whether the statement around line `line` has a comment with `SAFETY:` directly above it or in it.
+fn is_argued(lines: &[&str], line: usize) -> bool {
+    for (distance, text) in lines[..line].iter().rev().enumerate() {
+        let text = text.trim();
+        if text.contains("// SAFETY:") {
+            return true;
+        }
+        let is_comment = text.starts_with("//") || text.starts_with("#[");
+        // The end of the statement before: from here on, comments belong to others.
+        let ends_statement = text.is_empty() || text.ends_with([';', '{', '}']);
+        if distance > 0 && ends_statement && !is_comment {
+            return false;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::testing::source;
+
+    fn count(path: &str, text: &str) -> usize {
+        check_against(&[source(path, text)], &[("a.rs", "a test")]).len()
+    }
+
+    #[test]
+    fn unsafe_elsewhere_is_found() {
+        let argued = "fn f() {\n    // SAFETY: a reason.\n    unsafe { g() }\n}\n";
+        assert_eq!(count("a.rs", argued), 0);
+        assert_eq!(count("b.rs", argued), 1);
+        assert_eq!(count("b.rs", "unsafe fn f() {}"), 1);
+        assert_eq!(count("b.rs", "#![forbid(unsafe_code)]\n// unsafe\n"), 0);
+        assert_eq!(count("b.rs", "#[cfg(test)] mod t { unsafe fn f() {} }"), 1);
+    }
+
+    #[test]
+    fn missing_arguments_are_found() {
+        for (text, expected) in [
+            ("fn f() {\n    unsafe { g() }\n}", 1),
+            ("// SAFETY: of another.\nfn f() {\n    unsafe { g() }\n}", 1),
+            (
+                "fn f() {\n    // SAFETY: a\n    // second line\n    let x =\n        unsafe { g() };\n}",
+                0,
+            ),
+            (
+                "fn f() {\n    // SAFETY: a\n    h();\n    unsafe { g() }\n}",
+                1,
+            ),
+            ("// SAFETY: a\nunsafe impl Send for A {}", 0),
+            ("unsafe impl Send for A {}", 1),
+            ("/// # Safety\n/// b\nunsafe fn f() {}", 0),
+        ] {
+            assert_eq!(count("a.rs", text), expected, "{text}");
+        }
+    }
+}

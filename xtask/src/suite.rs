@@ -1,0 +1,146 @@
+//! What runs: the steps of each task, in order.
+
+use anyhow::{bail, ensure};
+
+use crate::repo::Repo;
+use crate::steps::Step;
+use crate::summary::Summary;
+use crate::{check, console, fuzz, ids, install, links, mutate, nostd, process, rules};
+
+/// How long each fuzz target runs in `test`.
+const FUZZ_SECONDS: u64 = 60;
+
+/// How long the stable random run takes where libFuzzer runs too.
+const BRIEF_SECONDS: u64 = 5;
+
+/// Everything.
+pub(crate) fn test() -> Vec<Step> {
+    let mut steps = vec![Step::new("tools", install::run)];
+    steps.extend(check());
+    steps.extend([
+        Step::new("no_std", nostd::run),
+        Step::new("rustdoc", check::rustdoc),
+        Step::new("unit tests", |repo| {
+            cargo_test(
+                repo,
+                &[
+                    "--workspace",
+                    "--all-features",
+                    "--lib",
+                    "--bins",
+                    "--examples",
+                ],
+            )
+        }),
+        Step::new("property, conformance, concurrency, golden tests", |repo| {
+            cargo_test(repo, &["--workspace", "--all-features", "--test", "*"])
+        }),
+        Step::new("doc tests", |repo| {
+            cargo_test(repo, &["--workspace", "--all-features", "--doc"])
+        }),
+        Step::new("exact instruction counts", instruction_counts),
+        Step::new("documents that run", console::run),
+        Step::new("fuzz corpora", fuzz::corpora),
+    ]);
+    steps.push(Step::new("fuzzing", |repo| {
+        fuzz_all(repo, None, FUZZ_SECONDS)
+    }));
+    steps
+}
+
+/// What is quick and needs no test to be built.
+pub(crate) fn check() -> Vec<Step> {
+    vec![
+        Step::new("format", check::format),
+        Step::new("layer rule", rules::layers),
+        Step::new("core rule", rules::core_crates),
+        Step::new("unsafe rule", rules::unsafe_code),
+        Step::new("token rule", rules::tokens),
+        Step::new("file-size rule", rules::sizes),
+        Step::new("ids", ids::check),
+        Step::new("links", links::check),
+        Step::new("mutations apply", mutate::check),
+        Step::new("clippy", check::clippy),
+    ]
+}
+
+/// Fuzzing alone.
+pub(crate) fn fuzz(repo: &Repo, target: Option<&str>, seconds: u64) -> anyhow::Result<Vec<Step>> {
+    let targets = fuzz::targets(repo)?;
+    if let Some(target) = target {
+        ensure!(
+            targets.iter().any(|known| known == target),
+            "no fuzz target {target}: there are {}",
+            targets.join(", ")
+        );
+    }
+    let target = target.map(str::to_owned);
+    Ok(vec![
+        Step::new("tools", install::run),
+        Step::new("fuzz corpora", fuzz::corpora),
+        Step::new("fuzzing", move |repo| {
+            fuzz_all(repo, target.as_deref(), seconds)
+        }),
+    ])
+}
+
+fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: u64) -> anyhow::Result<String> {
+    let nightly = install::has_nightly() && install::has_cargo_fuzz();
+    let mut failures = Vec::new();
+    let mut notes = Vec::new();
+    for target in fuzz::targets(repo)? {
+        if only.is_some_and(|only| only != target) {
+            continue;
+        }
+        let brief = if nightly { BRIEF_SECONDS } else { seconds };
+        match fuzz::random(repo, &target, brief) {
+            Ok(note) => notes.push(note),
+            Err(error) => failures.push(format!("{error:#}")),
+        }
+        if nightly && let Err(error) = fuzz::libfuzzer(repo, &target, seconds) {
+            failures.push(format!("{error:#}"));
+        }
+    }
+    if !failures.is_empty() {
+        bail!("{}", failures.join("; "));
+    }
+    notes.push(
+        if nightly {
+            "libFuzzer ran"
+        } else {
+            "no nightly: without libFuzzer"
+        }
+        .to_owned(),
+    );
+    Ok(notes.join("; "))
+}
+
+/// Runs tests of the workspace; a suite of which nothing ran has failed.
+fn cargo_test(repo: &Repo, arguments: &[&str]) -> anyhow::Result<String> {
+    let mut summary = Summary::default();
+    let mut command = process::command(&repo.root, "cargo");
+    // One crate's failure does not hide another's.
+    command.args(["test", "--no-fail-fast"]).args(arguments);
+    let outcome = process::show(&mut command, |line| summary.add_line(line));
+    outcome.map_err(|error| anyhow::anyhow!("{summary}: {error:#}"))?;
+    summary.ensure_some_ran()?;
+    Ok(summary.to_string())
+}
+
+/// The meter's components add up exactly when counted in instructions.
+fn instruction_counts(repo: &Repo) -> anyhow::Result<String> {
+    const TEST: &str = "crates/lab/tests/callgrind.rs";
+    ensure!(repo.root.join(TEST).is_file(), "{TEST} does not exist");
+    cargo_test(
+        repo,
+        &[
+            "--release",
+            "-p",
+            "ringfence-lab",
+            "--test",
+            "callgrind",
+            "--",
+            "--include-ignored",
+        ],
+    )
+}

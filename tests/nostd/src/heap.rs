@@ -1,0 +1,60 @@
+//! The smallest allocator that works: it hands out a fixed block from its start and takes nothing back.
+
+use core::alloc::{GlobalAlloc, Layout};
+use core::cell::UnsafeCell;
+use core::ptr;
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+const BYTES: usize = 16 << 20;
+
+/// Alignment of the block, and the largest that is served.
+const ALIGN: usize = 4096;
+
+#[repr(C, align(4096))]
+struct Block(UnsafeCell<[u8; BYTES]>);
+
+/// A bump allocator over a static block.
+pub(crate) struct Bump {
+    block: Block,
+    used: AtomicUsize,
+}
+
+// SAFETY: the block's bytes are reached only through pointers handed out by `alloc`, each range once, as `used` only grows and
+// is changed atomically.
+unsafe impl Sync for Bump {}
+
+impl Bump {
+    pub(crate) const fn new() -> Self {
+        Self {
+            block: Block(UnsafeCell::new([0; BYTES])),
+            used: AtomicUsize::new(0),
+        }
+    }
+}
+
+// SAFETY: `alloc` returns null or the start of `layout.size()` bytes inside the block, aligned because block and offset are, that
+// were never handed out before.
+unsafe impl GlobalAlloc for Bump {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.align() > ALIGN {
+            return ptr::null_mut();
+        }
+        let place = |used: usize| {
+            let start = used.checked_next_multiple_of(layout.align())?;
+            let end = start.checked_add(layout.size())?;
+            (end <= BYTES).then_some((start, end))
+        };
+        let before = self
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                place(used).map(|(_, end)| end)
+            });
+        match before.ok().and_then(place) {
+            // SAFETY: `start` lies inside the block, as its end does.
+            Some((start, _)) => unsafe { self.block.0.get().cast::<u8>().add(start) },
+            None => ptr::null_mut(),
+        }
+    }
+
+    unsafe fn dealloc(&self, _at: *mut u8, _layout: Layout) {}
+}

@@ -25,6 +25,68 @@ impl Request {
             limit,
         }
     }
+
+    /// Refuses what no state could satisfy.
+    #[inline]
+    pub(crate) const fn validate(&self) -> Result<(), AllocError> {
+        if self.pages == 0 || self.align_order >= PAGE_BITS {
+            return Err(AllocError::BadRequest {
+                pages: self.pages,
+                align_order: self.align_order,
+            });
+        }
+        Ok(())
+    }
+
+    /// The error for a request that finds no room.
+    #[inline]
+    pub(crate) const fn exhausted(&self) -> AllocError {
+        AllocError::Exhausted {
+            pages: self.pages,
+            limit: self.limit,
+        }
+    }
+
+    /// The highest aligned first page of a range that fits into `[floor, top)`. Valid requests only.
+    #[inline]
+    pub(crate) const fn highest_in(&self, floor: u64, top: u64) -> Option<u64> {
+        let Some(lo) = top.checked_sub(self.pages) else {
+            return None;
+        };
+        let lo = lo & !self.align_mask();
+        if lo >= floor { Some(lo) } else { None }
+    }
+
+    /// The lowest aligned first page of a range that fits into `[floor, top)`. Valid requests only.
+    #[inline]
+    pub(crate) const fn lowest_in(&self, floor: u64, top: u64) -> Option<u64> {
+        let lo = floor.saturating_add(self.align_mask()) & !self.align_mask();
+        match top.checked_sub(self.pages) {
+            Some(highest) if lo <= highest => Some(lo),
+            _ => None,
+        }
+    }
+
+    /// Low bits that are zero in an aligned page number.
+    #[inline]
+    const fn align_mask(&self) -> u64 {
+        (1_u64 << (self.align_order & 63)) - 1
+    }
+
+    /// The smallest order whose power of two holds the pages. Valid requests only.
+    #[inline]
+    pub(crate) const fn order(&self) -> u32 {
+        order_of(self.pages)
+    }
+}
+
+/// Bits of a page number.
+const PAGE_BITS: u8 = 52;
+
+/// The smallest `order` with 2^`order` >= `pages`; `pages` is at least 1.
+#[inline]
+pub(crate) const fn order_of(pages: u64) -> u32 {
+    64 - pages.wrapping_sub(1).leading_zeros()
 }
 
 /// A range handed out.
@@ -72,7 +134,9 @@ impl fmt::Display for AllocError {
                 f,
                 "cannot allocate {pages} pages aligned to 2^{align_order} pages"
             ),
-            Self::NeedsFlush => f.write_str("the domain must be flushed before addresses are reused"),
+            Self::NeedsFlush => {
+                f.write_str("the domain must be flushed before addresses are reused")
+            }
             Self::OutOfMemory => f.write_str("no memory for the allocator's records"),
         }
     }
@@ -122,7 +186,8 @@ pub trait IovaAllocator {
 
     /// The allocated range that contains `page`, for layers that are given an address and must find its range (the "IOVA find" of the
     /// rIOMMU document, Table 1). Allocators without such an index return `None`; the layer then relies on the
-    /// length its caller gives, as Linux does today.
+    /// length its caller gives, as Linux does today. For a page that is not allocated the answer is `None`, or a range that a cache
+    /// in front of the index keeps.
     fn find(&self, cpu: &mut Self::PerCpu, page: Pfn) -> Option<PfnRange>;
 
     /// Takes a range back, exactly as it was handed out. A range that is not allocated is the mapping layer's to refuse (its leaf is
@@ -143,4 +208,3 @@ pub trait IovaAllocator {
     /// Resident bytes of the allocator's own records, handles excluded.
     fn footprint(&self) -> usize;
 }
-

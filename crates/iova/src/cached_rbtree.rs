@@ -1,0 +1,205 @@
+//! The allocator of Linux 3.4 (AL01): a red-black tree of allocated ranges, searched downwards from a cached node.
+//!
+//! Source: EIOVAR section 4 and Fig. 2; what the figure leaves open follows Linux 3.4: without a cached node the search starts at the
+//! request's limit, and only requests up to the 32-bit boundary use and move the cached node.
+//!
+//! One departure: when a search that began at the cached node finds nothing, a second one begins at the limit. Ranges of
+//! several sizes leave gaps above the cached node, and Fig. 2 would run off the tree (Linux 3.4 would report exhaustion) with free
+//! space left. Its steps are counted on top.
+
+use ringfence_types::{Pfn, PfnRange};
+
+use crate::rbtree::{Index, NIL, RbTree};
+use crate::{AllocError, Allocation, Locked, RangeStore, Request, Reusable};
+
+/// Highest page of the 32-bit space ("dma_32bit_pfn").
+pub(crate) const LAST_32BIT_PAGE: u64 = 0xf_ffff;
+
+/// The allocator of Linux 3.4 behind one lock.
+pub type CachedRbTree<L> = Locked<CachedTree, L>;
+
+/// The tree with its cached node.
+#[derive(Debug)]
+pub struct CachedTree {
+    tree: RbTree<()>,
+    space: PfnRange,
+    /// Requests with this limit start at the cached node and move it.
+    cached_limit: u64,
+    /// C of Fig. 2 ("cached32_node"); NIL stands for the top of the space.
+    cache: Index,
+}
+
+/// Why a tree could not be made with the ranges given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SeedError {
+    /// The range lies outside the space.
+    Outside(PfnRange),
+    /// The range overlaps an earlier one.
+    Overlaps(PfnRange),
+    /// No range begins at the page that was to be cached.
+    NoSuchRange(Pfn),
+    /// No memory for the tree.
+    OutOfMemory,
+}
+
+impl core::fmt::Display for SeedError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Outside(range) => write!(f, "{range} lies outside the space"),
+            Self::Overlaps(range) => write!(f, "{range} overlaps an earlier range"),
+            Self::NoSuchRange(page) => write!(f, "no range begins at page {page}"),
+            Self::OutOfMemory => f.write_str("no memory for the tree"),
+        }
+    }
+}
+
+impl core::error::Error for SeedError {}
+
+impl CachedTree {
+    /// An empty tree over the pages of `space`.
+    pub fn new(space: PfnRange) -> Self {
+        Self {
+            tree: RbTree::new(),
+            space,
+            cached_limit: space.hi().get().min(LAST_32BIT_PAGE),
+            cache: NIL,
+        }
+    }
+
+    /// A tree in which `ranges` are allocated, with the cached node on the range that begins at `cache`, or nowhere.
+    ///
+    /// # Errors
+    /// See [`SeedError`].
+    pub fn with_allocated(
+        space: PfnRange,
+        ranges: impl IntoIterator<Item = PfnRange>,
+        cache: Option<Pfn>,
+    ) -> Result<Self, SeedError> {
+        let mut this = Self::new(space);
+        for range in ranges {
+            if !space.contains(&range) {
+                return Err(SeedError::Outside(range));
+            }
+            let (lo, hi) = (range.lo().get(), range.hi().get());
+            let below = this.tree.at_or_below(hi);
+            if below != NIL && this.tree.hi(below) >= lo {
+                return Err(SeedError::Overlaps(range));
+            }
+            this.tree
+                .insert(lo, hi)
+                .map_err(|_| SeedError::OutOfMemory)?;
+        }
+        if let Some(page) = cache {
+            let node = this.tree.at_or_below(page.get());
+            if node == NIL || this.tree.lo(node) != page.get() {
+                return Err(SeedError::NoSuchRange(page));
+            }
+            this.cache = node;
+        }
+        Ok(this)
+    }
+
+    /// First page of the cached node's range, C in EIOVAR Table 1.
+    pub fn cache(&self) -> Option<Pfn> {
+        (self.cache != NIL).then(|| Pfn::new(self.tree.lo(self.cache)))
+    }
+
+    /// Number of allocated ranges.
+    pub fn ranges(&self) -> usize {
+        self.tree.len()
+    }
+
+    /// The loop of Fig. 2: down from `top` (exclusive) and the range `left` until the gap between them is large enough. Counts
+    /// its iterations in `steps`.
+    #[inline]
+    fn search(
+        &self,
+        mut left: Index,
+        mut top: u64,
+        request: &Request,
+        steps: &mut u32,
+    ) -> Option<u64> {
+        loop {
+            let floor = if left == NIL {
+                self.space.lo().get()
+            } else {
+                self.tree.hi(left).saturating_add(1)
+            };
+            // A range above the limit, or across it, leaves no gap: its floor lies above `top`.
+            if let Some(lo) = request.highest_in(floor, top) {
+                return Some(lo);
+            }
+            if left == NIL {
+                return None;
+            }
+            top = top.min(self.tree.lo(left));
+            left = self.tree.prev(left);
+            *steps = steps.saturating_add(1);
+        }
+    }
+}
+
+impl RangeStore for CachedTree {
+    fn alloc(&mut self, request: &Request) -> Result<Allocation, AllocError> {
+        request.validate()?;
+        let limit = request.limit.get().min(self.space.hi().get());
+        let uses_cache = limit == self.cached_limit;
+        let mut steps = 0;
+        let mut found = None;
+        if uses_cache && self.cache != NIL {
+            let (left, top) = (self.tree.prev(self.cache), self.tree.lo(self.cache));
+            found = self.search(left, top, request, &mut steps);
+        }
+        if found.is_none() {
+            found = self.search(
+                self.tree.last(),
+                limit.saturating_add(1),
+                request,
+                &mut steps,
+            );
+        }
+        let range = found
+            .and_then(|lo| PfnRange::new(Pfn::new(lo), request.pages))
+            .ok_or_else(|| request.exhausted())?;
+        let node = self
+            .tree
+            .insert(range.lo().get(), range.hi().get())
+            .map_err(|_| AllocError::OutOfMemory)?;
+        if uses_cache {
+            self.cache = node;
+        }
+        Ok(Allocation { range, steps })
+    }
+
+    fn free(&mut self, range: Reusable) -> bool {
+        let range = range.range();
+        let node = self.tree.at_or_below(range.lo().get());
+        let (lo, hi) = (self.tree.lo(node), self.tree.hi(node));
+        if node == NIL || (lo, hi) != (range.lo().get(), range.hi().get()) {
+            return false;
+        }
+        if self.cache != NIL && lo >= self.tree.lo(self.cache) {
+            let next = self.tree.next(node);
+            // Linux 3.4 forgets the cached node rather than let it leave the 32-bit space.
+            self.cache = if next != NIL && self.tree.lo(next) <= self.cached_limit {
+                next
+            } else {
+                NIL
+            };
+        }
+        self.tree.erase(node);
+        true
+    }
+
+    fn find(&self, page: Pfn) -> Option<PfnRange> {
+        match self.tree.containing(page.get()) {
+            NIL => None,
+            node => PfnRange::inclusive(Pfn::new(self.tree.lo(node)), Pfn::new(self.tree.hi(node))),
+        }
+    }
+
+    fn footprint(&self) -> usize {
+        self.tree.footprint()
+    }
+}

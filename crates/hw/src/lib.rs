@@ -1,1 +1,43 @@
-//! What the silicon does: translation, IOTLB, walk caches, invalidation, fault recording.
+//! What the silicon does: it translates a device's accesses by tables in memory, caches translations until it is told not
+//! to, stops and records what has none.
+//!
+//! [`Iommu`] is the unit; [`VtdUnit`] and [`CalgaryUnit`] are the two that exist. It reads [`PhysMemory`](ringfence_types::PhysMemory)
+//! in the hardware's formats and obeys [`Invalidator`](ringfence_types::Invalidator) requests, and never sees a structure of the mapping
+//! layer: the two meet in memory, as a kernel and its hardware do.
+//!
+//! An access walks through [`translate`](Iommu::translate) (`translate.rs`), [`Iotlb`] and, on a miss, [`WalkCaches`] and
+//! [`walk`](ringfence_pgtable::walk), and ends as a [`Translation`] or in the [`FaultLog`].
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+mod cache;
+mod context_cache;
+mod directory;
+pub mod fake;
+mod fault;
+mod host_bridge;
+mod invalidation;
+mod iotlb;
+mod root_table;
+mod stats;
+mod tag;
+mod translate;
+mod translation;
+mod unit;
+mod walk_cache;
+
+pub use cache::{Geometry, GeometryError, Replacement};
+pub use directory::{Attachment, Directory, Route};
+pub use fault::{FaultLog, FaultRecord};
+pub use host_bridge::{HostBridge, HostBridges};
+pub use iotlb::Iotlb;
+pub use root_table::RootTable;
+pub use stats::{InvalidationCounts, Stats};
+pub use translate::MAX_TRANSLATED_BYTES;
+pub use translation::Translation;
+pub use unit::{CalgaryUnit, Iommu, Purge, UnitConfig, VtdUnit};
+pub use walk_cache::{WALK_CACHES, WalkCaches};

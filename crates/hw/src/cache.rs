@@ -1,0 +1,395 @@
+//! The set-associative array that the IOTLB and the walk caches are made of.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
+
+/// Sets and ways of a cache, both powers of two; or no cache at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Geometry {
+    sets: u32,
+    ways: u32,
+}
+
+/// Why there is no such cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GeometryError {
+    /// Sets and ways select bits of an address, so each must be a power of two.
+    NotPowerOfTwo {
+        /// Sets asked for.
+        sets: u32,
+        /// Ways asked for.
+        ways: u32,
+    },
+    /// More than [`Geometry::MAX_ENTRIES`] entries.
+    TooLarge {
+        /// Sets asked for.
+        sets: u32,
+        /// Ways asked for.
+        ways: u32,
+    },
+}
+
+impl fmt::Display for GeometryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPowerOfTwo { sets, ways } => {
+                write!(
+                    f,
+                    "a cache of {sets}x{ways}: sets and ways must be powers of two"
+                )
+            }
+            Self::TooLarge { sets, ways } => write!(
+                f,
+                "a cache of {sets}x{ways} has more than {} entries",
+                Geometry::MAX_ENTRIES
+            ),
+        }
+    }
+}
+
+impl core::error::Error for GeometryError {}
+
+impl Geometry {
+    /// No cache: every lookup misses and nothing is kept.
+    pub const ABSENT: Self = Self { sets: 0, ways: 0 };
+
+    /// The most entries a cache can have; bounds what a configuration can allocate.
+    pub const MAX_ENTRIES: u64 = 1 << 20;
+
+    /// `sets` sets of `ways` entries.
+    ///
+    /// # Errors
+    /// [`GeometryError`] if either is not a power of two or the cache would be too large.
+    pub const fn new(sets: u32, ways: u32) -> Result<Self, GeometryError> {
+        if !sets.is_power_of_two() || !ways.is_power_of_two() {
+            return Err(GeometryError::NotPowerOfTwo { sets, ways });
+        }
+        // Two u32 factors cannot overflow u64.
+        if sets as u64 * ways as u64 > Self::MAX_ENTRIES {
+            return Err(GeometryError::TooLarge { sets, ways });
+        }
+        Ok(Self { sets, ways })
+    }
+
+    /// Number of sets; 0 if there is no cache.
+    #[inline]
+    pub const fn sets(&self) -> u32 {
+        self.sets
+    }
+
+    /// Entries in a set; 0 if there is no cache.
+    #[inline]
+    pub const fn ways(&self) -> u32 {
+        self.ways
+    }
+
+    /// Number of entries.
+    #[inline]
+    pub const fn entries(&self) -> u32 {
+        // At most MAX_ENTRIES by construction.
+        self.sets.wrapping_mul(self.ways)
+    }
+}
+
+impl fmt::Display for Geometry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.sets, self.ways)
+    }
+}
+
+/// Which entry of a full set makes room.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Replacement {
+    /// The one not used for the longest time.
+    #[default]
+    Lru,
+    /// The one filled first, used or not.
+    Fifo,
+}
+
+/// One entry. A key of zero marks a free one.
+#[derive(Debug, Clone, Copy)]
+struct Slot<V> {
+    key: u64,
+    value: V,
+}
+
+/// Sets of ways, each set kept in the order of replacement: the entry to go last stands first. This makes the LRU exact for any
+/// number of ways without a clock, and a repeated hit costs one comparison.
+///
+/// The caller chooses which bits form the key and which select the set; keys are never zero, and a key always goes with the
+/// same set.
+#[derive(Debug, Clone)]
+pub(crate) struct SetAssociative<V> {
+    slots: Box<[Slot<V>]>,
+    set_mask: u64,
+    ways: usize,
+    way_shift: u32,
+    live: u32,
+    replacement: Replacement,
+}
+
+impl<V: Copy + Default> SetAssociative<V> {
+    pub(crate) fn new(geometry: Geometry, replacement: Replacement) -> Self {
+        let mut slots = Vec::new();
+        slots.resize_with(geometry.entries() as usize, || Slot {
+            key: 0,
+            value: V::default(),
+        });
+        Self {
+            slots: slots.into_boxed_slice(),
+            set_mask: u64::from(geometry.sets).saturating_sub(1),
+            ways: geometry.ways as usize,
+            way_shift: geometry.ways.trailing_zeros() & 31,
+            live: 0,
+            replacement,
+        }
+    }
+
+    /// Number of entries in use.
+    #[inline]
+    pub(crate) const fn live(&self) -> u32 {
+        self.live
+    }
+
+    /// Number of sets.
+    #[inline]
+    pub(crate) const fn sets(&self) -> u64 {
+        self.set_mask.wrapping_add(1)
+    }
+
+    #[inline]
+    fn set(&mut self, selector: u64) -> &mut [Slot<V>] {
+        let base = ((selector & self.set_mask) as usize) << self.way_shift;
+        self.slots
+            .get_mut(base..base.wrapping_add(self.ways))
+            .unwrap_or_default()
+    }
+
+    /// The value under `key`, which counts as a use.
+    #[inline]
+    pub(crate) fn lookup(&mut self, selector: u64, key: u64) -> Option<V> {
+        let lru = self.replacement == Replacement::Lru;
+        let set = self.set(selector);
+        let newest = set.first()?;
+        if newest.key == key {
+            return Some(newest.value);
+        }
+        let at = set.iter().position(|slot| slot.key == key)?;
+        let value = set.get(at)?.value;
+        if lru && let Some(used) = set.get_mut(..=at) {
+            used.rotate_right(1);
+        }
+        Some(value)
+    }
+
+    /// Adds an entry whose key is not there yet; returns the key it took the place of.
+    #[inline]
+    pub(crate) fn insert(&mut self, selector: u64, key: u64, value: V) -> Option<u64> {
+        let set = self.set(selector);
+        let last = set.len().checked_sub(1)?;
+        let at = set.iter().position(|slot| slot.key == 0).unwrap_or(last);
+        let used = set.get_mut(..=at)?;
+        // Shift by hand: for the common short runs this beats a call to memmove.
+        let mut carried = Slot { key, value };
+        for slot in used {
+            core::mem::swap(slot, &mut carried);
+        }
+        if carried.key == 0 {
+            self.live = self.live.wrapping_add(1);
+            return None;
+        }
+        Some(carried.key)
+    }
+
+    /// Drops the entry under `key`; says whether there was one.
+    #[inline]
+    pub(crate) fn remove(&mut self, selector: u64, key: u64) -> bool {
+        let set = self.set(selector);
+        let Some(at) = set.iter().position(|slot| slot.key == key) else {
+            return false;
+        };
+        // The hole stays where it is, and the next entry is put in front: the order of the others is unchanged.
+        if let Some(slot) = set.get_mut(at) {
+            slot.key = 0;
+        }
+        self.live = self.live.wrapping_sub(1);
+        true
+    }
+
+    /// Drops every entry whose key is `doomed`.
+    pub(crate) fn remove_if(&mut self, mut doomed: impl FnMut(u64) -> bool) {
+        if self.live == 0 {
+            return;
+        }
+        for slot in &mut self.slots {
+            if slot.key != 0 && doomed(slot.key) {
+                slot.key = 0;
+                self.live = self.live.wrapping_sub(1);
+            }
+        }
+    }
+
+    /// Drops every entry.
+    pub(crate) fn clear(&mut self) {
+        if self.live == 0 {
+            return;
+        }
+        for slot in &mut self.slots {
+            slot.key = 0;
+        }
+        self.live = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn geometry_is_checked() {
+        for (sets, ways) in [(0, 1), (1, 0), (3, 4), (4, 3), (0, 0)] {
+            assert_eq!(
+                Geometry::new(sets, ways),
+                Err(GeometryError::NotPowerOfTwo { sets, ways })
+            );
+        }
+        assert_eq!(
+            Geometry::new(1 << 31, 1 << 31),
+            Err(GeometryError::TooLarge {
+                sets: 1 << 31,
+                ways: 1 << 31
+            })
+        );
+        assert_eq!(Geometry::new(1 << 20, 1).map(|g| g.entries()), Ok(1 << 20));
+        assert!(Geometry::new(1 << 20, 2).is_err());
+    }
+
+    #[test]
+    fn absent_cache_keeps_nothing() {
+        let mut cache = SetAssociative::<u64>::new(Geometry::ABSENT, Replacement::Lru);
+        assert_eq!(cache.insert(3, 7, 1), None);
+        assert_eq!(cache.lookup(3, 7), None);
+        assert!(!cache.remove(3, 7));
+        cache.clear();
+        assert_eq!(cache.live(), 0);
+    }
+
+    /// One step on a set of four ways, and what it returns.
+    enum Step {
+        /// Fill a key; expect this key to be evicted.
+        Fill(u64, Option<u64>),
+        /// Look a key up; expect a hit or not.
+        Use(u64, bool),
+        /// Remove a key.
+        Remove(u64),
+    }
+    use Step::*;
+
+    #[test]
+    fn replacement_sequences_are_exact() {
+        let fill4 = [Fill(1, None), Fill(2, None), Fill(3, None), Fill(4, None)];
+        let cases: [(&str, Replacement, &[Step]); 5] = [
+            (
+                "LRU without uses evicts in order of filling",
+                Replacement::Lru,
+                &[
+                    Fill(5, Some(1)),
+                    Fill(6, Some(2)),
+                    Fill(7, Some(3)),
+                    Fill(8, Some(4)),
+                    Fill(9, Some(5)),
+                ],
+            ),
+            (
+                "LRU keeps what was used",
+                Replacement::Lru,
+                &[
+                    Use(1, true),
+                    Use(3, true),
+                    Fill(5, Some(2)),
+                    Use(2, false),
+                    Fill(6, Some(4)),
+                    Fill(7, Some(1)),
+                    Fill(8, Some(3)),
+                ],
+            ),
+            (
+                "FIFO does not",
+                Replacement::Fifo,
+                &[
+                    Use(1, true),
+                    Use(3, true),
+                    Fill(5, Some(1)),
+                    Use(1, false),
+                    Fill(6, Some(2)),
+                    Fill(7, Some(3)),
+                    Fill(8, Some(4)),
+                ],
+            ),
+            (
+                "a removed entry is filled first, the order of the others stays",
+                Replacement::Lru,
+                &[
+                    Remove(3),
+                    Use(3, false),
+                    Fill(5, None),
+                    Fill(6, Some(1)),
+                    Fill(7, Some(2)),
+                    Fill(8, Some(4)),
+                    Fill(9, Some(5)),
+                ],
+            ),
+            (
+                "the oldest removed",
+                Replacement::Fifo,
+                &[
+                    Remove(1),
+                    Remove(2),
+                    Fill(5, None),
+                    Fill(6, None),
+                    Fill(7, Some(3)),
+                    Fill(8, Some(4)),
+                    Fill(9, Some(5)),
+                ],
+            ),
+        ];
+        for (name, replacement, steps) in cases {
+            let geometry = Geometry::new(1, 4).unwrap();
+            let mut cache = SetAssociative::new(geometry, replacement);
+            for step in fill4.iter().chain(steps) {
+                match *step {
+                    Fill(key, evicted) => assert_eq!(
+                        cache.insert(0, key, key * 10),
+                        evicted,
+                        "{name}: fill {key}"
+                    ),
+                    Use(key, hit) => assert_eq!(
+                        cache.lookup(0, key),
+                        hit.then_some(key * 10),
+                        "{name}: use {key}"
+                    ),
+                    Remove(key) => assert!(cache.remove(0, key), "{name}: remove {key}"),
+                }
+            }
+            assert_eq!(cache.live(), 4, "{name}");
+        }
+    }
+
+    #[test]
+    fn sets_do_not_disturb_each_other() {
+        let mut cache = SetAssociative::new(Geometry::new(4, 1).unwrap(), Replacement::Lru);
+        for key in 1..=4_u64 {
+            assert_eq!(cache.insert(key, key, key), None);
+        }
+        assert_eq!(cache.insert(5, 5, 5), Some(1));
+        assert_eq!(cache.lookup(2, 2), Some(2));
+        cache.remove_if(|key| key % 2 == 0);
+        assert_eq!(cache.live(), 2);
+        assert_eq!((cache.lookup(2, 2), cache.lookup(3, 3)), (None, Some(3)));
+        cache.clear();
+        assert_eq!((cache.live(), cache.lookup(3, 3)), (0, None));
+    }
+}

@@ -1,0 +1,103 @@
+//! The context cache: what was found for which device (VT-d specification, section 6.2.1 "Context-cache").
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use ringfence_types::{DeviceId, DomainId, Iova};
+
+use ringfence_pgtable::Format;
+
+use crate::tag::MAX_WIDTH;
+use crate::{Attachment, Geometry, Route};
+
+/// A cached context. The widest address is kept beside it, so that the check of every access is one comparison.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cached<F> {
+    device: DeviceId,
+    pub(crate) attachment: Attachment<F>,
+    /// The highest address that the table translates or that is passed through.
+    pub(crate) highest: Iova,
+}
+
+impl<F: Format> Cached<F> {
+    #[inline]
+    pub(crate) fn new(device: DeviceId, attachment: Attachment<F>) -> Self {
+        let width = match &attachment.route {
+            Route::Table { format, .. } => format.width().min(MAX_WIDTH),
+            Route::PassThrough { width } => (*width).min(64),
+        };
+        let highest = Iova::new(
+            u64::MAX
+                .checked_shr(64_u32.wrapping_sub(width))
+                .unwrap_or(0),
+        );
+        Self {
+            device,
+            attachment,
+            highest,
+        }
+    }
+
+    /// The domain whose table the device's accesses are translated by, if there is a table.
+    #[inline]
+    pub(crate) const fn translated_domain(&self) -> Option<DomainId> {
+        match self.attachment.route {
+            Route::Table { .. } => Some(self.attachment.domain),
+            Route::PassThrough { .. } => None,
+        }
+    }
+}
+
+/// A direct-mapped cache: a slot per set of device numbers.
+#[derive(Debug, Clone)]
+pub(crate) struct ContextCache<F> {
+    slots: Box<[Option<Cached<F>>]>,
+    mask: usize,
+}
+
+impl<F: Format> ContextCache<F> {
+    /// As many slots as `geometry` has entries.
+    pub(crate) fn new(geometry: Geometry) -> Self {
+        let mut slots = Vec::new();
+        slots.resize_with(geometry.entries() as usize, || None);
+        Self {
+            mask: slots.len().saturating_sub(1),
+            slots: slots.into_boxed_slice(),
+        }
+    }
+
+    #[inline]
+    fn slot(&self, device: DeviceId) -> usize {
+        // Most machines have their devices at function 0 of many buses: let the bus take part.
+        let id = usize::from(device.get());
+        (id ^ (id >> 8)) & self.mask
+    }
+
+    #[inline]
+    pub(crate) fn lookup(&self, device: DeviceId) -> Option<&Cached<F>> {
+        self.slots
+            .get(self.slot(device))?
+            .as_ref()
+            .filter(|cached| cached.device == device)
+    }
+
+    #[inline]
+    pub(crate) fn fill(&mut self, cached: Cached<F>) {
+        let at = self.slot(cached.device);
+        if let Some(slot) = self.slots.get_mut(at) {
+            *slot = Some(cached);
+        }
+    }
+
+    /// Drops the context of `device` and returns it.
+    pub(crate) fn remove(&mut self, device: DeviceId) -> Option<Cached<F>> {
+        let at = self.slot(device);
+        self.slots
+            .get_mut(at)?
+            .take_if(|cached| cached.device == device)
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.slots.fill_with(|| None);
+    }
+}

@@ -1,0 +1,87 @@
+//! The invalidation interface (HW06, HW07; VT-d specification, section 6.5).
+
+use ringfence_types::{
+    CachedLevels, DeviceId, Invalidation, InvalidationError, Invalidator, Ticket,
+};
+
+use crate::{Directory, Iommu, Purge};
+
+impl<D: Directory> Iommu<D> {
+    /// Purges what `request` names, at once.
+    #[inline]
+    pub fn invalidate(&mut self, request: &Invalidation) {
+        let counts = &mut self.stats.invalidations;
+        let count = match request {
+            Invalidation::Pages { .. } => &mut counts.pages,
+            Invalidation::Domain(_) => &mut counts.domain,
+            Invalidation::Global => &mut counts.global,
+            Invalidation::Context(_) => &mut counts.context,
+        };
+        *count = count.wrapping_add(1);
+        match (request, self.purge) {
+            (Invalidation::Context(device), _) => self.invalidate_context(*device),
+            (Invalidation::Global, _) => self.invalidate_translations(),
+            (_, Purge::WholeOnly) => self.widen(),
+            (Invalidation::Domain(domain), Purge::Selective) => {
+                self.iotlb.invalidate_domain(*domain);
+                self.walk_caches.invalidate_domain(*domain);
+            }
+            (
+                Invalidation::Pages {
+                    domain,
+                    range,
+                    levels,
+                },
+                Purge::Selective,
+            ) => {
+                self.iotlb.invalidate_pages(*domain, range);
+                if *levels == CachedLevels::All {
+                    self.walk_caches.invalidate_pages(*domain, range);
+                }
+            }
+        }
+    }
+
+    /// All translations of all domains. Contexts stay: they have an invalidation of their own.
+    fn invalidate_translations(&mut self) {
+        self.iotlb.invalidate_all();
+        self.walk_caches.invalidate_all();
+    }
+
+    #[cold]
+    fn widen(&mut self) {
+        self.stats.widened = self.stats.widened.wrapping_add(1);
+        self.invalidate_translations();
+    }
+
+    /// The context of `device`, and the translations of the domain it named. If the context has been replaced in its cache meanwhile, nobody
+    /// knows which domain that was, and everything goes.
+    fn invalidate_context(&mut self, device: DeviceId) {
+        match (self.contexts.remove(device), self.purge) {
+            (Some(cached), Purge::Selective) => {
+                self.iotlb.invalidate_domain(cached.attachment.domain);
+                self.walk_caches.invalidate_domain(cached.attachment.domain);
+            }
+            _ => self.widen(),
+        }
+    }
+}
+
+/// Completes every request before it returns from [`submit`](Invalidator::submit). What a delay uncovers is tested with
+/// [`fake::Delayed`](crate::fake::Delayed).
+impl<D: Directory> Invalidator for Iommu<D> {
+    #[inline]
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.invalidate(&request);
+        self.last_ticket = self.last_ticket.wrapping_add(1);
+        Ok(Ticket::new(self.last_ticket))
+    }
+
+    #[inline]
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        if ticket.get() > self.last_ticket {
+            return Err(InvalidationError::Failed);
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,284 @@
+//! The IOTLB: leaf translations, tagged with their domain (HW06).
+
+use ringfence_pgtable::Leaf;
+use ringfence_types::{DomainId, Iova, PageSize, Permissions, PfnRange, PhysAddr};
+
+use crate::cache::SetAssociative;
+use crate::tag;
+use crate::{Geometry, Replacement};
+
+#[inline]
+const fn kind_of(size: PageSize) -> u64 {
+    match size {
+        PageSize::Size4K => 0,
+        PageSize::Size2M => 1,
+        PageSize::Size1G => 2,
+    }
+}
+
+/// What one entry says: the page's base, with the permissions in the two low bits.
+#[derive(Debug, Clone, Copy, Default)]
+struct Packed(u64);
+
+impl Packed {
+    #[inline]
+    const fn new(leaf: &Leaf) -> Self {
+        Self(leaf.base.align_down(leaf.page.bytes()).get() | leaf.permissions.bits())
+    }
+
+    #[inline]
+    const fn unpack(self, page: PageSize) -> Option<Leaf> {
+        match Permissions::from_bits(self.0) {
+            Some(permissions) => Some(Leaf {
+                page,
+                base: PhysAddr::new(self.0 & !3),
+                permissions,
+            }),
+            None => None,
+        }
+    }
+}
+
+/// Sets and ways of leaf translations of all domains and page sizes.
+///
+/// Addresses given to it lie below 2^57. An entry stays until it is invalidated or replaced, whatever becomes of the table it was
+/// read from: that is what makes a stale translation.
+#[derive(Debug, Clone)]
+pub struct Iotlb {
+    entries: SetAssociative<Packed>,
+    /// Entries per page size: sizes that are not there are not looked for.
+    live: [u32; 3],
+}
+
+impl Iotlb {
+    /// An empty IOTLB.
+    pub fn new(geometry: Geometry, replacement: Replacement) -> Self {
+        Self {
+            entries: SetAssociative::new(geometry, replacement),
+            live: [0; 3],
+        }
+    }
+
+    /// Number of entries in use.
+    #[inline]
+    pub fn live(&self) -> u32 {
+        self.entries.live()
+    }
+
+    /// The entry that translates `iova` in `domain`.
+    #[inline]
+    pub fn lookup(&mut self, domain: DomainId, iova: Iova) -> Option<Leaf> {
+        let small = self.lookup_size(domain, iova, PageSize::Size4K);
+        let [_, two_mib, one_gib] = self.live;
+        if small.is_none() && two_mib | one_gib != 0 {
+            return self.lookup_large(domain, iova);
+        }
+        small
+    }
+
+    #[inline]
+    fn lookup_size(&mut self, domain: DomainId, iova: Iova, size: PageSize) -> Option<Leaf> {
+        let page = iova.get() >> size.shift();
+        self.entries
+            .lookup(
+                tag::selector(domain, page),
+                tag::key(domain, kind_of(size), page),
+            )?
+            .unpack(size)
+    }
+
+    fn lookup_large(&mut self, domain: DomainId, iova: Iova) -> Option<Leaf> {
+        self.lookup_size(domain, iova, PageSize::Size2M)
+            .or_else(|| self.lookup_size(domain, iova, PageSize::Size1G))
+    }
+
+    /// Keeps `leaf`, which translates `iova` in `domain` and was not found by [`lookup`](Self::lookup). Says whether another entry had
+    /// to go.
+    #[inline]
+    pub fn fill(&mut self, domain: DomainId, iova: Iova, leaf: &Leaf) -> bool {
+        let before = self.entries.live();
+        let page = iova.get() >> leaf.page.shift();
+        let kind = kind_of(leaf.page);
+        let evicted = self.entries.insert(
+            tag::selector(domain, page),
+            tag::key(domain, kind, page),
+            Packed::new(leaf),
+        );
+        if let Some(old) = evicted {
+            self.forget(tag::kind(old), 1);
+        }
+        if (evicted.is_some() || self.entries.live() != before)
+            && let Some(live) = self.live.get_mut(kind as usize)
+        {
+            *live = live.wrapping_add(1);
+        }
+        evicted.is_some()
+    }
+
+    #[inline]
+    fn forget(&mut self, kind: u64, entries: u32) {
+        if let Some(live) = self.live.get_mut(kind as usize) {
+            *live = live.wrapping_sub(entries);
+        }
+    }
+
+    /// Drops every entry of `domain` that translates any byte of `range`. Costs at most one visit to every entry, however long the
+    /// range is.
+    pub fn invalidate_pages(&mut self, domain: DomainId, range: &PfnRange) {
+        for size in PageSize::ALL {
+            let kind = kind_of(size);
+            if self.live.get(kind as usize) == Some(&0) {
+                continue;
+            }
+            let dropped = tag::remove_range(
+                &mut self.entries,
+                domain,
+                kind,
+                size.shift(),
+                range.lo(),
+                range.hi(),
+            );
+            self.forget(kind, dropped);
+        }
+    }
+
+    /// Drops every entry of `domain`.
+    pub fn invalidate_domain(&mut self, domain: DomainId) {
+        let live = &mut self.live;
+        self.entries.remove_if(|key| {
+            let doomed = tag::is_of(key, domain);
+            if doomed && let Some(live) = live.get_mut(tag::kind(key) as usize) {
+                *live = live.wrapping_sub(1);
+            }
+            doomed
+        });
+    }
+
+    /// Drops every entry.
+    pub fn invalidate_all(&mut self) {
+        self.entries.clear();
+        self.live = [0; 3];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfence_types::Pfn;
+    use std::vec::Vec;
+
+    fn iotlb(sets: u32, ways: u32) -> Iotlb {
+        Iotlb::new(Geometry::new(sets, ways).unwrap(), Replacement::Lru)
+    }
+
+    fn leaf(page: PageSize, base: u64) -> Leaf {
+        Leaf {
+            page,
+            base: PhysAddr::new(base),
+            permissions: Permissions::READ_WRITE,
+        }
+    }
+
+    const A: DomainId = DomainId::new(1);
+    const B: DomainId = DomainId::new(2);
+    const HIGHEST: u64 = (1 << tag::MAX_WIDTH) - 1;
+
+    /// The six entries of the scope matrix, by name.
+    const ENTRIES: [(&str, DomainId, u64, PageSize); 6] = [
+        ("a4k", A, 0x1000, PageSize::Size4K),
+        ("a4k-next", A, 0x2000, PageSize::Size4K),
+        ("a2m", A, 0x20_0000, PageSize::Size2M),
+        ("a1g", A, 0x4000_0000, PageSize::Size1G),
+        ("b4k", B, 0x1000, PageSize::Size4K),
+        ("a-top", A, HIGHEST & !0xfff, PageSize::Size4K),
+    ];
+
+    fn filled(sets: u32) -> Iotlb {
+        let mut iotlb = iotlb(sets, 8);
+        for (i, (_, domain, iova, size)) in ENTRIES.into_iter().enumerate() {
+            assert!(!iotlb.fill(domain, Iova::new(iova), &leaf(size, (i as u64 + 1) << 30)));
+        }
+        iotlb
+    }
+
+    fn survivors(iotlb: &mut Iotlb) -> Vec<&'static str> {
+        ENTRIES
+            .into_iter()
+            .filter(|(_, domain, iova, size)| {
+                let found = iotlb.lookup(*domain, Iova::new(*iova));
+                assert!(found.is_none_or(|leaf| leaf.page == *size));
+                found.is_some()
+            })
+            .map(|(name, ..)| name)
+            .collect()
+    }
+
+    #[test]
+    fn scope_of_page_invalidations_is_exact() {
+        let pages = |lo, count| PfnRange::new(Pfn::new(lo), count).unwrap();
+        let cases: [(&str, DomainId, PfnRange, &[&str]); 9] = [
+            ("first page", A, pages(1, 1), &["a4k"]),
+            ("page before", A, pages(0, 1), &[]),
+            ("two pages", A, pages(1, 2), &["a4k", "a4k-next"]),
+            ("other domain", B, pages(1, 2), &["b4k"]),
+            ("one granule in a 2M page", A, pages(0x3ff, 1), &["a2m"]),
+            ("just behind the 2M page", A, pages(0x400, 1), &[]),
+            ("last granule of a 1G page", A, pages(0x7_ffff, 1), &["a1g"]),
+            (
+                "all of a domain by range",
+                A,
+                PfnRange::inclusive(Pfn::new(0), Pfn::MAX).unwrap(),
+                &["a4k", "a4k-next", "a2m", "a1g", "a-top"],
+            ),
+            // Pages past the widest space do not alias those whose low bits they share.
+            (
+                "beyond the width",
+                A,
+                pages((1 << (tag::MAX_WIDTH - 12)) + 1, 2),
+                &[],
+            ),
+        ];
+        // With one set every range is swept, with 64 short ones are looked up: the same result either way.
+        for sets in [1, 64] {
+            for (name, domain, range, dropped) in cases {
+                let mut iotlb = filled(sets);
+                iotlb.invalidate_pages(domain, &range);
+                let expected: Vec<_> = ENTRIES
+                    .iter()
+                    .map(|entry| entry.0)
+                    .filter(|entry| !dropped.contains(entry))
+                    .collect();
+                assert_eq!(survivors(&mut iotlb), expected, "{name}, {sets} sets");
+                assert_eq!(iotlb.live() as usize, expected.len(), "{name}");
+                assert_eq!(iotlb.live.iter().sum::<u32>(), iotlb.live(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn scope_of_wide_invalidations_is_exact() {
+        let mut iotlb = filled(64);
+        iotlb.invalidate_domain(A);
+        assert_eq!(survivors(&mut iotlb), ["b4k"]);
+        assert_eq!(iotlb.live, [1, 0, 0]);
+        let mut iotlb = filled(64);
+        iotlb.invalidate_domain(B);
+        assert_eq!(iotlb.live, [3, 1, 1]);
+        iotlb.invalidate_all();
+        assert!(survivors(&mut iotlb).is_empty());
+    }
+
+    #[test]
+    fn counts_per_size_survive_eviction() {
+        let mut iotlb = iotlb(1, 1);
+        iotlb.fill(A, Iova::new(0), &leaf(PageSize::Size2M, 0));
+        assert!(iotlb.fill(A, Iova::new(0), &leaf(PageSize::Size4K, 0)));
+        assert_eq!(iotlb.live, [1, 0, 0]);
+        assert!(iotlb.fill(B, Iova::new(0), &leaf(PageSize::Size1G, 0)));
+        assert_eq!(iotlb.live, [0, 0, 1]);
+        assert!(iotlb.lookup(B, Iova::new(0x3fff_ffff)).is_some());
+        let mut none = Iotlb::new(Geometry::ABSENT, Replacement::Lru);
+        assert!(!none.fill(A, Iova::new(0), &leaf(PageSize::Size2M, 0)));
+        assert_eq!(none.live, [0; 3]);
+    }
+}

@@ -1,0 +1,60 @@
+//! VT-d's way from a requester to its table: root table, then context table (HW02).
+
+use ringfence_pgtable::Levels;
+use ringfence_pgtable::{SecondStage, Translation, find_context};
+use ringfence_types::{DeviceId, FaultReason, PageSize, PhysAddr, PhysMemory};
+
+use crate::{Attachment, Directory, Route};
+
+/// The root table address register (RTADDR_REG), and what the unit supports of what contexts can ask for.
+#[derive(Debug, Clone, Copy)]
+pub struct RootTable {
+    at: Option<PhysAddr>,
+    widest: Levels,
+    largest: PageSize,
+}
+
+impl RootTable {
+    /// A unit whose register has not been programmed: every device is denied. It takes tables of up to `widest` levels
+    /// (capability fields SAGAW, MGAW) with leaves of up to `largest` (SLLPS).
+    pub const fn unprogrammed(widest: Levels, largest: PageSize) -> Self {
+        Self {
+            at: None,
+            widest,
+            largest,
+        }
+    }
+
+    pub(crate) fn program(&mut self, at: PhysAddr) {
+        self.at = Some(at.align_down(PageSize::Size4K.bytes()));
+    }
+}
+
+impl Directory for RootTable {
+    type Format = SecondStage;
+
+    fn find<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        device: DeviceId,
+    ) -> Result<Attachment<SecondStage>, FaultReason> {
+        let root_table = self.at.ok_or(FaultReason::Blocked)?;
+        let context =
+            find_context(mem, root_table, device).map_err(|error| error.fault_reason())?;
+        let route = match context.translation {
+            Translation::Table { root, levels } if levels <= self.widest => Route::Table {
+                format: SecondStage::new(levels).with_pages_up_to(self.largest),
+                root,
+            },
+            Translation::PassThrough { levels } if levels <= self.widest => Route::PassThrough {
+                width: levels.width(),
+            },
+            // AW asks for more levels than the unit walks.
+            _ => return Err(FaultReason::ContextInvalid),
+        };
+        Ok(Attachment {
+            domain: context.domain,
+            route,
+        })
+    }
+}

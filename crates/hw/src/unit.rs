@@ -1,0 +1,185 @@
+//! The unit: its registers, caches and counters.
+
+use alloc::vec::Vec;
+
+use ringfence_pgtable::Levels;
+use ringfence_types::{PageSize, PhysAddr, PhysRange};
+
+use crate::context_cache::ContextCache;
+use crate::{
+    Directory, FaultLog, Geometry, HostBridge, HostBridges, Iotlb, Replacement, RootTable, Stats,
+    WALK_CACHES, WalkCaches,
+};
+
+/// Whether a unit can purge less than everything (HW07).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Purge {
+    /// Page ranges and domains.
+    #[default]
+    Selective,
+    /// All of it or nothing: every request is widened to [`Invalidation::Global`](ringfence_types::Invalidation::Global).
+    WholeOnly,
+}
+
+/// What a unit is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnitConfig {
+    /// The IOTLB.
+    pub iotlb: Geometry,
+    /// The walk caches; the first holds pointers to tables of level 1.
+    pub walk_caches: [Geometry; WALK_CACHES],
+    /// The context cache, direct-mapped: only the number of entries counts.
+    pub contexts: Geometry,
+    /// How the IOTLB and the walk caches replace.
+    pub replacement: Replacement,
+    /// Fault recording registers, at most [`FaultLog::MAX_CAPACITY`].
+    pub fault_log: usize,
+    /// What the unit can purge.
+    pub purge: Purge,
+}
+
+impl UnitConfig {
+    /// A unit without any cache: it reads every table for every access, and nothing is ever stale. The reference for all others.
+    pub const UNCACHED: Self = Self {
+        iotlb: Geometry::ABSENT,
+        walk_caches: [Geometry::ABSENT; WALK_CACHES],
+        contexts: Geometry::ABSENT,
+        replacement: Replacement::Lru,
+        fault_log: FaultLog::MAX_CAPACITY,
+        purge: Purge::Selective,
+    };
+}
+
+/// Whether a unit translates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Power {
+    Off,
+    On,
+}
+
+/// An I/O memory management unit.
+///
+/// It knows memory, its registers and the invalidations it is sent, and nothing of who wrote the tables. It is one piece of
+/// hardware: the embedder serialises its use.
+#[derive(Debug, Clone)]
+pub struct Iommu<D: Directory> {
+    pub(crate) directory: D,
+    pub(crate) power: Power,
+    pub(crate) purge: Purge,
+    pub(crate) contexts: ContextCache<D::Format>,
+    pub(crate) iotlb: Iotlb,
+    pub(crate) walk_caches: WalkCaches,
+    pub(crate) faults: FaultLog,
+    pub(crate) stats: Stats,
+    /// The ranges of the last access of several pages; kept for its storage.
+    pub(crate) ranges: Vec<PhysRange>,
+    /// Sequence number of the last invalidation.
+    pub(crate) last_ticket: u64,
+}
+
+/// A VT-d unit.
+pub type VtdUnit = Iommu<RootTable>;
+
+/// A Calgary unit.
+pub type CalgaryUnit = Iommu<HostBridges>;
+
+impl<D: Directory> Iommu<D> {
+    /// A unit that finds tables by `directory`, switched off: every access is passed through untranslated.
+    pub fn new(config: &UnitConfig, directory: D) -> Self {
+        Self {
+            directory,
+            power: Power::Off,
+            purge: config.purge,
+            contexts: ContextCache::new(config.contexts),
+            iotlb: Iotlb::new(config.iotlb, config.replacement),
+            walk_caches: WalkCaches::new(config.walk_caches, config.replacement),
+            faults: FaultLog::new(config.fault_log),
+            stats: Stats::default(),
+            ranges: Vec::new(),
+            last_ticket: 0,
+        }
+    }
+
+    /// Translates from now on (Global Command register, TE). What is cached stays cached.
+    pub fn enable(&mut self) {
+        self.power = Power::On;
+    }
+
+    /// Passes everything through from now on. What is cached stays cached.
+    pub fn disable(&mut self) {
+        self.power = Power::Off;
+    }
+
+    /// Whether the unit translates.
+    pub fn is_enabled(&self) -> bool {
+        self.power == Power::On
+    }
+
+    /// What the unit can purge.
+    pub fn purge(&self) -> Purge {
+        self.purge
+    }
+
+    /// The fault recording registers.
+    pub fn faults(&mut self) -> &mut FaultLog {
+        &mut self.faults
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Counts from zero again; the caches are untouched.
+    pub fn reset_stats(&mut self) {
+        self.stats = Stats::default();
+    }
+
+    /// The IOTLB's entries in use.
+    pub fn iotlb_live(&self) -> u32 {
+        self.iotlb.live()
+    }
+
+    /// The walk caches' entries in use, by level less one.
+    pub fn walk_caches_live(&self) -> [u32; WALK_CACHES] {
+        self.walk_caches.live()
+    }
+
+    /// Drops all that is cached, contexts included.
+    pub(crate) fn purge_all(&mut self) {
+        self.contexts.clear();
+        self.iotlb.invalidate_all();
+        self.walk_caches.invalidate_all();
+    }
+}
+
+impl VtdUnit {
+    /// A VT-d unit for tables of up to five levels and pages of up to 1 GiB, switched off and without a root table.
+    pub fn vtd(config: &UnitConfig) -> Self {
+        Self::new(
+            config,
+            RootTable::unprogrammed(Levels::Five, PageSize::Size1G),
+        )
+    }
+
+    /// Programs the root table's address and drops all that is cached (Global Command register, SRTP, of a unit with capability
+    /// ESRTPS). Before this an enabled unit denies every device.
+    pub fn set_root_table(&mut self, at: PhysAddr) {
+        self.directory.program(at);
+        self.purge_all();
+    }
+}
+
+impl CalgaryUnit {
+    /// A Calgary unit without bridges, switched off.
+    pub fn calgary(config: &UnitConfig) -> Self {
+        Self::new(config, HostBridges::new())
+    }
+
+    /// Programs the table address register of a host bridge, in place of those that share a bus with it, and drops all that is
+    /// cached.
+    pub fn set_bridge(&mut self, bridge: HostBridge) {
+        self.directory.program(bridge);
+        self.purge_all();
+    }
+}

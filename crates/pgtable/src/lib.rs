@@ -1,1 +1,38 @@
-//! I/O page tables: walk, map and unmap written once over a format.
+//! I/O page tables: walk, map and unmap written once over a [`Format`]; one format a file under `fmt/`.
+//!
+//! ```text
+//! map:   Table::map -> (reserve frames) -> entries, the valid word last -> lines written back, one wait
+//! unmap: Table::unmap -> entries cleared -> lines written back, one wait -> Unmapped, and what must be invalidated
+//! walk:  walk(format, memory, Cursor, iova) -> Leaf or WalkError, over memory that may hold anything
+//! ```
+//! Tables lie in memory reached through [`PhysMemory`](ringfence_types::PhysMemory), in the bits that hardware reads.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod coherency;
+mod context;
+mod dirty;
+mod error;
+mod fmt;
+mod format;
+mod install;
+mod leaf_cache;
+mod map;
+mod reclaim;
+mod table;
+mod unmap;
+mod walk;
+
+pub use coherency::Coherency;
+pub use context::{Context, ContextError, ContextTables, Translation, find_context};
+pub use dirty::Dirty;
+pub use error::{MapError, TableError, UnmapError};
+pub use fmt::{CalgaryTce, Levels, SecondStage, Snoop};
+pub use format::{Entry, Format, Level};
+pub use leaf_cache::LeafCache;
+pub use map::MapRequest;
+pub use reclaim::{Reclaim, ReclaimingTable, Retired};
+pub use table::Table;
+pub use walk::{Cursor, Leaf, WalkError, WalkErrorKind, walk};

@@ -13,6 +13,18 @@ pub trait FrameSource {
     fn free(&self, frame: PhysAddr);
 }
 
+impl<S: FrameSource + ?Sized> FrameSource for &S {
+    #[inline]
+    fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
+        (**self).alloc_zeroed()
+    }
+
+    #[inline]
+    fn free(&self, frame: PhysAddr) {
+        (**self).free(frame);
+    }
+}
+
 /// No frame is left for a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct OutOfFrames;

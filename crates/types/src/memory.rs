@@ -32,6 +32,33 @@ pub trait PhysMemory {
     fn drain(&self);
 }
 
+impl<M: PhysMemory + ?Sized> PhysMemory for &M {
+    #[inline]
+    fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
+        (**self).word(at)
+    }
+
+    #[inline]
+    fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError> {
+        (**self).table(at)
+    }
+
+    #[inline]
+    fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
+        (**self).words(at, count)
+    }
+
+    #[inline]
+    fn write_back(&self, at: PhysAddr, bytes: u64) {
+        (**self).write_back(at, bytes);
+    }
+
+    #[inline]
+    fn drain(&self) {
+        (**self).drain();
+    }
+}
+
 /// Why memory could not be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -54,6 +54,23 @@ impl Unmapped {
     }
 }
 
+/// Two batches under one invalidation.
+impl<A: Batch, B: Batch> Batch for (A, B) {
+    #[inline]
+    fn covered_by(&self, request: &Invalidation) -> bool {
+        self.0.covered_by(request) && self.1.covered_by(request)
+    }
+}
+
+impl<A, B> Flushed<(A, B)> {
+    /// The two batches, each flushed.
+    #[inline]
+    pub fn split(self) -> (Flushed<A>, Flushed<B>) {
+        let (a, b) = self.0;
+        (Flushed(a), Flushed(b))
+    }
+}
+
 /// Something made of [`Unmapped`] ranges that one invalidation can release.
 pub trait Batch {
     /// Whether `request` purges every range of the batch.
@@ -64,6 +81,22 @@ impl Batch for Unmapped {
     #[inline]
     fn covered_by(&self, request: &Invalidation) -> bool {
         request.covers(self.domain, &self.range)
+    }
+}
+
+/// Nothing is released by any invalidation.
+impl Batch for () {
+    #[inline]
+    fn covered_by(&self, _request: &Invalidation) -> bool {
+        true
+    }
+}
+
+/// Two batches that one invalidation releases together.
+impl<A: Batch, B: Batch> Batch for (A, B) {
+    #[inline]
+    fn covered_by(&self, request: &Invalidation) -> bool {
+        self.0.covered_by(request) && self.1.covered_by(request)
     }
 }
 
@@ -121,6 +154,12 @@ impl<B> Pending<B> {
         }
     }
 
+    /// Gives up waiting: the batch is merely unmapped again, and another invalidation must be submitted for it.
+    #[inline]
+    pub fn abandon(self) -> B {
+        self.batch
+    }
+
     /// The ticket of the invalidation.
     #[inline]
     pub const fn ticket(&self) -> Ticket {
@@ -154,6 +193,12 @@ impl Flushed<Unmapped> {
 }
 
 impl<B> Flushed<B> {
+    /// The batch itself. Whoever takes a `Flushed<B>` and needs what is in it calls this; what comes out proves nothing any more.
+    #[inline]
+    pub fn into_batch(self) -> B {
+        self.0
+    }
+
     /// Hands each range of the batch on as flushed.
     #[inline]
     pub fn drain_with(mut self, mut each: impl FnMut(Flushed<Unmapped>)) -> B

@@ -1,0 +1,112 @@
+//! The flat table of IBM's Calgary and CalIOC2: HW05, CG01, CG02.
+//!
+//! One table, indexed by the I/O page number; an entry is {real page number, access control} (Calgary slides, "TCE format").
+//! The slides do not print the bits; they are those of the Linux driver (`arch/x86/include/asm/tce.h`, 2.6.18 to 5.3):
+//! bit 0 read, bit 1 write, bits 12..=47 real page number, the others unused or reserved; words are **big-endian**, and
+//! tables have 2^13 to 2^20 entries (32 MiB to 4 GiB).
+
+use ringfence_types::{PageSize, Permissions, PhysAddr};
+
+use crate::{Entry, Format, Level};
+
+/// Read and write.
+const RW: u64 = 0b11;
+/// Real page number.
+const RPN: u64 = 0x0000_ffff_ffff_f000;
+/// Bits 48..=63: unused, must be zero here so that an address can never be cut short unnoticed.
+const UNUSED: u64 = 0xffff_0000_0000_0000;
+
+/// The flat format of Calgary, for a space of 2^bits bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CalgaryTce {
+    bits: u32,
+}
+
+impl CalgaryTce {
+    /// The whole 4 GiB that one PCI host bridge has (CG02): 2^20 entries, 8 MiB of table.
+    pub const FULL: Self = Self { bits: 32 };
+
+    /// A space of 2^`address_bits` bytes; `None` unless a table of that size exists (25 to 32).
+    #[inline]
+    pub const fn new(address_bits: u32) -> Option<Self> {
+        if address_bits < 25 || address_bits > 32 {
+            return None;
+        }
+        Some(Self { bits: address_bits })
+    }
+}
+
+impl Format for CalgaryTce {
+    const WRITTEN_BACK: u64 = 0;
+
+    #[inline]
+    fn root_level(&self) -> Level {
+        Level::LEAF
+    }
+
+    #[inline]
+    fn width(&self) -> u32 {
+        self.bits
+    }
+
+    #[inline]
+    fn physical_bits(&self) -> u32 {
+        48
+    }
+
+    #[inline]
+    fn shift(&self, _level: Level) -> u32 {
+        12
+    }
+
+    #[inline]
+    fn entries(&self, _level: Level) -> usize {
+        1 << (self.bits - 12)
+    }
+
+    #[inline]
+    fn leaf_size(&self, _level: Level) -> Option<PageSize> {
+        Some(PageSize::Size4K)
+    }
+
+    #[inline]
+    fn decode(&self, _level: Level, raw: u64) -> Entry {
+        let tce = u64::from_be(raw);
+        let Some(permissions) = Permissions::from_bits(tce) else {
+            return Entry::Absent;
+        };
+        if tce & UNUSED != 0 {
+            return Entry::Reserved;
+        }
+        Entry::Leaf {
+            base: PhysAddr::new(tce & RPN),
+            permissions,
+        }
+    }
+
+    #[inline]
+    fn is_absent(&self, raw: u64) -> bool {
+        raw & RW.to_be() == 0
+    }
+
+    #[inline]
+    fn leaf(&self, _level: Level, base: PhysAddr, permissions: Permissions) -> u64 {
+        ((base.get() & RPN) | permissions.bits()).to_be()
+    }
+
+    // A flat table has no table entries: what stands below is never reached, and is absent if it ever were.
+    #[inline]
+    fn table(&self, _at: PhysAddr) -> u64 {
+        0
+    }
+
+    #[inline]
+    fn live(&self, _raw: u64) -> u16 {
+        0
+    }
+
+    #[inline]
+    fn with_live(&self, raw: u64, _live: u16) -> u64 {
+        raw
+    }
+}

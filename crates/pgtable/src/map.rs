@@ -1,0 +1,441 @@
+//! Installing leaves.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use ringfence_types::{FrameSource, Iova, PageSize, Permissions, PhysAddr, PhysMemory};
+
+use crate::dirty::{Deferred, PerOperation, Sink};
+use crate::install::Reserve;
+use crate::reclaim::{Book, NoBook};
+use crate::table::{Corrupt, Spot};
+use crate::{Coherency, Dirty, Entry, Format, Level, MapError, Table};
+
+const GRANULE: PageSize = PageSize::Size4K;
+
+/// A run of pages to install: consecutive on both sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MapRequest {
+    /// First page, device's side; 4 KiB aligned.
+    pub iova: Iova,
+    /// First page, memory's side; 4 KiB aligned.
+    pub pa: PhysAddr,
+    /// Number of 4 KiB pages.
+    pub pages: u64,
+    /// What the device may do.
+    pub permissions: Permissions,
+}
+
+impl MapRequest {
+    /// The part of the request from its `skipped`th page on, which lies inside it.
+    #[inline]
+    fn from_page(&self, skipped: u64) -> Self {
+        let bytes = skipped.wrapping_mul(GRANULE.bytes());
+        Self {
+            iova: self.iova.wrapping_add(bytes),
+            pa: self.pa.wrapping_add(bytes),
+            pages: self.pages.wrapping_sub(skipped),
+            permissions: self.permissions,
+        }
+    }
+}
+
+impl<F: Format> Table<F> {
+    /// Installs `request`, with pages as large as the format allows and both addresses are aligned for. Where a table of 4 KiB
+    /// entries is linked already, it is used: a table is never taken away here.
+    ///
+    /// The path is walked once per table of entries, not once per page. On a non-coherent platform the entries are in
+    /// memory when the call returns.
+    ///
+    /// # Errors
+    /// Nothing has changed, not even by an empty table; no device ever saw a part of the range.
+    #[inline]
+    pub fn map<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+        &self,
+        mem: &M,
+        frames: &S,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.map_with(mem, frames, request, PerOperation(self.coherency), NoBook)
+    }
+
+    /// [`map`](Self::map), but the lines it touches are left to `dirty`: the addresses must not be told to the device before
+    /// [`Dirty::sync`].
+    #[inline]
+    pub fn map_deferred<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+        &self,
+        mem: &M,
+        frames: &S,
+        request: MapRequest,
+        dirty: &mut Dirty,
+    ) -> Result<(), MapError> {
+        self.map_with(
+            mem,
+            frames,
+            request,
+            Deferred(self.coherency, dirty),
+            NoBook,
+        )
+    }
+
+    #[inline]
+    pub(crate) fn map_with<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+        &self,
+        mem: &M,
+        frames: &S,
+        request: MapRequest,
+        mut sink: impl Sink,
+        book: impl Book<F>,
+    ) -> Result<(), MapError> {
+        self.check_request(&request)?;
+        let spot = self
+            .spot(mem, request.iova)
+            .map_err(|Corrupt| MapError::Corrupt { iova: request.iova })?;
+        if spot.level == Level::LEAF && self.pages_in(&spot, &request) == request.pages {
+            // The tables are there and the run ends in one of them: nearly every call.
+            let at = self.entry_address(&spot, request.iova);
+            self.fill_leaf_table(mem, at, &request, &mut sink)?;
+            book.added(&self.format, spot.parent, request.pages);
+        } else {
+            self.map_long(mem, frames, &request, &mut sink, book)?;
+        }
+        sink.finish(mem);
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn check_request(&self, request: &MapRequest) -> Result<(), MapError> {
+        let MapRequest {
+            iova, pa, pages, ..
+        } = *request;
+        let Some(extra) = pages.checked_sub(1) else {
+            return Err(MapError::Empty);
+        };
+        if (iova.get() | pa.get()) & (GRANULE.bytes() - 1) != 0 {
+            return Err(MapError::Misaligned);
+        }
+        // In pages nothing here overflows: addresses are below 2^52 pages, and a sum with the count saturates.
+        let last = |first: u64| (first >> GRANULE.shift()).saturating_add(extra);
+        if last(iova.get()) >> (self.format.width() - GRANULE.shift()) != 0 {
+            return Err(MapError::BeyondWidth { iova });
+        }
+        if last(pa.get()) >> (self.format.physical_bits() - GRANULE.shift()) != 0 {
+            return Err(MapError::PhysicalBeyondWidth { at: pa });
+        }
+        Ok(())
+    }
+
+    /// How many pages of `request` have their entries in the leaf table of `spot`.
+    #[inline]
+    fn pages_in(&self, spot: &Spot<'_>, request: &MapRequest) -> u64 {
+        let index = self.format.index(spot.level, request.iova);
+        let room = self.format.entries(spot.level).wrapping_sub(index) as u64;
+        request.pages.min(room)
+    }
+
+    /// Fills the absent entries of a leaf table from the one at `at` on, all or none.
+    #[inline]
+    pub(crate) fn fill_leaf_table<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        at: PhysAddr,
+        request: &MapRequest,
+        sink: &mut impl Sink,
+    ) -> Result<(), MapError> {
+        let iova = request.iova;
+        let leaf = self
+            .format
+            .leaf(Level::LEAF, request.pa, request.permissions);
+        if request.pages == 1 {
+            let word = mem.word(at).map_err(|_| MapError::Corrupt { iova })?;
+            if !self.format.is_absent(word.load(Ordering::Relaxed)) {
+                return Err(MapError::AlreadyMapped { iova });
+            }
+            word.store(leaf, Ordering::Release);
+            sink.touched(mem, at, 8);
+            return Ok(());
+        }
+        let words = self.leaf_words(mem, at, request)?;
+        if let Some(taken) = words
+            .iter()
+            .position(|word| !self.format.is_absent(word.load(Ordering::Relaxed)))
+        {
+            return Err(MapError::AlreadyMapped {
+                iova: request.from_page(taken as u64).iova,
+            });
+        }
+        self.store_run(words, request);
+        sink.touched(mem, at, request.pages.wrapping_mul(8));
+        Ok(())
+    }
+
+    #[inline]
+    fn leaf_words<'m, M: PhysMemory + ?Sized>(
+        &self,
+        mem: &'m M,
+        at: PhysAddr,
+        request: &MapRequest,
+    ) -> Result<&'m [AtomicU64], MapError> {
+        mem.words(at, request.pages as usize)
+            .map_err(|_| MapError::Corrupt { iova: request.iova })
+    }
+
+    #[inline]
+    fn store_run(&self, words: &[AtomicU64], request: &MapRequest) {
+        let mut pa = request.pa;
+        for word in words {
+            let leaf = self.format.leaf(Level::LEAF, pa, request.permissions);
+            // Release: whoever finds the entry finds the page's contents as they were before the map.
+            word.store(leaf, Ordering::Release);
+            pa = pa.wrapping_add(GRANULE.bytes());
+        }
+    }
+
+    /// A range that needs tables, spans several, or takes larger pages. First the whole range is checked and the frames
+    /// that it lacks are taken; then it is installed, which nothing can stop.
+    #[cold]
+    #[inline(never)]
+    fn map_long<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+        &self,
+        mem: &M,
+        frames: &S,
+        request: &MapRequest,
+        sink: &mut impl Sink,
+        book: impl Book<F>,
+    ) -> Result<(), MapError> {
+        let missing = self.check_long(mem, request)?;
+        let mut reserve = Reserve::new(mem, frames, missing).map_err(|_| MapError::OutOfFrames)?;
+        let mut done = 0;
+        while done < request.pages {
+            let rest = request.from_page(done);
+            match self.install_step(mem, &mut reserve, &rest, sink, book) {
+                Ok(pages) => done = done.saturating_add(pages.max(1)),
+                Err(error) => {
+                    // Only if another processor works on the same range against the contract, or the table's memory is being
+                    // overwritten. What was installed goes; tables linked meanwhile stay linked and empty.
+                    self.clear_installed(mem, request, done, sink, book);
+                    sink.finish(mem);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every page of `request` is absent, and counts the tables that are missing. Changes nothing.
+    fn check_long<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        request: &MapRequest,
+    ) -> Result<u64, MapError> {
+        let mut missing: u64 = 0;
+        let mut done = 0;
+        let mut lookups = 0;
+        while done < request.pages {
+            let rest = request.from_page(done);
+            let iova = rest.iova;
+            let corrupt = MapError::Corrupt { iova };
+            let spot = self.spot(mem, iova).map_err(|Corrupt| corrupt)?;
+            let target = self.target(spot.level, &rest);
+            let pages;
+            if spot.level == Level::LEAF {
+                pages = self.pages_in(&spot, &rest);
+                let run = MapRequest { pages, ..rest };
+                let words = self.leaf_words(mem, self.entry_address(&spot, iova), &run)?;
+                if let Some(taken) = words
+                    .iter()
+                    .position(|word| !self.format.is_absent(word.load(Ordering::Relaxed)))
+                {
+                    return Err(MapError::AlreadyMapped {
+                        iova: rest.from_page(taken as u64).iova,
+                    });
+                }
+            } else {
+                let word = mem
+                    .word(self.entry_address(&spot, iova))
+                    .map_err(|_| corrupt)?;
+                match self.format.decode(spot.level, word.load(Ordering::Acquire)) {
+                    Entry::Absent => {}
+                    Entry::Leaf { .. } => return Err(MapError::AlreadyMapped { iova }),
+                    // Linked by another processor since: look again, as often as there are levels to link.
+                    Entry::Table { .. } if lookups < Level::MAX.get() => {
+                        lookups += 1;
+                        continue;
+                    }
+                    Entry::Table { .. } | Entry::Reserved => return Err(corrupt),
+                }
+                pages = self.pages_of_step(target, &rest);
+                // A table of a level between is counted when the range first enters it.
+                let mut level = target;
+                while level < spot.level {
+                    let covers = self.covered_bytes(level);
+                    if done == 0 || iova.is_aligned(covers) {
+                        missing = missing.saturating_add(1);
+                    }
+                    level = match level.above() {
+                        Some(above) => above,
+                        None => break,
+                    };
+                }
+            }
+            done = done.saturating_add(pages.max(1));
+            lookups = 0;
+        }
+        Ok(missing)
+    }
+
+    /// Bytes that a whole table of `level` translates.
+    #[inline]
+    pub(crate) fn covered_bytes(&self, level: Level) -> u64 {
+        (self.format.entries(level) as u64).wrapping_shl(self.format.shift(level))
+    }
+
+    /// The highest level, at most `from`, at which a leaf can begin `rest`.
+    fn target(&self, from: Level, rest: &MapRequest) -> Level {
+        let mut level = from;
+        while let Some(below) = level.below() {
+            if let Some(size) = self.format.leaf_size(level)
+                && size.granules() <= rest.pages
+                && rest.iova.is_aligned(size.bytes())
+                && rest.pa.is_aligned(size.bytes())
+            {
+                return level;
+            }
+            level = below;
+        }
+        Level::LEAF
+    }
+
+    /// How many pages of `rest` one step installs at `target`: one larger page, or a run up to the end of a leaf table.
+    fn pages_of_step(&self, target: Level, rest: &MapRequest) -> u64 {
+        if target == Level::LEAF {
+            let index = self.format.index(target, rest.iova);
+            let room = self.format.entries(target).wrapping_sub(index) as u64;
+            return rest.pages.min(room);
+        }
+        self.format.leaf_size(target).map_or(1, PageSize::granules)
+    }
+
+    /// Links what is missing on the way to the first page of `rest` and installs a step. Returns its pages.
+    fn install_step<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+        &self,
+        mem: &M,
+        reserve: &mut Reserve<'_, M, S>,
+        rest: &MapRequest,
+        sink: &mut impl Sink,
+        book: impl Book<F>,
+    ) -> Result<u64, MapError> {
+        let iova = rest.iova;
+        let corrupt = MapError::Corrupt { iova };
+        // Each round links a level, or finds it linked.
+        for _ in 0..=Level::MAX.get() {
+            let spot = self.spot(mem, iova).map_err(|Corrupt| corrupt)?;
+            let target = self.target(spot.level, rest);
+            let at = self.entry_address(&spot, iova);
+            if spot.level > target {
+                self.link(mem, reserve, &spot, at, book)
+                    .map_err(|kind| kind.at(iova))?;
+                continue;
+            }
+            let pages = self.pages_of_step(target, rest);
+            let entries = if target == Level::LEAF {
+                let words = self.leaf_words(mem, at, &MapRequest { pages, ..*rest })?;
+                self.store_run(words, rest);
+                pages
+            } else {
+                let word = mem.word(at).map_err(|_| corrupt)?;
+                if !self.format.is_absent(word.load(Ordering::Relaxed)) {
+                    return Err(MapError::AlreadyMapped { iova });
+                }
+                let leaf = self.format.leaf(target, rest.pa, rest.permissions);
+                word.store(leaf, Ordering::Release);
+                1
+            };
+            sink.touched(mem, at, entries.wrapping_mul(8));
+            book.added(&self.format, spot.parent, entries);
+            return Ok(pages);
+        }
+        Err(corrupt)
+    }
+
+    /// Links a frame of the reserve at the absent entry at `at`, unless another processor is faster.
+    fn link<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+        &self,
+        mem: &M,
+        reserve: &mut Reserve<'_, M, S>,
+        spot: &Spot<'_>,
+        at: PhysAddr,
+        book: impl Book<F>,
+    ) -> Result<(), LinkError> {
+        let word = mem.word(at).map_err(|_| LinkError::Corrupt)?;
+        let old = word.load(Ordering::Acquire);
+        match self.format.decode(spot.level, old) {
+            Entry::Absent => {}
+            Entry::Table { .. } => return Ok(()),
+            Entry::Leaf { .. } => return Err(LinkError::AlreadyMapped),
+            Entry::Reserved => return Err(LinkError::Corrupt),
+        }
+        let frame = reserve.take(self.coherency).ok_or(LinkError::OutOfFrames)?;
+        let entry = self.format.table(frame);
+        // Release: the zeroes of the new table come before the entry that leads to it.
+        if word
+            .compare_exchange(old, entry, Ordering::AcqRel, Ordering::Acquire)
+            .is_err()
+        {
+            reserve.put(frame);
+            return Ok(());
+        }
+        self.frames.fetch_add(1, Ordering::Relaxed);
+        if self.coherency == Coherency::NonCoherent {
+            self.publish(mem, word, at);
+        }
+        book.added(&self.format, spot.parent, 1);
+        Ok(())
+    }
+
+    /// Clears what the first `done` pages of `request` got installed.
+    fn clear_installed<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        request: &MapRequest,
+        done: u64,
+        sink: &mut impl Sink,
+        book: impl Book<F>,
+    ) {
+        let mut cleared = 0;
+        while cleared < done {
+            let rest = request.from_page(cleared);
+            let Ok(spot) = self.spot(mem, rest.iova) else {
+                return;
+            };
+            // Steps are taken here as they were on the way in: a leaf stands at the level where the tables end.
+            let pages = self.pages_of_step(spot.level, &rest).min(done - cleared);
+            let entries = if spot.level == Level::LEAF { pages } else { 1 };
+            let at = self.entry_address(&spot, rest.iova);
+            if let Ok(words) = mem.words(at, entries as usize) {
+                for word in words {
+                    word.store(0, Ordering::Release);
+                }
+                sink.touched(mem, at, entries.wrapping_mul(8));
+                book.removed(&self.format, spot.parent, entries);
+            }
+            cleared = cleared.saturating_add(pages.max(1));
+        }
+    }
+}
+
+/// Why a table was not linked.
+enum LinkError {
+    AlreadyMapped,
+    Corrupt,
+    OutOfFrames,
+}
+
+impl LinkError {
+    fn at(self, iova: Iova) -> MapError {
+        match self {
+            Self::AlreadyMapped => MapError::AlreadyMapped { iova },
+            Self::Corrupt => MapError::Corrupt { iova },
+            Self::OutOfFrames => MapError::OutOfFrames,
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! Tables that give empty pages back, as FreeBSD does (AL07, AL08; EIOVAR section 7).
+
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use ringfence_types::{
+    Batch, CachedLevels, DomainId, Flushed, FrameSource, Invalidation, Iova, PageSize, PfnRange,
+    PhysAddr, PhysMemory, Unmapped, WholeDomain,
+};
+
+use crate::dirty::{PerOperation, Sink};
+use crate::{
+    Coherency, Entry, Format, Leaf, Level, MapError, MapRequest, Table, TableError, UnmapError,
+};
+
+/// Who counts the present entries of a table, if anyone.
+pub(crate) trait Book<F: Format>: Copy {
+    /// `entries` absent entries of the table behind `parent` have become present.
+    fn added(self, format: &F, parent: Option<&AtomicU64>, entries: u64);
+    /// `entries` present entries of the table behind `parent` have become absent.
+    fn removed(self, format: &F, parent: Option<&AtomicU64>, entries: u64);
+}
+
+/// Tables that stay need no count.
+#[derive(Clone, Copy)]
+pub(crate) struct NoBook;
+
+impl<F: Format> Book<F> for NoBook {
+    #[inline]
+    fn added(self, _format: &F, _parent: Option<&AtomicU64>, _entries: u64) {}
+    #[inline]
+    fn removed(self, _format: &F, _parent: Option<&AtomicU64>, _entries: u64) {}
+}
+
+/// Counts in the software bits of the entry above. For one writer at a time.
+#[derive(Clone, Copy)]
+struct InParent;
+
+impl InParent {
+    #[inline]
+    fn change<F: Format>(format: &F, parent: Option<&AtomicU64>, change: impl FnOnce(u64) -> u64) {
+        if let Some(word) = parent {
+            let raw = word.load(Ordering::Relaxed);
+            let live = change(u64::from(format.live(raw))).min(512) as u16;
+            // The hardware ignores these bits: nothing to order, nothing to write back.
+            word.store(format.with_live(raw, live), Ordering::Relaxed);
+        }
+    }
+}
+
+impl<F: Format> Book<F> for InParent {
+    #[inline]
+    fn added(self, format: &F, parent: Option<&AtomicU64>, entries: u64) {
+        Self::change(format, parent, |live| live.saturating_add(entries));
+    }
+
+    #[inline]
+    fn removed(self, format: &F, parent: Option<&AtomicU64>, entries: u64) {
+        Self::change(format, parent, |live| live.saturating_sub(entries));
+    }
+}
+
+/// What unmap writes back on a non-coherent platform when tables are reclaimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reclaim {
+    /// Literal FreeBSD: at every unmap, all 64 cache lines of the table page whose entries were cleared (AL08).
+    FlushPage,
+    /// Repaired: the lines of the cleared entries only.
+    FlushTouched,
+}
+
+/// [`Reclaim`] as a sink.
+struct UnmapSink(Coherency, Reclaim);
+
+impl Sink for UnmapSink {
+    #[inline]
+    fn touched<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr, bytes: u64) {
+        let page = PageSize::Size4K.bytes();
+        match self.1 {
+            Reclaim::FlushTouched => self.0.write_back(mem, at, bytes),
+            Reclaim::FlushPage => {
+                let first = at.align_down(page);
+                let end = at.wrapping_add(bytes.saturating_sub(1)).align_down(page);
+                let span = end.get().wrapping_sub(first.get()).wrapping_add(page);
+                self.0.write_back(mem, first, span);
+            }
+        }
+    }
+
+    #[inline]
+    fn finish<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
+        self.0.drain(mem);
+    }
+}
+
+/// Table pages that are linked no more, while walk caches may still lead to them.
+///
+/// They go back to their source only after an invalidation that covers them: submit it for a batch that holds this, then
+/// [`release`](Self::release).
+#[must_use = "the frames are lost unless they are released after the invalidation"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Retired {
+    domain: DomainId,
+    /// Hull of the unmapped ranges that emptied the pages; none if there are no pages.
+    range: Option<PfnRange>,
+    frames: Vec<PhysAddr>,
+}
+
+impl Retired {
+    /// None yet.
+    const fn none(domain: DomainId) -> Self {
+        Self {
+            domain,
+            range: None,
+            frames: Vec::new(),
+        }
+    }
+
+    /// Whether there are any pages.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Number of pages.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Gives the pages back to the source they came from.
+    pub fn release<S: FrameSource + ?Sized>(flushed: Flushed<Self>, frames: &S) {
+        for frame in flushed.into_batch().frames {
+            frames.free(frame);
+        }
+    }
+}
+
+impl Batch for Retired {
+    /// Walk caches must go too: leaf-only invalidations do not count (VT-d invalidation hint IH = 0).
+    fn covered_by(&self, request: &Invalidation) -> bool {
+        let Some(range) = &self.range else {
+            return true;
+        };
+        let levels = !matches!(
+            request,
+            Invalidation::Pages {
+                levels: CachedLevels::Leaves,
+                ..
+            }
+        );
+        levels && request.covers(self.domain, range)
+    }
+}
+
+/// A table that unlinks pages as they become empty. One writer at a time, hence `&mut self`; hardware walks it meanwhile.
+#[derive(Debug)]
+pub struct ReclaimingTable<F> {
+    table: Table<F>,
+    reclaim: Reclaim,
+    retired: Retired,
+}
+
+impl<F: Format> ReclaimingTable<F> {
+    /// An empty table. Errors as [`Table::new`].
+    pub fn new<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+        format: F,
+        domain: DomainId,
+        coherency: Coherency,
+        reclaim: Reclaim,
+        mem: &M,
+        frames: &S,
+    ) -> Result<Self, TableError> {
+        Ok(Self {
+            table: Table::new(format, domain, coherency, mem, frames)?,
+            reclaim,
+            retired: Retired::none(domain),
+        })
+    }
+
+    /// As [`Table::map`].
+    #[inline]
+    pub fn map<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+        &mut self,
+        mem: &M,
+        frames: &S,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        let sink = PerOperation(self.table.coherency);
+        self.table.map_with(mem, frames, request, sink, InParent)
+    }
+
+    /// As [`Table::unmap`], and unlinks the table pages that are empty now. [`CachedLevels::All`] says that it did; they wait in
+    /// [`take_retired`](Self::take_retired) for the invalidation of `range`.
+    #[inline]
+    pub fn unmap<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels), UnmapError> {
+        let sink = || UnmapSink(self.table.coherency, self.reclaim);
+        let (unmapped, _) = self.table.unmap_with(mem, range, sink(), InParent)?;
+        let before = self.retired.len();
+        let mut sink = sink();
+        self.unlink_empty(mem, range, &mut sink);
+        if self.retired.len() == before {
+            return Ok((unmapped, CachedLevels::Leaves));
+        }
+        sink.finish(mem);
+        Ok((unmapped, CachedLevels::All))
+    }
+
+    /// The pages unlinked since the last time.
+    #[inline]
+    pub fn take_retired(&mut self) -> Retired {
+        core::mem::replace(&mut self.retired, Retired::none(self.table.domain()))
+    }
+
+    /// The leaf that translates `iova`, if there is one.
+    #[inline]
+    pub fn lookup<M: PhysMemory + ?Sized>(&self, mem: &M, iova: Iova) -> Option<Leaf> {
+        self.table.lookup(mem, iova)
+    }
+
+    /// Address of the root.
+    #[inline]
+    pub const fn root(&self) -> PhysAddr {
+        self.table.root()
+    }
+
+    /// The format.
+    #[inline]
+    pub const fn format(&self) -> &F {
+        self.table.format()
+    }
+
+    /// The domain.
+    #[inline]
+    pub const fn domain(&self) -> DomainId {
+        self.table.domain()
+    }
+
+    /// Bytes that the linked tables take, the root included.
+    #[inline]
+    pub fn table_bytes(&self) -> u64 {
+        self.table.table_bytes()
+    }
+
+    /// As [`Table::destroy`]; pages not yet taken by [`take_retired`](Self::take_retired) go back too.
+    pub fn destroy<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+        self,
+        mem: &M,
+        frames: &S,
+        proof: &Flushed<WholeDomain>,
+    ) -> Result<(), Self> {
+        let Self {
+            table,
+            reclaim,
+            retired,
+        } = self;
+        match table.destroy(mem, frames, proof) {
+            Ok(()) => {
+                for frame in retired.frames {
+                    frames.free(frame);
+                }
+                Ok(())
+            }
+            Err(table) => Err(Self {
+                table,
+                reclaim,
+                retired,
+            }),
+        }
+    }
+
+    fn unlink_empty<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        range: PfnRange,
+        sink: &mut impl Sink,
+    ) {
+        let end = range.hi().iova();
+        let mut at = Some(range.lo().iova());
+        while let Some(iova) = at
+            && iova <= end
+        {
+            let covers = self.unlink_empty_at(mem, iova, range, sink);
+            at = iova.align_down(covers).checked_add(covers);
+        }
+    }
+
+    /// Unlinks the empty tables on the path to `iova`, lowest first. Returns how many bytes the lowest one translates.
+    fn unlink_empty_at<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        iova: Iova,
+        range: PfnRange,
+        sink: &mut impl Sink,
+    ) -> u64 {
+        let format = self.table.format;
+        let mut path: [Option<(&AtomicU64, PhysAddr, PhysAddr)>; 5] = [None; 5];
+        let mut level = format.root_level();
+        let mut table = self.table.root;
+        for step in &mut path {
+            let at = table.wrapping_add((format.index(level, iova) as u64).wrapping_mul(8));
+            let (Some(below), Ok(word)) = (level.below(), mem.word(at)) else {
+                break;
+            };
+            let Entry::Table { at: next, .. } = format.decode(level, word.load(Ordering::Acquire))
+            else {
+                break;
+            };
+            *step = Some((word, at, next));
+            (level, table) = (below, next);
+        }
+        let covers = self.table.covered_bytes(level);
+        let mut lower = path.iter().rev().flatten().peekable();
+        while let Some((word, at, page)) = lower.next() {
+            if format.live(word.load(Ordering::Relaxed)) != 0 || !self.retire(*page, range) {
+                break;
+            }
+            // The entry goes first; the page stays readable until the walk caches have forgotten it.
+            word.store(0, Ordering::Release);
+            sink.touched(mem, *at, 8);
+            let above = lower.peek().map(|(word, ..)| *word);
+            InParent.removed(&format, above, 1);
+        }
+        covers
+    }
+
+    /// Whether there was room to note `page`; if not, it stays linked.
+    fn retire(&mut self, page: PhysAddr, range: PfnRange) -> bool {
+        let retired = &mut self.retired;
+        if retired.frames.try_reserve(1).is_err() {
+            return false;
+        }
+        retired.frames.push(page);
+        let hull = retired.range.map_or(Some(range), |old| {
+            PfnRange::inclusive(old.lo().min(range.lo()), old.hi().max(range.hi()))
+        });
+        retired.range = hull.or(retired.range);
+        self.table.frames.fetch_sub(1, Ordering::Relaxed);
+        true
+    }
+}
+
+const _: () = assert!(
+    Level::MAX.get() == 5,
+    "the path array holds a word per level"
+);

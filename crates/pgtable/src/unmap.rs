@@ -1,0 +1,223 @@
+//! Clearing leaves.
+
+use core::sync::atomic::Ordering;
+
+use ringfence_types::{
+    CachedLevels, Iova, PageSize, Pfn, PfnRange, PhysAddr, PhysMemory, Unmapped,
+};
+
+use crate::dirty::{Deferred, PerOperation, Sink};
+use crate::reclaim::{Book, NoBook};
+use crate::table::{Corrupt, Spot};
+use crate::{Dirty, Entry, Format, Level, Table, UnmapError};
+
+const GRANULE: PageSize = PageSize::Size4K;
+
+/// A stretch of entries of one table.
+struct Run<'m> {
+    spot: Spot<'m>,
+    at: PhysAddr,
+    /// Entries cleared.
+    entries: u64,
+    /// 4 KiB pages that they cover.
+    pages: u64,
+}
+
+impl<F: Format> Table<F> {
+    /// Clears the leaves of `range`. Table pages stay, so the walk caches keep what they know:
+    /// [`CachedLevels::Leaves`].
+    ///
+    /// On a non-coherent platform the cleared entries are in memory when the call returns.
+    ///
+    /// # Errors
+    /// Nothing has changed: a page of the range is not mapped, or a larger page reaches out of it.
+    #[inline]
+    pub fn unmap<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels), UnmapError> {
+        self.unmap_with(mem, range, PerOperation(self.coherency), NoBook)
+    }
+
+    /// [`unmap`](Self::unmap), but the lines it touches are left to `dirty`: the invalidation must not be submitted before
+    /// [`Dirty::sync`], or a walker that does not snoop may fetch the old entries again after it.
+    #[inline]
+    pub fn unmap_deferred<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        range: PfnRange,
+        dirty: &mut Dirty,
+    ) -> Result<(Unmapped, CachedLevels), UnmapError> {
+        self.unmap_with(mem, range, Deferred(self.coherency, dirty), NoBook)
+    }
+
+    #[inline]
+    pub(crate) fn unmap_with<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        range: PfnRange,
+        mut sink: impl Sink,
+        book: impl Book<F>,
+    ) -> Result<(Unmapped, CachedLevels), UnmapError> {
+        let iova = range.lo().iova();
+        self.check_range(&range)?;
+        let spot = self
+            .spot(mem, iova)
+            .map_err(|Corrupt| UnmapError::Corrupt { iova })?;
+        let index = self.format.index(spot.level, iova);
+        let room = self.format.entries(spot.level).wrapping_sub(index) as u64;
+        if spot.level == Level::LEAF && range.pages() <= room {
+            let at = self.entry_address(&spot, iova);
+            self.clear_leaf_table(mem, at, &range, &mut sink)?;
+            book.removed(&self.format, spot.parent, range.pages());
+        } else {
+            self.unmap_long(mem, &range, &mut sink, book)?;
+        }
+        sink.finish(mem);
+        Ok((
+            Unmapped::attest_cleared(self.domain(), range),
+            CachedLevels::Leaves,
+        ))
+    }
+
+    #[inline]
+    pub(crate) fn check_range(&self, range: &PfnRange) -> Result<(), UnmapError> {
+        if range.hi().get() >> (self.format.width() - GRANULE.shift()) != 0 {
+            return Err(UnmapError::BeyondWidth {
+                iova: range.lo().iova(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Clears the present entries of a leaf table from the one at `at` on, all or none.
+    #[inline]
+    pub(crate) fn clear_leaf_table<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        at: PhysAddr,
+        range: &PfnRange,
+        sink: &mut impl Sink,
+    ) -> Result<(), UnmapError> {
+        let pages = range.pages();
+        let iova = range.lo().iova();
+        if pages == 1 {
+            let word = mem.word(at).map_err(|_| UnmapError::Corrupt { iova })?;
+            if self.format.is_absent(word.load(Ordering::Relaxed)) {
+                return Err(UnmapError::NotMapped { iova });
+            }
+            word.store(0, Ordering::Release);
+            sink.touched(mem, at, 8);
+            return Ok(());
+        }
+        let words = mem
+            .words(at, pages as usize)
+            .map_err(|_| UnmapError::Corrupt { iova })?;
+        if let Some(hole) = words
+            .iter()
+            .position(|word| self.format.is_absent(word.load(Ordering::Relaxed)))
+        {
+            return Err(UnmapError::NotMapped {
+                iova: page_at(iova, hole as u64),
+            });
+        }
+        for word in words {
+            word.store(0, Ordering::Release);
+        }
+        sink.touched(mem, at, pages.wrapping_mul(8));
+        Ok(())
+    }
+
+    /// A range over several tables or larger pages: checked as a whole, then cleared.
+    #[cold]
+    #[inline(never)]
+    fn unmap_long<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        range: &PfnRange,
+        sink: &mut impl Sink,
+        book: impl Book<F>,
+    ) -> Result<(), UnmapError> {
+        let mut checked = 0;
+        while checked < range.pages() {
+            let run = self.run_at(mem, range, checked)?;
+            checked = checked.saturating_add(run.pages.max(1));
+        }
+        let mut cleared = 0;
+        while cleared < range.pages() {
+            // Fails only if another processor clears the same range against the contract: it is cleared all the same.
+            let run = self.run_at(mem, range, cleared)?;
+            let iova = page_at(range.lo().iova(), cleared);
+            let words = mem
+                .words(run.at, run.entries as usize)
+                .map_err(|_| UnmapError::Corrupt { iova })?;
+            for word in words {
+                word.store(0, Ordering::Release);
+            }
+            sink.touched(mem, run.at, run.entries.wrapping_mul(8));
+            book.removed(&self.format, run.spot.parent, run.entries);
+            cleared = cleared.saturating_add(run.pages.max(1));
+        }
+        Ok(())
+    }
+
+    /// The present leaves from page `skipped` of `range` on, as far as one table or one larger page goes.
+    fn run_at<'m, M: PhysMemory + ?Sized>(
+        &self,
+        mem: &'m M,
+        range: &PfnRange,
+        skipped: u64,
+    ) -> Result<Run<'m>, UnmapError> {
+        let left = range.pages().saturating_sub(skipped);
+        let iova = page_at(range.lo().iova(), skipped);
+        let corrupt = UnmapError::Corrupt { iova };
+        let spot = self.spot(mem, iova).map_err(|Corrupt| corrupt)?;
+        let at = self.entry_address(&spot, iova);
+        if spot.level == Level::LEAF {
+            let index = self.format.index(spot.level, iova);
+            let room = self.format.entries(spot.level).wrapping_sub(index) as u64;
+            let pages = left.min(room);
+            let words = mem.words(at, pages as usize).map_err(|_| corrupt)?;
+            if let Some(hole) = words
+                .iter()
+                .position(|word| self.format.is_absent(word.load(Ordering::Relaxed)))
+            {
+                return Err(UnmapError::NotMapped {
+                    iova: page_at(iova, hole as u64),
+                });
+            }
+            return Ok(Run {
+                spot,
+                at,
+                entries: pages,
+                pages,
+            });
+        }
+        let word = mem.word(at).map_err(|_| corrupt)?;
+        match self.format.decode(spot.level, word.load(Ordering::Acquire)) {
+            Entry::Leaf { .. } => {
+                let size = self.format.leaf_size(spot.level).ok_or(corrupt)?;
+                if !iova.is_aligned(size.bytes()) || size.granules() > left {
+                    return Err(UnmapError::WouldSplit {
+                        iova: iova.align_down(size.bytes()),
+                    });
+                }
+                Ok(Run {
+                    spot,
+                    at,
+                    entries: 1,
+                    pages: size.granules(),
+                })
+            }
+            Entry::Absent => Err(UnmapError::NotMapped { iova }),
+            Entry::Table { .. } | Entry::Reserved => Err(corrupt),
+        }
+    }
+}
+
+/// Page `index` from `first` on, inside a range known not to wrap.
+#[inline]
+fn page_at(first: Iova, index: u64) -> Iova {
+    Pfn::new(Pfn::containing(first).get().wrapping_add(index)).iova()
+}

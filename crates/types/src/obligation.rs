@@ -54,14 +54,6 @@ impl Unmapped {
     }
 }
 
-/// Two batches under one invalidation.
-impl<A: Batch, B: Batch> Batch for (A, B) {
-    #[inline]
-    fn covered_by(&self, request: &Invalidation) -> bool {
-        self.0.covered_by(request) && self.1.covered_by(request)
-    }
-}
-
 impl<A, B> Flushed<(A, B)> {
     /// The two batches, each flushed.
     #[inline]

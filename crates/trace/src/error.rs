@@ -113,8 +113,6 @@ pub enum Malformed {
     SizeTooLarge,
     /// `iommu:*`: end is not start + size.
     RangeMismatch,
-    /// More list entries than the format can hold (2^20).
-    ListTooLong(Field),
 }
 
 /// A field of an event line.
@@ -191,7 +189,6 @@ impl fmt::Display for Malformed {
             }
             Self::SizeTooLarge => f.write_str("a mapping of more than 64 GiB"),
             Self::RangeMismatch => f.write_str("the end of the range is not its start + size"),
-            Self::ListTooLong(field) => write!(f, "list {} is too long", field.name()),
         }
     }
 }

@@ -7,14 +7,21 @@
 
 mod devices;
 mod error;
+mod input;
 mod op;
 mod options;
 mod pair;
 mod summary;
+pub mod text;
 
 pub use devices::{Device, DeviceKind, Devices};
 pub use error::{Field, Malformed, TraceError};
+pub use input::Source;
 pub use op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
 pub use options::{Attribution, Options};
 pub use pair::Operations;
 pub use summary::{DeviceSummary, Summary};
+
+/// A small real trace: an e1000e NIC's driver loading, sending and receiving; how it was cut stands in
+/// `docs/TRACES.md`. zstd.
+pub const SAMPLE: &[u8] = include_bytes!("../data/sample.trace.zst");

@@ -1,0 +1,128 @@
+//! Opens a trace by what its first bytes are, not by its name.
+
+use std::fs::File;
+use std::io::{self, BufReader, Chain, Cursor, Read};
+use std::path::Path;
+
+use super::dat::{self, Report};
+use crate::error::TraceError;
+
+/// First bytes of a zstd frame (RFC 8878, section 3.1.1).
+const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+
+type Peeked<R> = Chain<Cursor<Vec<u8>>, R>;
+
+/// The text of a trace, wherever it comes from.
+#[derive(Debug)]
+pub struct Source(Kind);
+
+enum Kind {
+    Plain(Peeked<Box<dyn Read + Send>>),
+    Zstd(Box<zstd::Decoder<'static, BufReader<Peeked<Box<dyn Read + Send>>>>>),
+    Report(Box<Report>),
+}
+
+impl std::fmt::Debug for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Plain(_) => "Plain",
+            Self::Zstd(_) => "Zstd",
+            Self::Report(_) => "Report",
+        })
+    }
+}
+
+/// What a reader's error was about; carried inside an [`io::Error`].
+#[derive(Debug)]
+pub(super) enum ReadProblem {
+    Compression(io::Error),
+    Report(TraceError),
+}
+
+impl std::fmt::Display for ReadProblem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Compression(error) => error.fmt(f),
+            Self::Report(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ReadProblem {}
+
+/// What a failed read means for the trace called `file`, before `line`.
+pub(crate) fn read_error(file: &str, line: u64, source: io::Error) -> TraceError {
+    let file = file.to_owned();
+    match source.downcast::<ReadProblem>() {
+        Ok(ReadProblem::Compression(source)) => TraceError::Compression { file, line, source },
+        Ok(ReadProblem::Report(error)) => error,
+        Err(source) => TraceError::Io { file, line, source },
+    }
+}
+
+impl Source {
+    /// Opens a file: text, zstd, or a trace-cmd recording, which is read through `trace-cmd report`.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`], [`TraceError::Compression`], [`TraceError::TraceCmdMissing`].
+    pub fn open(path: &Path) -> Result<Self, TraceError> {
+        let name = path.display().to_string();
+        let mut file = File::open(path).map_err(|source| read_error(&name, 0, source))?;
+        let head = peek(&mut file).map_err(|source| read_error(&name, 0, source))?;
+        if head.starts_with(dat::MAGIC) {
+            drop(file);
+            return Ok(Self(Kind::Report(Box::new(Report::of(path)?))));
+        }
+        Self::detect(&name, head, Box::new(file))
+    }
+
+    /// Takes text or zstd from any reader, such as standard input; `name` stands in errors. A trace-cmd
+    /// recording has to be a file.
+    ///
+    /// # Errors
+    /// As [`Source::open`].
+    pub fn from_reader(name: &str, reader: impl Read + Send + 'static) -> Result<Self, TraceError> {
+        let mut reader: Box<dyn Read + Send> = Box::new(reader);
+        let head = peek(&mut reader).map_err(|source| read_error(name, 0, source))?;
+        Self::detect(name, head, reader)
+    }
+
+    fn detect(name: &str, head: Vec<u8>, rest: Box<dyn Read + Send>) -> Result<Self, TraceError> {
+        let compressed = head.starts_with(ZSTD_MAGIC);
+        let whole = Cursor::new(head).chain(rest);
+        if !compressed {
+            return Ok(Self(Kind::Plain(whole)));
+        }
+        let decoder =
+            BufReader::with_capacity(zstd::Decoder::<io::Empty>::recommended_output_size(), whole);
+        match zstd::Decoder::with_buffer(decoder) {
+            Ok(decoder) => Ok(Self(Kind::Zstd(Box::new(decoder)))),
+            Err(source) => Err(TraceError::Compression {
+                file: name.to_owned(),
+                line: 0,
+                source,
+            }),
+        }
+    }
+}
+
+impl Read for Source {
+    fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
+        match &mut self.0 {
+            Kind::Plain(reader) => reader.read(space),
+            Kind::Zstd(decoder) => decoder
+                .read(space)
+                .map_err(|error| io::Error::other(ReadProblem::Compression(error))),
+            Kind::Report(report) => report.read(space),
+        }
+    }
+}
+
+/// The first bytes, as many as the longest magic number has, or all there are.
+fn peek(reader: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    reader
+        .take(dat::MAGIC.len() as u64)
+        .read_to_end(&mut head)?;
+    Ok(head)
+}

@@ -1,0 +1,113 @@
+//! Lines that are no events: comments, headers, and the kernel's word on lost events.
+
+use super::cursor::Cursor;
+use crate::error::Malformed;
+
+/// What a line without an event says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Aside {
+    /// Nothing about events.
+    Nothing,
+    /// The kernel lost this many events here. 1 where it does not say how many.
+    Lost(u64),
+    /// The header's `entries-in-buffer/entries-written`: this many were overwritten.
+    Overwritten(u64),
+}
+
+/// Reads a line that may not be an event; `None` if it looks like one.
+#[inline]
+pub(super) fn parse(line: &[u8]) -> Result<Option<Aside>, Malformed> {
+    let mut text = Cursor::new(line);
+    text.skip_spaces();
+    match text.rest {
+        [] => Ok(Some(Aside::Nothing)),
+        [b'#', comment @ ..] => Ok(Some(entries(comment))),
+        [b'C', b'P', b'U', b':', rest @ ..] => match lost(rest) {
+            Some(lost) => lost.map(Some),
+            None => Ok(None),
+        },
+        // `CPU 1 is empty` and `cpus=2` of trace-cmd, ` => function` of a stack trace.
+        [b'C', b'P', b'U', b' ', rest @ ..] if rest.ends_with(b"is empty") => {
+            Ok(Some(Aside::Nothing))
+        }
+        [b'c', b'p', b'u', b's', b'=', ..] | [b'=', b'>', b' ', ..] => Ok(Some(Aside::Nothing)),
+        [b'v', b'e', b'r', b's', b'i', b'o', b'n', b' ', b'=', ..] => Ok(Some(Aside::Nothing)),
+        _ => Ok(None),
+    }
+}
+
+/// `1 [LOST 123 EVENTS]` (tracefs), `1 [123 EVENTS DROPPED]`, `1 [EVENTS DROPPED]` (trace-cmd); `None` if
+/// the line is none of these (a task can be called `CPU:`).
+fn lost(rest: &[u8]) -> Option<Result<Aside, Malformed>> {
+    let mut text = Cursor::new(rest);
+    text.decimal()?;
+    text.skip_spaces();
+    if !text.literal(b"[") {
+        return None;
+    }
+    if text.literal(b"EVENTS DROPPED]") {
+        return Some(Ok(Aside::Lost(1)));
+    }
+    if text.literal(b"LOST ") {
+        let count = text.decimal().filter(|_| text.literal(b" EVENTS]"));
+        return Some(count.map(Aside::Lost).ok_or(Malformed::BadLost));
+    }
+    let count = text.decimal().filter(|_| text.literal(b" EVENTS DROPPED]"));
+    // Anything else in brackets is no number, so no event either.
+    Some(count.map(Aside::Lost).ok_or(Malformed::BadLost))
+}
+
+/// ` entries-in-buffer/entries-written: 360693/360693   #P:2`
+fn entries(comment: &[u8]) -> Aside {
+    let mut text = Cursor::new(comment);
+    text.skip_spaces();
+    if !text.literal(b"entries-in-buffer/entries-written:") {
+        return Aside::Nothing;
+    }
+    text.skip_spaces();
+    let held = text.decimal();
+    let written = if text.literal(b"/") {
+        text.decimal()
+    } else {
+        None
+    };
+    match (held, written) {
+        (Some(held), Some(written)) if written > held => Aside::Overwritten(written - held),
+        _ => Aside::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn asides() {
+        use Aside::{Lost, Nothing, Overwritten};
+        let cases: [(&str, Result<Option<Aside>, Malformed>); 14] = [
+            ("", Ok(Some(Nothing))),
+            ("   ", Ok(Some(Nothing))),
+            ("# tracer: nop", Ok(Some(Nothing))),
+            (
+                "# entries-in-buffer/entries-written: 10/10   #P:2",
+                Ok(Some(Nothing)),
+            ),
+            (
+                "# entries-in-buffer/entries-written: 10/17   #P:2",
+                Ok(Some(Overwritten(7))),
+            ),
+            ("CPU:1 [LOST 123 EVENTS]", Ok(Some(Lost(123)))),
+            ("CPU:0 [9 EVENTS DROPPED]", Ok(Some(Lost(9)))),
+            ("CPU:0 [EVENTS DROPPED]", Ok(Some(Lost(1)))),
+            ("CPU:1 [LOST many EVENTS]", Err(Malformed::BadLost)),
+            ("CPU:1 [LOST 12", Err(Malformed::BadLost)),
+            ("CPU 1 is empty", Ok(Some(Nothing))),
+            ("cpus=2", Ok(Some(Nothing))),
+            (" => ret_from_fork", Ok(Some(Nothing))),
+            ("CPU:x-7  [000] .... 1.0: e: p", Ok(None)),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(parse(line.as_bytes()), expected, "{line}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Cuts a byte stream into lines with bounded memory.
+
+use std::io::{self, Read};
+
+use memchr::memchr;
+
+/// Bytes asked of the reader at a time.
+const BLOCK: usize = 256 * 1024;
+
+/// One line, without its end.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Line<'a> {
+    /// A line of text.
+    Text(&'a [u8]),
+    /// A line that holds a NUL byte.
+    Binary,
+    /// A line longer than the limit, skipped to its end.
+    TooLong,
+    /// The last line, cut before its end.
+    CutShort,
+}
+
+/// The lines of `reader`. Memory: one block, or one line if that is longer, which the limit bounds.
+#[derive(Debug)]
+pub(super) struct Lines<R> {
+    reader: R,
+    buffer: Vec<u8>,
+    /// Not yet delivered: `buffer[start..end]`.
+    start: usize,
+    end: usize,
+    /// Whether a NUL byte was seen in what `buffer` holds. Looked for block by block, which costs nothing.
+    nul: bool,
+    at_end: bool,
+    limit: usize,
+}
+
+impl<R: Read> Lines<R> {
+    /// Lines of at most `limit` bytes.
+    pub(super) fn new(reader: R, limit: usize) -> Self {
+        Self {
+            reader,
+            buffer: vec![0; BLOCK],
+            start: 0,
+            end: 0,
+            nul: false,
+            at_end: false,
+            limit,
+        }
+    }
+
+    /// The next line; `None` at the end of the stream.
+    #[inline]
+    pub(super) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
+        let mut searched = 0;
+        loop {
+            let pending = self.buffer.get(self.start..self.end).unwrap_or(&[]);
+            let found = memchr(b'\n', pending.get(searched..).unwrap_or(&[]));
+            if let Some(offset) = found {
+                let length = searched + offset;
+                let first = self.start;
+                self.start += length + 1;
+                if length > self.limit {
+                    return Ok(Some(Line::TooLong));
+                }
+                let line = self.buffer.get(first..first + length).unwrap_or(&[]);
+                if self.nul && memchr(0, line).is_some() {
+                    return Ok(Some(Line::Binary));
+                }
+                return Ok(Some(Line::Text(line.strip_suffix(b"\r").unwrap_or(line))));
+            }
+            searched = pending.len();
+            if searched > self.limit {
+                self.skip_line()?;
+                return Ok(Some(Line::TooLong));
+            }
+            if self.at_end {
+                let binary = self.nul && memchr(0, pending).is_some();
+                self.start = self.end;
+                return Ok(match searched {
+                    0 => None,
+                    _ if binary => Some(Line::Binary),
+                    _ => Some(Line::CutShort),
+                });
+            }
+            self.fill()?;
+        }
+    }
+
+    /// Moves what is pending to the front and reads one block behind it.
+    fn fill(&mut self) -> io::Result<()> {
+        self.buffer.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        if self.buffer.len() < self.end + BLOCK {
+            self.buffer.resize(self.end + BLOCK, 0);
+        }
+        let space = self.buffer.get_mut(self.end..).unwrap_or(&mut []);
+        let read = loop {
+            match self.reader.read(space) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other?,
+            }
+        };
+        let fresh = space.get(..read).unwrap_or(&[]);
+        // What is pending may hold a NUL that an earlier block brought.
+        self.nul = (self.nul && self.end > 0) || memchr(0, fresh).is_some();
+        self.end += fresh.len();
+        self.at_end = read == 0;
+        Ok(())
+    }
+
+    /// Drops bytes up to and including the next line end.
+    fn skip_line(&mut self) -> io::Result<()> {
+        loop {
+            let pending = self.buffer.get(self.start..self.end).unwrap_or(&[]);
+            if let Some(offset) = memchr(b'\n', pending) {
+                self.start += offset + 1;
+                return Ok(());
+            }
+            self.start = self.end;
+            if self.at_end {
+                return Ok(());
+            }
+            self.fill()?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hands out a fixed number of bytes at a time.
+    struct Slow<'a>(&'a [u8], usize);
+
+    impl Read for Slow<'_> {
+        fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
+            let count = self.1.min(self.0.len()).min(space.len());
+            let (now, later) = self.0.split_at(count);
+            space[..count].copy_from_slice(now);
+            self.0 = later;
+            Ok(count)
+        }
+    }
+
+    fn shapes(text: &[u8], step: usize, limit: usize) -> Vec<String> {
+        let mut lines = Lines::new(Slow(text, step), limit);
+        let mut shapes = Vec::new();
+        while let Some(line) = lines.next().unwrap() {
+            shapes.push(match line {
+                Line::Text(text) => String::from_utf8_lossy(text).into_owned(),
+                other => format!("{other:?}"),
+            });
+        }
+        shapes
+    }
+
+    #[test]
+    fn every_split_gives_the_same_lines() {
+        let text = b"one\n\ntwo\r\nna\0ught\nthis one is longer than the limit\nlast\ncut";
+        let expected = ["one", "", "two", "Binary", "TooLong", "last", "CutShort"];
+        for step in 1..text.len() {
+            assert_eq!(shapes(text, step, 10), expected, "{step} bytes at a time");
+        }
+    }
+
+    #[test]
+    fn the_limit_is_exact() {
+        assert_eq!(
+            shapes(b"12345\n123456\n1\n", 1, 5),
+            ["12345", "TooLong", "1"]
+        );
+        assert_eq!(shapes(b"123456", 6, 5), ["TooLong"]);
+        assert_eq!(shapes(b"", 6, 5), [""; 0]);
+        assert_eq!(shapes(b"\0\x01", 6, 5), ["Binary"]);
+    }
+
+    #[test]
+    fn a_line_of_any_length_costs_bounded_memory() {
+        let text = vec![b'x'; 8 * BLOCK];
+        let mut lines = Lines::new(&text[..], 1000);
+        assert_eq!(lines.next().unwrap(), Some(Line::TooLong));
+        assert!(
+            lines.buffer.len() <= 2 * BLOCK + 1000,
+            "{}",
+            lines.buffer.len()
+        );
+        assert_eq!(lines.next().unwrap(), None);
+    }
+}

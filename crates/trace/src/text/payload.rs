@@ -1,0 +1,527 @@
+//! What an event says, by the formats of `include/trace/events/dma.h` and `iommu.h`.
+//!
+//! Fields are expected in the order the kernel prints them, which is fast; a field that does not stand where
+//! expected is searched further on, so that a kernel that adds a field stays readable.
+
+use memchr::memmem;
+use ringfence_types::{Direction, Iova, PhysAddr};
+
+use super::cursor::Cursor;
+use super::event::{ListSpan, RawChunk, RawEvent, RawKind};
+use super::prefix::Prefix;
+use crate::devices::Devices;
+use crate::error::{Field, Malformed};
+use crate::op::DeviceIndex;
+
+/// Largest mapping a `dma:*` event may claim: what the sparse arena of a replay can hold.
+pub(crate) const MAX_BYTES: u64 = 1 << 36;
+
+/// Why an event cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    Malformed(Malformed),
+    TooManyDevices,
+}
+
+impl From<Malformed> for Refusal {
+    fn from(reason: Malformed) -> Self {
+        Self::Malformed(reason)
+    }
+}
+
+/// Names devices; the last one is remembered, for most lines repeat it.
+#[derive(Debug, Default)]
+pub(super) struct Interner {
+    pub(super) devices: Devices,
+    last: Vec<u8>,
+    last_index: Option<DeviceIndex>,
+}
+
+impl Interner {
+    fn intern(&mut self, name: &[u8]) -> Result<DeviceIndex, Refusal> {
+        let index = self.devices.intern(name).ok_or(Refusal::TooManyDevices)?;
+        self.last.clear();
+        self.last.extend_from_slice(name);
+        self.last_index = Some(index);
+        Ok(index)
+    }
+}
+
+/// Where an event goes, and what its line's prefix said. Events are built in their place: handing them up
+/// through return values costs a fifth of the parse.
+struct Output<'a> {
+    chunk: &'a mut RawChunk,
+    prefix: &'a Prefix<'a>,
+    line: u64,
+}
+
+impl Output<'_> {
+    #[inline(always)]
+    fn event(&mut self, kind: RawKind) {
+        self.chunk.events.push(RawEvent {
+            time: self.prefix.time,
+            line: self.line,
+            cpu: self.prefix.cpu,
+            context: self.prefix.context,
+            kind,
+        });
+    }
+}
+
+/// Reads the event behind `prefix` into `chunk`; false for an event that says nothing about DMA mappings.
+///
+/// After an error, lists and marks of the line may be in `chunk`, the event is not.
+#[inline]
+pub(super) fn parse(
+    prefix: &Prefix<'_>,
+    line: u64,
+    chunk: &mut RawChunk,
+    interner: &mut Interner,
+) -> Result<bool, Refusal> {
+    let mut text = prefix.rest;
+    let (system, name) = names(&mut text)?;
+    text.skip_spaces();
+    let out = &mut Output {
+        chunk,
+        prefix,
+        line,
+    };
+    let text = &mut text;
+    match name {
+        b"map" | b"unmap" => {
+            // The tracefs text does not name the system: only the payload shows whose event it is.
+            if !text.literal(b"IOMMU:") {
+                return match system {
+                    b"iommu" => Err(Malformed::MissingField(Field::Iova).into()),
+                    _ => Ok(false),
+                };
+            }
+            iommu(text, name.len() == 3, out)?;
+        }
+        b"dma_map_phys" | b"dma_map_page" | b"dma_map_resource" => map(text, interner, out)?,
+        b"dma_unmap_phys" | b"dma_unmap_page" | b"dma_unmap_resource" => {
+            unmap(text, interner, out)?;
+        }
+        b"dma_map_sg" => map_sg(text, interner, out)?,
+        b"dma_unmap_sg" => unmap_sg(text, interner, out)?,
+        b"dma_alloc" | b"dma_alloc_pages" | b"dma_alloc_sgt" => alloc(text, interner, out)?,
+        b"dma_free" | b"dma_free_pages" | b"dma_free_sgt" => free(text, interner, out)?,
+        b"dma_map_sg_err" | b"dma_alloc_sgt_err" => {
+            let device = device(text, interner)?;
+            out.event(RawKind::Void { device });
+        }
+        b"dma_sync_single_for_cpu"
+        | b"dma_sync_single_for_device"
+        | b"dma_sync_sg_for_cpu"
+        | b"dma_sync_sg_for_device" => {
+            let device = device(text, interner)?;
+            out.event(RawKind::Sync { device });
+        }
+        b"tracing_mark_write" => mark(text.rest, out),
+        // trace-cmd shows a mark as `print: tracing_mark_write: ...`.
+        b"print" => mark(
+            text.rest
+                .strip_prefix(b"tracing_mark_write: ")
+                .unwrap_or(text.rest),
+            out,
+        ),
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// `event:`, `system:event:`, or a function-tracer entry, which has no colon; the latter gives empty names.
+#[inline]
+fn names<'a>(text: &mut Cursor<'a>) -> Result<(&'a [u8], &'a [u8]), Malformed> {
+    let word = text.word();
+    if let Some(name) = word.strip_suffix(b":") {
+        if name.is_empty() {
+            return Err(Malformed::NoEvent);
+        }
+        let colon = name.iter().position(|&byte| byte == b':');
+        return Ok(match colon {
+            Some(at) => {
+                let (system, name) = name.split_at(at);
+                (system, name.get(1..).unwrap_or(&[]))
+            }
+            None => (&[], name),
+        });
+    }
+    // `function <-caller` and `<stack trace>` are legitimate and no events.
+    if word.starts_with(b"<") || text.rest.starts_with(b" <-") {
+        return Ok((&[], &[]));
+    }
+    Err(Malformed::NoEvent)
+}
+
+fn mark(text: &[u8], out: &mut Output<'_>) {
+    let marks = &mut out.chunk.marks;
+    let index = u32::try_from(marks.len()).unwrap_or(u32::MAX);
+    marks.push(String::from_utf8_lossy(text).into_owned());
+    out.event(RawKind::Mark(index));
+}
+
+/// `%s dir=%s dma_addr=%llx size=%zu phys_addr=%llx attrs=%s`
+#[inline]
+fn map(
+    text: &mut Cursor<'_>,
+    interner: &mut Interner,
+    out: &mut Output<'_>,
+) -> Result<(), Refusal> {
+    let device = device(text, interner)?;
+    let direction = direction(text)?;
+    let iova = hex(text, b" dma_addr=", Field::DmaAddr)?;
+    let size = decimal(text, b" size=", Field::Size)?;
+    let phys = hex(text, b" phys_addr=", Field::PhysAddr)?;
+    field(text, b" attrs=", Field::Attrs)?;
+    // The kernel traces the call before it looks at the result: DMA_MAPPING_ERROR is all ones.
+    if iova == u64::MAX {
+        out.event(RawKind::Void { device });
+        return Ok(());
+    }
+    check_size(size)?;
+    check_range(iova, size, Field::DmaAddr)?;
+    check_range(phys, size, Field::PhysAddr)?;
+    out.event(RawKind::Map {
+        device,
+        direction,
+        iova: Iova::new(iova),
+        size,
+        phys: PhysAddr::new(phys),
+    });
+    Ok(())
+}
+
+/// `%s dir=%s dma_addr=%llx size=%zu attrs=%s`
+#[inline]
+fn unmap(
+    text: &mut Cursor<'_>,
+    interner: &mut Interner,
+    out: &mut Output<'_>,
+) -> Result<(), Refusal> {
+    let device = device(text, interner)?;
+    let direction = direction(text)?;
+    let iova = hex(text, b" dma_addr=", Field::DmaAddr)?;
+    let size = decimal(text, b" size=", Field::Size)?;
+    field(text, b" attrs=", Field::Attrs)?;
+    check_size(size)?;
+    check_range(iova, size, Field::DmaAddr)?;
+    out.event(RawKind::Unmap {
+        device,
+        direction,
+        iova: Iova::new(iova),
+        size,
+    });
+    Ok(())
+}
+
+/// `%s dir=%s nents=%d/%d ents=%d/%d%s dma_addrs=%s sizes=%s phys_addrs=%s attrs=%s`
+fn map_sg(
+    text: &mut Cursor<'_>,
+    interner: &mut Interner,
+    out: &mut Output<'_>,
+) -> Result<(), Refusal> {
+    let device = device(text, interner)?;
+    let direction = direction(text)?;
+    let (shown_nents, nents) = shown_of_total(text, b" nents=", Field::Nents)?;
+    let (shown_ents, ents) = shown_of_total(text, b" ents=", Field::Ents)?;
+    // Stands between, for a cut list; the counts say the same.
+    text.literal(b" [TRUNCATED]");
+    let dma_addrs = list(text, b" dma_addrs=", Field::DmaAddrs, out.chunk)?;
+    let sizes = list(text, b" sizes=", Field::Sizes, out.chunk)?;
+    let phys_addrs = list(text, b" phys_addrs=", Field::PhysAddrs, out.chunk)?;
+    field(text, b" attrs=", Field::Attrs)?;
+    let counted = |span: ListSpan, shown: u32, what| match span.count == shown && shown > 0 {
+        true => Ok(()),
+        false => Err(Malformed::BadList(what)),
+    };
+    counted(dma_addrs, shown_ents, Field::DmaAddrs)?;
+    counted(sizes, shown_ents, Field::Sizes)?;
+    counted(phys_addrs, shown_nents, Field::PhysAddrs)?;
+    let mut total = 0u64;
+    for (&start, &bytes) in out.chunk.list(dma_addrs).iter().zip(out.chunk.list(sizes)) {
+        check_size(bytes)?;
+        check_range(start, bytes, Field::DmaAddrs)?;
+        total = total.saturating_add(bytes);
+    }
+    if total > MAX_BYTES {
+        return Err(Malformed::SizeTooLarge.into());
+    }
+    out.event(RawKind::MapSg {
+        device,
+        direction,
+        nents,
+        ents,
+        dma_addrs,
+        sizes,
+        phys_addrs,
+    });
+    Ok(())
+}
+
+/// `%s dir=%s phys_addrs=%s attrs=%s`
+fn unmap_sg(
+    text: &mut Cursor<'_>,
+    interner: &mut Interner,
+    out: &mut Output<'_>,
+) -> Result<(), Refusal> {
+    let device = device(text, interner)?;
+    let direction = direction(text)?;
+    let phys_addrs = list(text, b" phys_addrs=", Field::PhysAddrs, out.chunk)?;
+    field(text, b" attrs=", Field::Attrs)?;
+    if phys_addrs.count == 0 {
+        return Err(Malformed::BadList(Field::PhysAddrs).into());
+    }
+    out.event(RawKind::UnmapSg {
+        device,
+        direction,
+        phys_addrs,
+    });
+    Ok(())
+}
+
+/// `%s dir=%s dma_addr=%llx size=%zu virt_addr=%p flags=%s attrs=%s`; `dma_alloc_sgt` has `phys_addrs=%s`
+/// for `virt_addr`, and the first kernels with these events print no `dir`.
+fn alloc(
+    text: &mut Cursor<'_>,
+    interner: &mut Interner,
+    out: &mut Output<'_>,
+) -> Result<(), Refusal> {
+    let device = device(text, interner)?;
+    let direction = optional_direction(text)?;
+    let iova = hex(text, b" dma_addr=", Field::DmaAddr)?;
+    let size = decimal(text, b" size=", Field::Size)?;
+    let mut phys_addrs = ListSpan::default();
+    if text.rest.starts_with(b" phys_addrs=") {
+        phys_addrs = list(text, b" phys_addrs=", Field::PhysAddrs, out.chunk)?;
+    } else if is_null(text)? {
+        out.event(RawKind::Void { device });
+        return Ok(());
+    }
+    check_size(size)?;
+    check_range(iova, size, Field::DmaAddr)?;
+    out.event(RawKind::Alloc {
+        device,
+        direction,
+        iova: Iova::new(iova),
+        size,
+        phys_addrs,
+    });
+    Ok(())
+}
+
+/// `%s dir=%s dma_addr=%llx size=%zu virt_addr=%p attrs=%s`; `dma_free_sgt` ends in `phys_addrs=%s`.
+fn free(
+    text: &mut Cursor<'_>,
+    interner: &mut Interner,
+    out: &mut Output<'_>,
+) -> Result<(), Refusal> {
+    let device = device(text, interner)?;
+    let direction = optional_direction(text)?;
+    let iova = hex(text, b" dma_addr=", Field::DmaAddr)?;
+    let size = decimal(text, b" size=", Field::Size)?;
+    // Freeing a null pointer is legal and common (NVMe on removal).
+    if !text.rest.starts_with(b" phys_addrs=") && is_null(text)? {
+        out.event(RawKind::Void { device });
+        return Ok(());
+    }
+    check_size(size)?;
+    check_range(iova, size, Field::DmaAddr)?;
+    out.event(RawKind::Free {
+        device,
+        direction,
+        iova: Iova::new(iova),
+        size,
+    });
+    Ok(())
+}
+
+/// ` iova=0x%016llx - 0x%016llx paddr=0x%016llx size=%zu` for a map,
+/// ` iova=0x%016llx - 0x%016llx size=%zu unmapped_size=%zu` for an unmap; kernels before 5.9 print no end.
+#[inline]
+fn iommu(text: &mut Cursor<'_>, is_map: bool, out: &mut Output<'_>) -> Result<(), Malformed> {
+    let iova = prefixed_hex(text, b" iova=", Field::Iova)?;
+    let end = match text.literal(b" - ") {
+        true => Some(
+            text.prefixed_hex()
+                .ok_or(Malformed::BadNumber(Field::Iova))?,
+        ),
+        false => None,
+    };
+    let mut phys = 0;
+    if is_map {
+        phys = prefixed_hex(text, b" paddr=", Field::Paddr)?;
+    }
+    let size = decimal(text, b" size=", Field::Size)?;
+    if size == 0 {
+        return Err(Malformed::EmptySize);
+    }
+    check_range(iova, size, Field::Iova)?;
+    // The end of a range that reaches 2^64 is printed as 0.
+    if end.is_some_and(|end| end != iova.wrapping_add(size)) {
+        return Err(Malformed::RangeMismatch);
+    }
+    let iova = Iova::new(iova);
+    if !is_map {
+        decimal(text, b" unmapped_size=", Field::UnmappedSize)?;
+        out.event(RawKind::IommuUnmap { iova, size });
+        return Ok(());
+    }
+    check_range(phys, size, Field::Paddr)?;
+    out.event(RawKind::IommuMap {
+        iova,
+        phys: PhysAddr::new(phys),
+        size,
+    });
+    Ok(())
+}
+
+#[inline]
+fn device(text: &mut Cursor<'_>, interner: &mut Interner) -> Result<DeviceIndex, Refusal> {
+    if let Some(index) = interner.last_index
+        && let Some(rest @ [b' ', ..]) = text.rest.strip_prefix(interner.last.as_slice())
+    {
+        text.rest = rest;
+        return Ok(index);
+    }
+    let name = text.word();
+    if name.is_empty() || name.contains(&b'=') {
+        return Err(Malformed::MissingField(Field::Device).into());
+    }
+    interner.intern(name)
+}
+
+#[inline]
+fn direction(text: &mut Cursor<'_>) -> Result<Direction, Malformed> {
+    field(text, b" dir=", Field::Dir)?;
+    match text.word() {
+        b"TO_DEVICE" => Ok(Direction::ToDevice),
+        b"FROM_DEVICE" => Ok(Direction::FromDevice),
+        b"BIDIRECTIONAL" => Ok(Direction::Bidirectional),
+        b"NONE" => Err(Malformed::NoDirection),
+        _ => Err(Malformed::BadDirection),
+    }
+}
+
+fn optional_direction(text: &mut Cursor<'_>) -> Result<Direction, Malformed> {
+    match text.rest.starts_with(b" dir=") {
+        true => direction(text),
+        false => Ok(Direction::Bidirectional),
+    }
+}
+
+/// Whether ` virt_addr=` is the null pointer. Others are hashed, or `(____ptrval____)`, or real.
+fn is_null(text: &mut Cursor<'_>) -> Result<bool, Malformed> {
+    field(text, b" virt_addr=", Field::VirtAddr)?;
+    let value = text.word();
+    if value.is_empty() {
+        return Err(Malformed::MissingField(Field::VirtAddr));
+    }
+    let digits = value.strip_prefix(b"0x").unwrap_or(value);
+    Ok(value == b"(nil)"
+        || value == b"(null)"
+        || (!digits.is_empty() && digits.iter().all(|&byte| byte == b'0')))
+}
+
+/// `shown/total`
+fn shown_of_total(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<(u32, u32), Malformed> {
+    field(text, key, what)?;
+    let bad = Malformed::BadNumber(what);
+    let shown = text.decimal().ok_or(bad)?;
+    if !text.literal(b"/") {
+        return Err(bad);
+    }
+    let total = text.decimal().ok_or(bad)?;
+    match (u32::try_from(shown), u32::try_from(total)) {
+        (Ok(shown), Ok(total)) if shown <= total => Ok((shown, total)),
+        _ => Err(bad),
+    }
+}
+
+/// `{0x1,0x2}`
+fn list(
+    text: &mut Cursor<'_>,
+    key: &[u8],
+    what: Field,
+    chunk: &mut RawChunk,
+) -> Result<ListSpan, Malformed> {
+    field(text, key, what)?;
+    let bad = Malformed::BadList(what);
+    if !text.literal(b"{") {
+        return Err(bad);
+    }
+    let first = chunk.words.len();
+    if !text.literal(b"}") {
+        loop {
+            chunk.words.push(text.prefixed_hex().ok_or(bad)?);
+            match text.rest {
+                [b',', rest @ ..] => text.rest = rest,
+                [b'}', rest @ ..] => {
+                    text.rest = rest;
+                    break;
+                }
+                _ => return Err(bad),
+            }
+        }
+    }
+    if !text.at_end_of_field() {
+        return Err(bad);
+    }
+    match (
+        u32::try_from(first),
+        u32::try_from(chunk.words.len() - first),
+    ) {
+        (Ok(first), Ok(count)) => Ok(ListSpan { first, count }),
+        _ => Err(bad),
+    }
+}
+
+#[inline]
+fn hex(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<u64, Malformed> {
+    field(text, key, what)?;
+    let value = text.hex().filter(|_| text.at_end_of_field());
+    value.ok_or(Malformed::BadNumber(what))
+}
+
+#[inline]
+fn prefixed_hex(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<u64, Malformed> {
+    field(text, key, what)?;
+    let value = text.padded_hex().filter(|_| text.at_end_of_field());
+    value.ok_or(Malformed::BadNumber(what))
+}
+
+#[inline]
+fn decimal(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<u64, Malformed> {
+    field(text, key, what)?;
+    let value = text.decimal().filter(|_| text.at_end_of_field());
+    value.ok_or(Malformed::BadNumber(what))
+}
+
+/// Moves behind `key`, which begins with a space.
+#[inline]
+fn field(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<(), Malformed> {
+    if text.literal(key) {
+        return Ok(());
+    }
+    let at = memmem::find(text.rest, key).ok_or(Malformed::MissingField(what))?;
+    text.rest = text.rest.get(at + key.len()..).unwrap_or(&[]);
+    Ok(())
+}
+
+#[inline]
+fn check_size(size: u64) -> Result<(), Malformed> {
+    match size {
+        0 => Err(Malformed::EmptySize),
+        1..=MAX_BYTES => Ok(()),
+        _ => Err(Malformed::SizeTooLarge),
+    }
+}
+
+/// `size` is not 0.
+#[inline]
+fn check_range(start: u64, size: u64, what: Field) -> Result<(), Malformed> {
+    match start.checked_add(size.wrapping_sub(1)) {
+        Some(_) => Ok(()),
+        None => Err(Malformed::RangeWraps(what)),
+    }
+}

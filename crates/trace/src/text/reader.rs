@@ -1,0 +1,165 @@
+//! The reader: text in, chunks of raw events out.
+
+use std::io::Read;
+
+use super::event::RawChunk;
+use super::header::{self, Aside};
+use super::lines::{Line, Lines};
+use super::payload::{self, Interner, Refusal};
+use super::prefix;
+use crate::devices::Devices;
+use crate::error::{Malformed, TraceError};
+use crate::input;
+use crate::options::Options;
+
+/// What the reader counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Lines, of every kind.
+    pub lines: u64,
+    /// Events, unknown ones included.
+    pub events: u64,
+    /// Events that say nothing about DMA mappings.
+    pub unknown: u64,
+    /// Malformed lines that were skipped.
+    pub malformed: u64,
+    /// Events the kernel says it lost.
+    pub lost: u64,
+}
+
+/// Reads the text of a trace as a stream of raw events.
+#[derive(Debug)]
+pub struct TraceReader<R> {
+    name: String,
+    lines: Lines<R>,
+    lenient: bool,
+    max_line: usize,
+    interner: Interner,
+    counts: Counts,
+    ended: bool,
+}
+
+impl<R: Read> TraceReader<R> {
+    /// Reads from `reader`; `name` stands in errors.
+    pub fn new(name: &str, reader: R, options: &Options) -> Self {
+        Self {
+            name: name.to_owned(),
+            lines: Lines::new(reader, options.max_line),
+            lenient: options.lenient,
+            max_line: options.max_line,
+            interner: Interner::default(),
+            counts: Counts::default(),
+            ended: false,
+        }
+    }
+
+    /// The devices seen so far.
+    pub fn devices(&self) -> &Devices {
+        &self.interner.devices
+    }
+
+    pub(crate) fn devices_mut(&mut self) -> &mut Devices {
+        &mut self.interner.devices
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The name that stands in errors.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Fills `chunk` with the next events, about [`RawChunk::EVENTS`]; false at the end, with `chunk` empty.
+    ///
+    /// # Errors
+    /// See [`TraceError`]. Events before the error are in `chunk`; further calls return false.
+    pub fn next_chunk(&mut self, chunk: &mut RawChunk) -> Result<bool, TraceError> {
+        chunk.clear();
+        while !self.ended
+            && chunk.events.len() < RawChunk::EVENTS
+            && chunk.words.len() < RawChunk::WORDS
+        {
+            if let Err(error) = self.next_line(chunk) {
+                self.ended = true;
+                return Err(error);
+            }
+        }
+        Ok(!chunk.events.is_empty() || !self.ended)
+    }
+
+    /// Reads one line.
+    #[inline]
+    fn next_line(&mut self, chunk: &mut RawChunk) -> Result<(), TraceError> {
+        let line = match self.lines.next() {
+            Ok(Some(line)) => line,
+            Ok(None) => {
+                self.ended = true;
+                return Ok(());
+            }
+            Err(source) => {
+                return Err(input::read_error(&self.name, self.counts.lines + 1, source));
+            }
+        };
+        self.counts.lines += 1;
+        let number = self.counts.lines;
+        let refusal = match line {
+            Line::Text(text) => {
+                let (words, marks) = (chunk.words.len(), chunk.marks.len());
+                match parse_line(text, number, chunk, &mut self.interner, &mut self.counts) {
+                    Ok(()) => return Ok(()),
+                    Err(refusal) => {
+                        chunk.words.truncate(words);
+                        chunk.marks.truncate(marks);
+                        refusal
+                    }
+                }
+            }
+            Line::Binary => Malformed::Binary.into(),
+            Line::TooLong => Malformed::TooLong {
+                limit: self.max_line,
+            }
+            .into(),
+            Line::CutShort => Malformed::CutShort.into(),
+        };
+        match refusal {
+            Refusal::Malformed(_) if self.lenient => {
+                self.counts.malformed += 1;
+                Ok(())
+            }
+            Refusal::Malformed(reason) => Err(TraceError::Malformed {
+                file: self.name.clone(),
+                line: number,
+                reason,
+            }),
+            Refusal::TooManyDevices => Err(TraceError::TooManyDevices {
+                file: self.name.clone(),
+                line: number,
+            }),
+        }
+    }
+}
+
+/// Reads one line of text into `chunk`.
+#[inline]
+fn parse_line(
+    text: &[u8],
+    line: u64,
+    chunk: &mut RawChunk,
+    interner: &mut Interner,
+    counts: &mut Counts,
+) -> Result<(), Refusal> {
+    if let Some(aside) = header::parse(text)? {
+        if let Aside::Lost(lost) | Aside::Overwritten(lost) = aside {
+            counts.lost = counts.lost.saturating_add(lost);
+        }
+        return Ok(());
+    }
+    let prefix = prefix::parse(text)?;
+    let known = payload::parse(&prefix, line, chunk, interner)?;
+    counts.events += 1;
+    counts.unknown += u64::from(!known);
+    Ok(())
+}

@@ -1,1 +1,41 @@
-//! What the operating system does: the DMA mapping layer and its flush policies.
+//! What the operating system does: the DMA mapping layer.
+//!
+//! A [`Dma`] answers question 1 and 2 of a mode through its [`Space`] (where I/O virtual addresses come from and what the
+//! hardware looks up) and question 3 through its [`Flush`] policy (when a stale translation dies). Generic code here
+//! is monomorphised over those answers; there is no dynamic dispatch on any path of a DMA.
+//!
+//! | file | one concept |
+//! |---|---|
+//! | `layer.rs` | the layer of one IOMMU: domains, attach, per-CPU handles |
+//! | `map.rs` | `map_single`, `unmap_single`: the path of one DMA |
+//! | `sg.rs`, `multi.rs`, `coherent.rs` | the other shapes of mapping |
+//! | `bounce.rs` | memory that the device cannot reach |
+//! | `space/` | answers to questions 1 and 2 |
+//! | `flush/` | answers to question 3 |
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod bounce;
+mod coherent;
+mod error;
+pub mod flush;
+mod layer;
+mod map;
+mod mapping;
+mod multi;
+mod platform;
+mod sg;
+pub mod space;
+
+pub use bounce::{BouncePool, BounceSlot};
+pub use coherent::{Coherent, FreeCoherentError};
+pub use error::{MapError, MapReason, Owed, UnmapError, UnmapReason};
+pub use flush::{Flush, Outcome, Released, ReleasedStale, Withheld};
+pub use layer::{AttachError, Attachment, Cpu, Dma};
+pub use mapping::{Mapping, Segment};
+pub use multi::{MultiError, Request};
+pub use platform::Platform;
+pub use sg::{SgLimits, SgMapping};
+pub use space::Space;

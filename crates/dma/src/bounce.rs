@@ -1,0 +1,263 @@
+//! Bounce buffers: memory that a device cannot reach is copied through memory that it can (HW15, OS17).
+//!
+//! A space that translates never needs them, because its I/O virtual addresses lie where the device can reach; identity spaces do.
+
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use ringfence_types::{Direction, PhysAddr, PhysMemory, PhysRange};
+
+use crate::flush::Flush;
+use crate::map::refused;
+use crate::space::{Placed, Space};
+use crate::{
+    Attachment, Cpu, Dma, MapError, MapReason, Mapping, Platform, UnmapError, UnmapReason,
+};
+
+/// Bytes in one slot, the unit of allocation (as in Linux's swiotlb).
+const SLOT: u64 = 2048;
+/// Slots that one word of the bitmap tracks, and so the longest run.
+const RUN: u64 = 64;
+
+/// Low memory, in slots of 2 KiB. A mapping takes a run of slots and keeps the buffer's offset inside the first one, so that devices which
+/// care about low address bits see the same ones. The longest mapping is 128 KiB less that offset.
+#[derive(Debug)]
+pub struct BouncePool {
+    base: PhysAddr,
+    /// One bit a slot: 1 = taken.
+    taken: Vec<AtomicU64>,
+}
+
+/// A run of slots that stands in for a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BounceSlot {
+    word: u32,
+    first: u8,
+    count: u8,
+    /// Where the device's copy of the first byte lies.
+    copy: PhysRange,
+    /// The driver's memory.
+    original: PhysRange,
+}
+
+impl BounceSlot {
+    /// The memory that the device uses.
+    pub fn copy(&self) -> PhysRange {
+        self.copy
+    }
+
+    /// The driver's memory.
+    pub fn original(&self) -> PhysRange {
+        self.original
+    }
+}
+
+impl BouncePool {
+    /// A pool over as many whole runs of 128 KiB as `memory` holds; `None` if it holds none or does not start on a slot.
+    pub fn new(memory: PhysRange) -> Option<Self> {
+        let words = memory.bytes() / (SLOT * RUN);
+        if words == 0 || words > u64::from(u32::MAX) || !memory.start().is_aligned(SLOT) {
+            return None;
+        }
+        Some(Self {
+            base: memory.start(),
+            taken: (0..words).map(|_| AtomicU64::new(0)).collect(),
+        })
+    }
+
+    /// Slots in use.
+    pub fn in_use(&self) -> u64 {
+        self.taken
+            .iter()
+            .map(|word| u64::from(word.load(Ordering::Relaxed).count_ones()))
+            .sum()
+    }
+
+    fn alloc(&self, original: PhysRange) -> Option<BounceSlot> {
+        let offset = original.start().offset_in(SLOT);
+        let count = offset.checked_add(original.bytes())?.div_ceil(SLOT);
+        if count > RUN {
+            return None;
+        }
+        let run = if count == RUN {
+            u64::MAX
+        } else {
+            (1 << count) - 1
+        };
+        for (index, word) in self.taken.iter().enumerate() {
+            let mut seen = word.load(Ordering::Relaxed);
+            while let Some(first) = (0..=RUN - count).find(|first| seen & (run << first) == 0) {
+                let taken = seen | run << first;
+                match word.compare_exchange(seen, taken, Ordering::Acquire, Ordering::Relaxed) {
+                    Ok(_) => {
+                        let slot = index as u64 * RUN + first;
+                        let start = self.base.checked_add(slot * SLOT + offset)?;
+                        return Some(BounceSlot {
+                            word: index as u32,
+                            first: first as u8,
+                            count: count as u8,
+                            copy: PhysRange::new(start, original.bytes())?,
+                            original,
+                        });
+                    }
+                    Err(now) => seen = now,
+                }
+            }
+        }
+        None
+    }
+
+    pub(crate) fn free(&self, slot: &BounceSlot) {
+        let count = u64::from(slot.count);
+        let run = if count == RUN {
+            u64::MAX
+        } else {
+            (1 << count) - 1
+        };
+        if let Some(word) = self.taken.get(slot.word as usize) {
+            word.fetch_and(!(run << slot.first), Ordering::Release);
+        }
+    }
+
+    /// Copies back what the device wrote and frees the run.
+    pub(crate) fn finish(&self, memory: &impl PhysMemory, slot: &BounceSlot, direction: Direction) {
+        copy_out(memory, slot, direction);
+        self.free(slot);
+    }
+
+    /// Fills the whole run with zeros, so that the device finds nothing of an earlier user in the padding (attack A34).
+    fn scrub(&self, memory: &impl PhysMemory, slot: &BounceSlot) -> Option<()> {
+        let start = slot.copy.start().align_down(SLOT);
+        let words = usize::from(slot.count) * (SLOT as usize / 8);
+        for word in memory.words(start, words).ok()? {
+            word.store(0, Ordering::Relaxed);
+        }
+        Some(())
+    }
+}
+
+/// Copies `bytes` bytes between places of equal alignment; other bytes of shared words keep what they hold.
+fn copy(memory: &impl PhysMemory, from: PhysAddr, to: PhysAddr, bytes: u64) -> Option<()> {
+    let lead = from.offset_in(8);
+    let words = usize::try_from((lead + bytes).div_ceil(8)).ok()?;
+    let source = memory.words(from.align_down(8), words).ok()?;
+    let target = memory.words(to.align_down(8), words).ok()?;
+    for (index, (source, target)) in source.iter().zip(target).enumerate() {
+        let mut mask = u64::MAX;
+        if index == 0 {
+            mask &= u64::MAX << (lead * 8);
+        }
+        if index + 1 == words {
+            let tail = words as u64 * 8 - (lead + bytes);
+            mask &= u64::MAX >> (tail * 8);
+        }
+        let value = source.load(Ordering::Relaxed) & mask;
+        if mask == u64::MAX {
+            target.store(value, Ordering::Relaxed);
+        } else {
+            let merge = |old: u64| Some(old & !mask | value);
+            let _ = target.fetch_update(Ordering::Relaxed, Ordering::Relaxed, merge);
+        }
+    }
+    Some(())
+}
+
+impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+    /// Maps a copy of `memory` that the device can reach.
+    #[cold]
+    pub(crate) fn map_bounced<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        buffer: B,
+        memory: PhysRange,
+        direction: Direction,
+    ) -> Result<(Mapping<B>, Placed), (B, MapError)> {
+        let beyond = || refused(at, Some(memory), MapReason::BeyondMask);
+        let Some(pool) = &self.bounce else {
+            return Err((buffer, beyond()));
+        };
+        let Some(slot) = pool.alloc(memory) else {
+            return Err((buffer, beyond()));
+        };
+        let prepared = pool.scrub(platform.memory(), &slot).and_then(|()| {
+            if direction == Direction::FromDevice {
+                return Some(());
+            }
+            copy(
+                platform.memory(),
+                memory.start(),
+                slot.copy.start(),
+                memory.bytes(),
+            )
+        });
+        let placed = match prepared {
+            Some(()) => self.place(cpu, platform, at, &[slot.copy], direction),
+            None => Err(MapReason::BeyondMask),
+        };
+        match placed {
+            Ok(placed) => Ok((
+                Mapping {
+                    range: placed.range,
+                    direction,
+                    bounce: Some(slot),
+                    buffer,
+                },
+                placed,
+            )),
+            Err(reason) => {
+                pool.free(&slot);
+                Err((buffer, refused(at, Some(memory), reason)))
+            }
+        }
+    }
+
+    /// Takes a bounced mapping down, copies back what the device wrote, and frees the slots.
+    #[cold]
+    pub(crate) fn unmap_bounced<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        mapping: Mapping<B>,
+        slot: BounceSlot,
+    ) -> Result<F::Outcome, UnmapError<B>> {
+        let Some(pool) = &self.bounce else {
+            return Err(UnmapError {
+                device: at.device,
+                range: mapping.range,
+                reason: UnmapReason::NotAllocated(mapping.buffer),
+            });
+        };
+        let range = mapping.range;
+        let direction = mapping.direction;
+        let outcome = self.take_down(cpu, platform, at, range, direction, mapping.buffer)?;
+        pool.finish(platform.memory(), &slot, direction);
+        Ok(outcome)
+    }
+
+    /// Hands the bytes of a live mapping to the processor: after this call it reads what the device wrote.
+    pub fn sync_for_cpu<P: Platform>(&self, platform: &P, mapping: &Mapping<B>) {
+        if let Some(slot) = &mapping.bounce {
+            copy_out(platform.memory(), slot, mapping.direction);
+        }
+    }
+
+    /// Hands the bytes of a live mapping back to the device: after this call it reads what the processor wrote.
+    pub fn sync_for_device<P: Platform>(&self, platform: &P, mapping: &Mapping<B>) {
+        if let Some(slot) = &mapping.bounce
+            && mapping.direction != Direction::FromDevice
+        {
+            let (from, to) = (slot.original, slot.copy);
+            let _ = copy(platform.memory(), from.start(), to.start(), from.bytes());
+        }
+    }
+}
+
+fn copy_out(memory: &impl PhysMemory, slot: &BounceSlot, direction: Direction) {
+    if direction != Direction::ToDevice {
+        let (from, to) = (slot.copy, slot.original);
+        let _ = copy(memory, from.start(), to.start(), from.bytes());
+    }
+}

@@ -1,0 +1,137 @@
+//! Coherent memory: allocated by the layer, mapped both ways for as long as it lives (OS02).
+
+use alloc::vec::Vec;
+
+use ringfence_types::{Direction, FrameSource, InvalidationError, IovaRange, PhysAddr, PhysRange};
+
+use crate::flush::{Flush, Home};
+use crate::layer::GRANULE;
+use crate::map::refused;
+use crate::space::{Remains, Space};
+use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform};
+
+/// Memory shared with a device until it is freed: rings, completion queues, head registers.
+#[must_use = "coherent memory that is dropped stays reachable by the device for ever"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Coherent {
+    range: IovaRange,
+    frames: Vec<PhysAddr>,
+}
+
+impl Coherent {
+    /// The device-visible bytes, whole pages.
+    pub fn range(&self) -> IovaRange {
+        self.range
+    }
+
+    /// The 4 KiB frames, in the order of their addresses.
+    pub fn frames(&self) -> &[PhysAddr] {
+        &self.frames
+    }
+}
+
+impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+    /// Allocates `pages` zeroed pages and maps them at consecutive addresses. Behind a table the frames need not be contiguous;
+    /// in an identity space they must come out so.
+    ///
+    /// # Errors
+    /// Nothing stays allocated.
+    pub fn alloc_coherent<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        pages: usize,
+    ) -> Result<Coherent, MapError> {
+        let mut frames = Vec::new();
+        let mut pieces = Vec::new();
+        if pages == 0 {
+            return Err(refused(at, None, MapReason::Empty));
+        }
+        if frames.try_reserve_exact(pages).is_err() || pieces.try_reserve_exact(pages).is_err() {
+            return Err(refused(at, None, MapReason::OutOfMemory));
+        }
+        for _ in 0..pages {
+            let frame = platform.frames().alloc_zeroed().ok();
+            let piece = frame.and_then(|frame| PhysRange::new(frame, GRANULE.bytes()));
+            match (frame, piece) {
+                (Some(frame), Some(piece)) => {
+                    frames.push(frame);
+                    pieces.push(piece);
+                }
+                _ => {
+                    give_back(platform, &frames);
+                    return Err(refused(at, None, MapReason::OutOfMemory));
+                }
+            }
+        }
+        match self.place(cpu, platform, at, &pieces, Direction::Bidirectional) {
+            Ok(placed) => Ok(Coherent {
+                range: placed.range,
+                frames,
+            }),
+            Err(reason) => {
+                give_back(platform, &frames);
+                Err(refused(at, pieces.first().copied(), reason))
+            }
+        }
+    }
+
+    /// Unmaps coherent memory, invalidates at once whatever the policy, and frees the pages.
+    ///
+    /// # Errors
+    /// The invalidation failed or the memory was not mapped: neither pages nor addresses are reused, since the device may
+    /// still reach them.
+    pub fn free_coherent<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        memory: Coherent,
+    ) -> Result<(), FreeCoherentError> {
+        self.extend(cpu);
+        let (Some(space), Some(own)) = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index))
+        else {
+            return Err(FreeCoherentError::NotMapped);
+        };
+        let gone = space
+            .unmap(own, platform, memory.range)
+            .map_err(|_| FreeCoherentError::NotMapped)?;
+        let mut home = Home {
+            spaces: &self.spaces,
+            cpus: &mut cpu.spaces,
+            here: at.index,
+        };
+        gone.purge(&mut home, platform)
+            .map_err(FreeCoherentError::NotFlushed)?;
+        give_back(platform, &memory.frames);
+        Ok(())
+    }
+}
+
+/// Coherent memory that was not freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FreeCoherentError {
+    /// It is not mapped for this device.
+    NotMapped,
+    /// The invalidation failed.
+    NotFlushed(InvalidationError),
+}
+
+impl core::fmt::Display for FreeCoherentError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::NotMapped => f.write_str("not mapped for this device"),
+            Self::NotFlushed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for FreeCoherentError {}
+
+fn give_back<P: Platform>(platform: &P, frames: &[PhysAddr]) {
+    for frame in frames {
+        platform.frames().free(*frame);
+    }
+}

@@ -1,0 +1,134 @@
+//! Errors of the mapping layer. After a failed map the layer is as it was before the call.
+
+use core::fmt;
+
+use ringfence_iova::AllocError;
+use ringfence_pgtable::{MapError as TableMapError, UnmapError as TableUnmapError};
+use ringfence_types::{DeviceId, Direction, InvalidationError, IovaRange, PhysRange};
+
+use crate::flush::Cleared;
+
+/// A mapping that was not made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MapError {
+    /// The device it was for.
+    pub device: DeviceId,
+    /// The buffer, or the first segment of the list.
+    pub buffer: Option<PhysRange>,
+    /// Why.
+    pub reason: MapReason,
+}
+
+/// Why a mapping was not made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MapReason {
+    /// The list of segments, or of buffers, is empty.
+    Empty,
+    /// The pages of all segments together exceed what page numbers can count.
+    TooLarge,
+    /// The caller's array has no room for the segments that the device would be given.
+    TooManySegments,
+    /// No I/O virtual address.
+    Alloc(AllocError),
+    /// No translation could be installed.
+    Table(TableMapError),
+    /// The memory lies beyond the device's DMA mask, and no bounce buffer is configured or free.
+    BeyondMask,
+    /// Scattered memory cannot be made contiguous without translation.
+    NotContiguous,
+    /// The space must be flushed before addresses are reused, and the flush failed.
+    Flush(InvalidationError),
+    /// No memory for the layer's own records or for coherent pages.
+    OutOfMemory,
+    /// The attachment is not one of this layer.
+    NotAttached,
+}
+
+impl fmt::Display for MapReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("nothing to map"),
+            Self::TooLarge => f.write_str("more pages than can be counted"),
+            Self::TooManySegments => f.write_str("no room for the device's segments"),
+            Self::Alloc(e) => e.fmt(f),
+            Self::Table(e) => e.fmt(f),
+            Self::BeyondMask => f.write_str("beyond the device's DMA mask, and no bounce buffer"),
+            Self::NotContiguous => f.write_str("scattered memory without translation"),
+            Self::Flush(e) => e.fmt(f),
+            Self::OutOfMemory => f.write_str("out of memory"),
+            Self::NotAttached => f.write_str("device is not attached"),
+        }
+    }
+}
+
+impl fmt::Display for MapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.buffer {
+            Some(buffer) => write!(
+                f,
+                "cannot map {buffer} for {}: {}",
+                self.device, self.reason
+            ),
+            None => write!(f, "cannot map for {}: {}", self.device, self.reason),
+        }
+    }
+}
+
+impl core::error::Error for MapError {}
+
+/// A mapping that was not taken down.
+#[derive(Debug)]
+pub struct UnmapError<B> {
+    /// The device.
+    pub device: DeviceId,
+    /// The addresses that were to be unmapped.
+    pub range: IovaRange,
+    /// Why, with what is still owed.
+    pub reason: UnmapReason<B>,
+}
+
+/// Why a mapping was not taken down.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum UnmapReason<B> {
+    /// The table refused: the range is not mapped (any more), or only part of it. Nothing was changed.
+    Table(TableUnmapError, B),
+    /// The address space knows no allocated range that starts there, or one of another size. Nothing was changed.
+    NotAllocated(B),
+    /// The translation is cleared in the table, but the invalidation failed: the device may still reach the buffer, which is
+    /// therefore not handed back. Try again with [`Dma::settle`](crate::Dma::settle).
+    NotFlushed(InvalidationError, Owed<B>),
+    /// The attachment is not one of this layer.
+    NotAttached(B),
+}
+
+/// A cleared range and its buffer whose invalidation has failed so far.
+#[must_use = "the buffer may still be reachable by the device"]
+#[derive(Debug)]
+pub struct Owed<B> {
+    pub(crate) cleared: Cleared<B>,
+}
+
+impl<B> Owed<B> {
+    /// The direction of the mapping.
+    pub fn direction(&self) -> Direction {
+        self.cleared.direction
+    }
+}
+
+impl<B> fmt::Display for UnmapError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot unmap {} of {}: ", self.range, self.device)?;
+        match &self.reason {
+            UnmapReason::Table(e, _) => e.fmt(f),
+            UnmapReason::NotAllocated(_) => {
+                f.write_str("no allocated range of that start and size")
+            }
+            UnmapReason::NotFlushed(e, _) => e.fmt(f),
+            UnmapReason::NotAttached(_) => f.write_str("device is not attached"),
+        }
+    }
+}
+
+impl<B: fmt::Debug> core::error::Error for UnmapError<B> {}

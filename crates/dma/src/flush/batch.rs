@@ -1,0 +1,142 @@
+//! Ranges that one invalidation releases together.
+
+use alloc::vec::Vec;
+
+use ringfence_types::{
+    Batch, CachedLevels, DomainId, DrainUnmapped, Invalidation, InvalidationError, Pending,
+    PfnRange, Unmapped,
+};
+
+use super::Home;
+use crate::Platform;
+use crate::space::{Gone, Space};
+
+/// Unmapped ranges, with what is needed to choose the invalidation that covers them.
+#[derive(Debug)]
+pub struct RangeBatch {
+    ranges: Vec<Unmapped>,
+    /// The one domain of all ranges, or none if there are several.
+    domain: Option<DomainId>,
+    /// Lowest and highest page of all ranges.
+    hull: Option<PfnRange>,
+    levels: CachedLevels,
+}
+
+/// A hull of up to this many pages is invalidated by address, a larger one by domain: 2 MiB keeps the address mask (VT-d section
+/// 6.5.2.3, MAMV) within what every unit supports, and the collateral to one leaf table.
+const HULL_PAGES: u64 = 512;
+
+impl RangeBatch {
+    /// An empty batch with room for `capacity` ranges.
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self {
+            ranges: Vec::with_capacity(capacity),
+            domain: None,
+            hull: None,
+            levels: CachedLevels::Leaves,
+        }
+    }
+
+    /// Adds a range.
+    #[inline]
+    pub fn push(&mut self, gone: Gone) {
+        let range = gone.unmapped.range();
+        if self.ranges.is_empty() {
+            self.domain = Some(gone.unmapped.domain());
+        } else if self.domain != Some(gone.unmapped.domain()) {
+            self.domain = None;
+        }
+        self.hull = match self.hull {
+            None => Some(range),
+            Some(hull) => PfnRange::inclusive(hull.lo().min(range.lo()), hull.hi().max(range.hi())),
+        };
+        self.levels = self.levels.max(gone.levels);
+        self.ranges.push(gone.unmapped);
+    }
+
+    /// Takes all ranges of `other`.
+    pub fn append(&mut self, other: &mut Self) {
+        let levels = other.levels;
+        for unmapped in other.ranges.drain(..) {
+            self.push(Gone {
+                unmapped,
+                levels,
+                tables: (),
+            });
+        }
+        other.reset();
+    }
+
+    /// Number of ranges.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// The narrowest single invalidation that covers the batch.
+    pub fn narrowest(&self) -> Invalidation {
+        match (self.domain, self.hull) {
+            (Some(domain), Some(range)) if range.pages() <= HULL_PAGES => Invalidation::Pages {
+                domain,
+                range,
+                levels: self.levels,
+            },
+            (Some(domain), _) => Invalidation::Domain(domain),
+            (None, _) => Invalidation::Global,
+        }
+    }
+
+    /// Which cached entries the invalidation must remove.
+    pub fn levels(&self) -> CachedLevels {
+        self.levels
+    }
+
+    fn reset(&mut self) {
+        self.domain = None;
+        self.hull = None;
+        self.levels = CachedLevels::Leaves;
+    }
+}
+
+impl Batch for RangeBatch {
+    #[inline]
+    fn covered_by(&self, request: &Invalidation) -> bool {
+        match (self.domain, self.hull) {
+            (Some(domain), Some(hull)) => request.covers(domain, &hull),
+            (None, Some(_)) => matches!(request, Invalidation::Global),
+            _ => true,
+        }
+    }
+}
+
+impl DrainUnmapped for RangeBatch {
+    #[inline]
+    fn drain_unmapped(&mut self, each: impl FnMut(Unmapped)) {
+        self.ranges.drain(..).for_each(each);
+        self.reset();
+    }
+}
+
+/// Invalidates a batch and gives its ranges home. The batch comes back: empty, or as it was on an error.
+pub(super) fn submit_and_release<S: Space, P: Platform>(
+    request: Invalidation,
+    batch: RangeBatch,
+    home: &mut Home<'_, S>,
+    platform: &mut P,
+) -> (RangeBatch, Result<(), InvalidationError>) {
+    home.sync(platform);
+    let pending = match Pending::submit(platform.invalidator(), request, batch) {
+        Ok(pending) => pending,
+        Err((batch, error)) => return (batch, Err(error)),
+    };
+    match pending.wait(platform.invalidator()) {
+        Ok(flushed) => (flushed.drain_with(|range| home.release(range)), Ok(())),
+        Err((pending, error)) => (pending.abandon(), Err(error)),
+    }
+}

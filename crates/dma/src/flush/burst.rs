@@ -1,0 +1,129 @@
+//! Burst release: buffers are withheld until one invalidation for the whole burst.
+
+use alloc::vec::Vec;
+
+use ringfence_types::{Direction, InvalidationError};
+
+use super::batch::submit_and_release;
+use super::{Flush, Home, RangeBatch, Retiring, Withheld};
+use crate::space::{Gone, Space};
+use crate::{Owed, Platform};
+
+/// Unmaps of one device, direction and processor gather until the caller ends the burst; then one invalidation covers them and the
+/// buffers come back. As safe as strict, because no buffer is handed up before its invalidation, at the price of one invalidation
+/// per burst; what it costs is release delay.
+#[derive(Debug, Clone, Copy)]
+pub struct Burst {
+    longest: usize,
+}
+
+impl Burst {
+    /// Bursts of at most `longest` unmaps: a longer one is invalidated in parts, so that the memory held back is bounded.
+    pub const fn new(longest: usize) -> Self {
+        Self { longest }
+    }
+}
+
+impl Default for Burst {
+    fn default() -> Self {
+        Self::new(256)
+    }
+}
+
+/// One processor's open bursts of one domain, by direction.
+#[derive(Debug)]
+pub struct BurstCpu<B> {
+    open: [Open<B>; 3],
+}
+
+#[derive(Debug)]
+struct Open<B> {
+    ranges: RangeBatch,
+    /// Buffers of `ranges`, still reachable.
+    withheld: Vec<B>,
+    /// Buffers whose part of the burst has been invalidated already.
+    safe: Vec<B>,
+}
+
+impl Burst {
+    fn purge<S: Space, B, P: Platform>(
+        open: &mut Open<B>,
+        home: &mut Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        if open.ranges.is_empty() {
+            return Ok(());
+        }
+        let request = open.ranges.narrowest();
+        let ranges = core::mem::replace(&mut open.ranges, RangeBatch::with_capacity(0));
+        let (ranges, result) = submit_and_release(request, ranges, home, platform);
+        open.ranges = ranges;
+        if result.is_ok() {
+            open.safe.append(&mut open.withheld);
+        }
+        result
+    }
+}
+
+impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
+    type PerCpu = BurstCpu<B>;
+    type PerDomain = ();
+    type Outcome = Withheld;
+
+    fn per_domain(&self) {}
+
+    fn per_cpu(&self, (): &()) -> BurstCpu<B> {
+        BurstCpu {
+            open: core::array::from_fn(|_| Open {
+                ranges: RangeBatch::with_capacity(self.longest),
+                withheld: Vec::with_capacity(self.longest),
+                safe: Vec::new(),
+            }),
+        }
+    }
+
+    #[inline]
+    fn retire<P: Platform>(
+        &self,
+        (): &(),
+        own: &mut BurstCpu<B>,
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        item: Retiring<S, B>,
+    ) -> Result<Withheld, (InvalidationError, Owed<B>)> {
+        let [to_device, from_device, both] = &mut own.open;
+        let open = match item.direction {
+            Direction::ToDevice => to_device,
+            Direction::FromDevice => from_device,
+            Direction::Bidirectional => both,
+        };
+        if open.ranges.len() >= self.longest {
+            // On a failure the part stays withheld for the burst's end, and this mapping is still owed: memory stays bounded.
+            if let Err(error) = Self::purge(open, &mut home, platform) {
+                return Err((error, item.into_owed()));
+            }
+        }
+        open.ranges.push(item.gone);
+        open.withheld.push(item.buffer);
+        Ok(Withheld)
+    }
+
+    fn end_burst<P: Platform>(
+        &self,
+        own: &mut BurstCpu<B>,
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        direction: Direction,
+        each: impl FnMut(B),
+    ) -> Result<(), InvalidationError> {
+        let [to_device, from_device, both] = &mut own.open;
+        let open = match direction {
+            Direction::ToDevice => to_device,
+            Direction::FromDevice => from_device,
+            Direction::Bidirectional => both,
+        };
+        let result = Self::purge(open, &mut home, platform);
+        open.safe.drain(..).for_each(each);
+        result
+    }
+}

@@ -1,0 +1,138 @@
+//! Per batch, for the whole unit: Linux 3.4's deferred mode (OS11).
+
+use ringfence_types::{Invalidation, InvalidationError, Lock, Nanos};
+
+use super::batch::submit_and_release;
+use super::{Flush, Home, RangeBatch, ReleasedStale, Retiring};
+use crate::space::{Gone, Space};
+use crate::{Owed, Platform};
+
+/// The queue that all domains of one unit share.
+#[derive(Debug)]
+pub struct DeferredQueue {
+    batch: RangeBatch,
+    /// When the oldest entry was queued.
+    armed: Nanos,
+}
+
+impl DeferredQueue {
+    /// An empty queue for `high_water` ranges.
+    pub fn new(high_water: usize) -> Self {
+        Self {
+            batch: RangeBatch::with_capacity(high_water),
+            armed: Nanos(0),
+        }
+    }
+}
+
+/// Unmapped ranges gather in one queue; at `high_water` entries or after `timeout_ns` one global invalidation releases them all
+/// (rIOMMU section 3.2; EIOVAR sections 3 and 6.2; Fujita and Moriai section 2.3: 250 entries, 10 ms). The buffer is back at once.
+#[derive(Debug)]
+pub struct Deferred<L> {
+    queue: L,
+    high_water: usize,
+    timeout_ns: u64,
+}
+
+impl<L: Lock<DeferredQueue>> Deferred<L> {
+    /// Entries after which the queue is flushed (Linux's `HIGH_WATER_MARK`).
+    pub const HIGH_WATER: usize = 250;
+    /// Time after which the queue is flushed.
+    pub const TIMEOUT_NS: u64 = 10_000_000;
+
+    /// The policy with the documents' parameters; `lock` puts the embedder's lock around the queue.
+    pub fn new(lock: impl FnOnce(DeferredQueue) -> L) -> Self {
+        Self::with(Self::HIGH_WATER, Self::TIMEOUT_NS, lock)
+    }
+
+    /// The policy with parameters of one's own.
+    pub fn with(high_water: usize, timeout_ns: u64, lock: impl FnOnce(DeferredQueue) -> L) -> Self {
+        let high_water = high_water.max(1);
+        Self {
+            queue: lock(DeferredQueue::new(high_water)),
+            high_water,
+            timeout_ns,
+        }
+    }
+
+    /// Flushes all domains and frees every queued range.
+    fn flush_queue<S: Space, P: Platform>(
+        queue: &mut DeferredQueue,
+        home: &mut Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        if queue.batch.is_empty() {
+            return Ok(());
+        }
+        let batch = core::mem::replace(&mut queue.batch, RangeBatch::with_capacity(0));
+        let (batch, result) = submit_and_release(Invalidation::Global, batch, home, platform);
+        queue.batch = batch;
+        result
+    }
+}
+
+impl<S: Space<Gone = Gone>, B, L: Lock<DeferredQueue>> Flush<S, B> for Deferred<L> {
+    type PerCpu = ();
+    type PerDomain = ();
+    type Outcome = ReleasedStale<B>;
+
+    fn per_domain(&self) {}
+
+    fn per_cpu(&self, (): &()) {}
+
+    #[inline]
+    fn retire<P: Platform>(
+        &self,
+        (): &(),
+        (): &mut (),
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        item: Retiring<S, B>,
+    ) -> Result<ReleasedStale<B>, (InvalidationError, Owed<B>)> {
+        home.sync(platform);
+        let now = platform.now();
+        self.queue.with(|queue| {
+            if queue.batch.len() >= self.high_water {
+                // An earlier flush failed. As long as it does, mappings are still owed: memory stays bounded.
+                if let Err(error) = Self::flush_queue(queue, &mut home, platform) {
+                    return Err((error, item.into_owed()));
+                }
+            }
+            if queue.batch.is_empty() {
+                queue.armed = now;
+            }
+            queue.batch.push(item.gone);
+            if queue.batch.len() >= self.high_water {
+                // On a failure the ranges stay queued and unusable; the next unmap tries again.
+                let _ = Self::flush_queue(queue, &mut home, platform);
+            }
+            Ok(ReleasedStale(item.buffer))
+        })
+    }
+
+    fn tick<P: Platform>(
+        &self,
+        (): &(),
+        mut home: Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        let now = platform.now();
+        self.queue.with(|queue| {
+            if !queue.batch.is_empty() && now.since(queue.armed) >= self.timeout_ns {
+                Self::flush_queue(queue, &mut home, platform)
+            } else {
+                Ok(())
+            }
+        })
+    }
+
+    fn flush<P: Platform>(
+        &self,
+        (): &(),
+        mut home: Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        self.queue
+            .with(|queue| Self::flush_queue(queue, &mut home, platform))
+    }
+}

@@ -1,0 +1,255 @@
+//! When a stale translation dies (question 3 of a mode). One policy a file.
+
+mod batch;
+mod burst;
+mod deferred;
+mod never;
+mod per_cpu_queue;
+mod per_wrap;
+mod strict;
+
+pub use batch::RangeBatch;
+pub use burst::{Burst, BurstCpu};
+pub use deferred::{Deferred, DeferredQueue};
+pub use never::Never;
+pub use per_cpu_queue::{PerCpuQueue, QueueConfig, Ring};
+pub use per_wrap::PerWrap;
+pub use strict::Strict;
+
+use alloc::vec::Vec;
+
+use ringfence_types::{Direction, Flushed, InvalidationError};
+
+use crate::space::{Gone, Space};
+use crate::{Owed, Platform};
+
+/// A mapping that has left the table, on its way through the flush policy.
+#[derive(Debug)]
+pub struct Cleared<B> {
+    pub(crate) gone: Gone,
+    pub(crate) direction: Direction,
+    pub(crate) buffer: B,
+}
+
+/// The buffer is back and no device can reach it.
+#[must_use = "the buffer is lost unless it is taken out"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Released<B>(pub B);
+
+/// The buffer is back while the device may still reach it through a stale translation: deferred modes.
+#[must_use = "the buffer is lost unless it is taken out"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct ReleasedStale<B>(pub B);
+
+/// The buffer stays with the layer until its burst ends.
+#[must_use = "end the burst, or the buffer never comes back"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Withheld;
+
+/// What unmap gives back, for code that is generic over policies.
+pub trait Outcome<B> {
+    /// Whether a device may still reach the buffer.
+    const STALE: bool;
+    /// The buffer, if it is back.
+    fn into_buffer(self) -> Option<B>;
+}
+
+impl<B> Outcome<B> for Released<B> {
+    const STALE: bool = false;
+    #[inline]
+    fn into_buffer(self) -> Option<B> {
+        Some(self.0)
+    }
+}
+
+impl<B> Outcome<B> for ReleasedStale<B> {
+    const STALE: bool = true;
+    #[inline]
+    fn into_buffer(self) -> Option<B> {
+        Some(self.0)
+    }
+}
+
+impl<B> Outcome<B> for Withheld {
+    const STALE: bool = false;
+    #[inline]
+    fn into_buffer(self) -> Option<B> {
+        None
+    }
+}
+
+/// Where flushed ranges go: back to the space of their domain, through this processor's handles.
+pub struct Home<'a, S: Space> {
+    pub(crate) spaces: &'a [S],
+    pub(crate) cpus: &'a mut [S::PerCpu],
+    /// Index of the domain at hand.
+    pub(crate) here: usize,
+}
+
+impl<S: Space> Home<'_, S> {
+    /// The same place for a shorter time.
+    #[inline]
+    pub fn reborrow(&mut self) -> Home<'_, S> {
+        Home {
+            spaces: self.spaces,
+            cpus: self.cpus,
+            here: self.here,
+        }
+    }
+
+    /// Gives a flushed range back.
+    #[inline]
+    pub fn release(&mut self, range: Flushed) {
+        self.give_back(
+            usize::from(range.domain().get()).wrapping_sub(1),
+            range.into(),
+        );
+    }
+
+    /// Gives a range back to the space at hand, which asks for less than a flush.
+    #[inline]
+    pub fn release_here(&mut self, range: S::Returned) {
+        self.give_back(self.here, range);
+    }
+
+    #[inline]
+    fn give_back(&mut self, index: usize, range: S::Returned) {
+        if let (Some(space), Some(cpu)) = (self.spaces.get(index), self.cpus.get_mut(index)) {
+            space.release(cpu, range);
+        }
+    }
+
+    /// The domain at hand. Domains are numbered from 1 in the order of their attachment.
+    #[inline]
+    pub fn domain(&self) -> ringfence_types::DomainId {
+        match self.spaces.get(self.here) {
+            Some(space) => space.domain(),
+            None => ringfence_types::DomainId::new(0),
+        }
+    }
+
+    /// Makes what was cleared in the space at hand visible to the hardware.
+    #[inline]
+    pub fn sync<P: Platform>(&mut self, platform: &mut P) {
+        if let (Some(space), Some(cpu)) = (self.spaces.get(self.here), self.cpus.get_mut(self.here))
+        {
+            space.sync(cpu, platform);
+        }
+    }
+}
+
+/// When a stale translation dies.
+pub trait Flush<S: Space, B> {
+    /// One processor's part, per domain.
+    type PerCpu;
+    /// What all processors share, per domain.
+    type PerDomain;
+    /// How the buffer comes back from unmap.
+    type Outcome: Outcome<B>;
+
+    /// The shared part of one more domain.
+    fn per_domain(&self) -> Self::PerDomain;
+
+    /// A handle for one more processor.
+    fn per_cpu(&self, domain: &Self::PerDomain) -> Self::PerCpu;
+
+    /// Takes over a mapping that has been cleared.
+    ///
+    /// # Errors
+    /// What is owed comes back when an invalidation fails.
+    fn retire<P: Platform>(
+        &self,
+        shared: &Self::PerDomain,
+        own: &mut Self::PerCpu,
+        home: Home<'_, S>,
+        platform: &mut P,
+        item: Retiring<S, B>,
+    ) -> Result<Self::Outcome, (InvalidationError, Owed<B>)>;
+
+    /// Takes over many mappings at once; `each` receives the buffers that are back.
+    ///
+    /// # Errors
+    /// What is owed comes back; the other mappings are taken over.
+    #[allow(clippy::type_complexity)]
+    fn retire_many<P: Platform>(
+        &self,
+        shared: &Self::PerDomain,
+        own: &mut Self::PerCpu,
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        items: Vec<Retiring<S, B>>,
+        mut each: impl FnMut(B),
+    ) -> Result<(), (InvalidationError, Vec<Owed<B>>)> {
+        let mut owed = Vec::new();
+        let mut failure = None;
+        for item in items {
+            match self.retire(shared, own, home.reborrow(), platform, item) {
+                Ok(outcome) => outcome.into_buffer().into_iter().for_each(&mut each),
+                Err((error, left)) => {
+                    failure = Some(error);
+                    owed.push(left);
+                }
+            }
+        }
+        failure.map_or(Ok(()), |error| Err((error, owed)))
+    }
+
+    /// Runs the timers: called whenever time has passed.
+    fn tick<P: Platform>(
+        &self,
+        shared: &Self::PerDomain,
+        home: Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        let _ = (shared, home, platform);
+        Ok(())
+    }
+
+    /// Flushes everything this policy holds back for the domain (addresses ran out, or the device is going away).
+    fn flush<P: Platform>(
+        &self,
+        shared: &Self::PerDomain,
+        home: Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        let _ = (shared, home, platform);
+        Ok(())
+    }
+
+    /// Ends the bursts of `direction` of one processor and hands their buffers up, each exactly once.
+    fn end_burst<P: Platform>(
+        &self,
+        own: &mut Self::PerCpu,
+        home: Home<'_, S>,
+        platform: &mut P,
+        direction: Direction,
+        each: impl FnMut(B),
+    ) -> Result<(), InvalidationError> {
+        let _ = (own, home, platform, direction, each);
+        Ok(())
+    }
+}
+
+/// What unmap hands to the policy.
+pub struct Retiring<S: Space, B> {
+    /// What left the space.
+    pub gone: S::Gone,
+    /// The direction of the mapping.
+    pub direction: Direction,
+    /// The buffer.
+    pub buffer: B,
+}
+
+impl<S: Space<Gone = Gone>, B> Retiring<S, B> {
+    /// What is owed if the policy cannot take the mapping over.
+    #[cold]
+    fn into_owed(self) -> Owed<B> {
+        Owed {
+            cleared: Cleared {
+                gone: self.gone,
+                direction: self.direction,
+                buffer: self.buffer,
+            },
+        }
+    }
+}

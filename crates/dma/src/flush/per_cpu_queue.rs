@@ -1,0 +1,187 @@
+//! Per batch, per domain and processor: the deferred mode of today's Linux.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use ringfence_types::{Invalidation, InvalidationError, Lock, Nanos};
+
+use super::batch::submit_and_release;
+use super::{Flush, Home, RangeBatch, ReleasedStale, Retiring};
+use crate::space::{Gone, Space};
+use crate::{Owed, Platform};
+
+/// Parameters of the queues; the default is Linux's (`IOVA_DEFAULT_FQ_SIZE`, `IOVA_DEFAULT_FQ_TIMEOUT`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// Entries a ring holds before it is flushed.
+    pub entries: usize,
+    /// Time after which all rings of a domain are flushed.
+    pub timeout_ns: u64,
+}
+
+impl Default for QueueConfig {
+    fn default() -> Self {
+        Self {
+            entries: 256,
+            timeout_ns: 10_000_000,
+        }
+    }
+}
+
+/// One processor's queue of one domain. Aligned so that two processors' queues never share a line.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct Ring {
+    batch: RangeBatch,
+    armed: Nanos,
+}
+
+/// Each processor queues its unmapped ranges in a ring of its own; a full ring flushes the domain and frees that ring, a timer
+/// flushes the domain and frees all of its rings. The rings' locks are uncontended but for the timer.
+#[derive(Debug)]
+pub struct PerCpuQueue<L, M> {
+    config: QueueConfig,
+    ring_lock: fn(Ring) -> L,
+    list_lock: fn(Vec<Arc<L>>) -> M,
+}
+
+impl<L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
+    /// The policy; the two functions put the embedder's locks around a ring and around a domain's list of rings.
+    pub fn new(
+        config: QueueConfig,
+        ring_lock: fn(Ring) -> L,
+        list_lock: fn(Vec<Arc<L>>) -> M,
+    ) -> Self {
+        Self {
+            config,
+            ring_lock,
+            list_lock,
+        }
+    }
+
+    fn empty_ring(&self) -> Ring {
+        Ring {
+            batch: RangeBatch::with_capacity(self.config.entries),
+            armed: Nanos(0),
+        }
+    }
+
+    /// Flushes one ring's ranges by one invalidation of their domain.
+    fn flush_ring<S: Space, P: Platform>(
+        ring: &mut Ring,
+        home: &mut Home<'_, S>,
+        platform: &mut P,
+        domain: ringfence_types::DomainId,
+    ) -> Result<(), InvalidationError> {
+        let batch = core::mem::replace(&mut ring.batch, RangeBatch::with_capacity(0));
+        let (batch, result) =
+            submit_and_release(Invalidation::Domain(domain), batch, home, platform);
+        ring.batch = batch;
+        result
+    }
+
+    /// Collects what all rings hold, then flushes it by one invalidation.
+    fn flush_all<S: Space, P: Platform>(
+        &self,
+        rings: &M,
+        home: &mut Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        let domain = home.domain();
+        let mut all = RangeBatch::with_capacity(0);
+        rings.with(|rings| {
+            for ring in rings.iter() {
+                ring.with(|ring| all.append(&mut ring.batch));
+            }
+        });
+        if all.is_empty() {
+            return Ok(());
+        }
+        let (mut left, result) =
+            submit_and_release(Invalidation::Domain(domain), all, home, platform);
+        if result.is_err() {
+            // Keep the ranges unusable and try again with the first ring.
+            rings.with(|rings| {
+                if let Some(ring) = rings.first() {
+                    ring.with(|ring| ring.batch.append(&mut left));
+                }
+            });
+        }
+        result
+    }
+}
+
+impl<S: Space<Gone = Gone>, B, L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> Flush<S, B>
+    for PerCpuQueue<L, M>
+{
+    type PerCpu = Arc<L>;
+    type PerDomain = M;
+    type Outcome = ReleasedStale<B>;
+
+    fn per_domain(&self) -> M {
+        (self.list_lock)(Vec::new())
+    }
+
+    fn per_cpu(&self, rings: &M) -> Arc<L> {
+        let ring = Arc::new((self.ring_lock)(self.empty_ring()));
+        rings.with(|rings| rings.push(Arc::clone(&ring)));
+        ring
+    }
+
+    #[inline]
+    fn retire<P: Platform>(
+        &self,
+        _rings: &M,
+        own: &mut Arc<L>,
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        item: Retiring<S, B>,
+    ) -> Result<ReleasedStale<B>, (InvalidationError, Owed<B>)> {
+        home.sync(platform);
+        let now = platform.now();
+        let domain = item.gone.unmapped.domain();
+        own.with(|ring| {
+            if ring.batch.len() >= self.config.entries {
+                // A failed flush keeps the ranges queued, and this mapping is still owed: memory stays bounded.
+                if let Err(error) = Self::flush_ring(ring, &mut home, platform, domain) {
+                    return Err((error, item.into_owed()));
+                }
+            }
+            if ring.batch.is_empty() {
+                ring.armed = now;
+            }
+            ring.batch.push(item.gone);
+            Ok(ReleasedStale(item.buffer))
+        })
+    }
+
+    fn tick<P: Platform>(
+        &self,
+        rings: &M,
+        mut home: Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        let now = platform.now();
+        let due = rings.with(|rings| {
+            rings.iter().any(|ring| {
+                ring.with(|ring| {
+                    !ring.batch.is_empty() && now.since(ring.armed) >= self.config.timeout_ns
+                })
+            })
+        });
+        if due {
+            self.flush_all(rings, &mut home, platform)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn flush<P: Platform>(
+        &self,
+        rings: &M,
+        mut home: Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        self.flush_all(rings, &mut home, platform)
+    }
+}

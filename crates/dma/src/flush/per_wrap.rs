@@ -1,0 +1,36 @@
+//! Per wrap: the bitmap's policy (AL10).
+
+use ringfence_types::{InvalidationError, Unmapped};
+
+use super::{Flush, Home, ReleasedStale, Retiring};
+use crate::space::{Gone, Space};
+use crate::{Owed, Platform};
+
+/// Nothing is invalidated until the allocator has handed out every address once and asks for a flush (Fujita and Moriai, sections 2.3
+/// and 3.3: 2^20 maps, about 8 s). Compiles only with allocators that take ranges back unflushed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PerWrap;
+
+impl<S: Space<Gone = Gone, Returned = Unmapped>, B> Flush<S, B> for PerWrap {
+    type PerCpu = ();
+    type PerDomain = ();
+    type Outcome = ReleasedStale<B>;
+
+    fn per_domain(&self) {}
+
+    fn per_cpu(&self, (): &()) {}
+
+    #[inline]
+    fn retire<P: Platform>(
+        &self,
+        (): &(),
+        (): &mut (),
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        item: Retiring<S, B>,
+    ) -> Result<ReleasedStale<B>, (InvalidationError, Owed<B>)> {
+        home.sync(platform);
+        home.release_here(item.gone.unmapped);
+        Ok(ReleasedStale(item.buffer))
+    }
+}

@@ -1,0 +1,159 @@
+//! Per unmap: the strict mode of every document (OS09).
+
+use alloc::vec::Vec;
+
+use ringfence_types::{Direction, DrainUnmapped, InvalidationError, Pending};
+
+use super::batch::submit_and_release;
+use super::{Cleared, Flush, Home, RangeBatch, Released, Retiring};
+use crate::space::{Gone, Space, TablePages};
+use crate::{Owed, Platform};
+
+/// One invalidation per unmap, waited for before the buffer and the addresses come back (rIOMMU Fig. 6: remove the entry, purge
+/// the IOTLB, free the IOVA, hand the buffer up, in this order).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Strict;
+
+impl Strict {
+    /// Purges what a mapping left in the caches. Table pages of a failed invalidation are given up.
+    #[inline]
+    pub(crate) fn purge<S: Space, T: TablePages, B, P: Platform>(
+        home: &mut Home<'_, S>,
+        platform: &mut P,
+        gone: Gone<T>,
+        direction: Direction,
+        buffer: B,
+    ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
+        home.sync(platform);
+        let request = gone.request();
+        let levels = gone.levels;
+        let owed = |unmapped, buffer| Owed {
+            cleared: Cleared {
+                gone: Gone {
+                    unmapped,
+                    levels,
+                    tables: (),
+                },
+                direction,
+                buffer,
+            },
+        };
+        let batch = (gone.unmapped, gone.tables);
+        let pending = match Pending::submit(platform.invalidator(), request, batch) {
+            Ok(pending) => pending,
+            Err(((unmapped, _), error)) => return Err((error, owed(unmapped, buffer))),
+        };
+        match pending.wait(platform.invalidator()) {
+            Ok(flushed) => {
+                let (range, tables) = flushed.split();
+                T::release(tables, platform);
+                home.release(range);
+                Ok(Released(buffer))
+            }
+            Err((pending, error)) => Err((error, owed(pending.abandon().0, buffer))),
+        }
+    }
+}
+
+impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
+    type PerCpu = ();
+    type PerDomain = ();
+    type Outcome = Released<B>;
+
+    fn per_domain(&self) {}
+
+    fn per_cpu(&self, (): &()) {}
+
+    #[inline]
+    fn retire<P: Platform>(
+        &self,
+        (): &(),
+        (): &mut (),
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        item: Retiring<S, B>,
+    ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
+        Self::purge(&mut home, platform, item.gone, item.direction, item.buffer)
+    }
+
+    /// One invalidation for all of them; one each where unmap may take table pages away.
+    fn retire_many<P: Platform>(
+        &self,
+        (): &(),
+        (): &mut (),
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        items: Vec<Retiring<S, B>>,
+        each: impl FnMut(B),
+    ) -> Result<(), (InvalidationError, Vec<Owed<B>>)> {
+        if T::ANY {
+            return one_by_one(home, platform, items, each);
+        }
+        let mut batch = RangeBatch::with_capacity(items.len());
+        let mut buffers = Vec::with_capacity(items.len());
+        for item in items {
+            let Gone {
+                unmapped,
+                levels,
+                tables: _,
+            } = item.gone;
+            batch.push(Gone {
+                unmapped,
+                levels,
+                tables: (),
+            });
+            buffers.push((item.direction, item.buffer));
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let levels = batch.levels();
+        let request = batch.narrowest();
+        let (mut left, result) = submit_and_release(request, batch, &mut home, platform);
+        match result {
+            Ok(()) => {
+                buffers.into_iter().map(|(_, buffer)| buffer).for_each(each);
+                Ok(())
+            }
+            Err(error) => {
+                let mut owed = Vec::with_capacity(buffers.len());
+                let mut buffers = buffers.into_iter();
+                left.drain_unmapped(|unmapped| {
+                    owed.extend(buffers.next().map(|(direction, buffer)| Owed {
+                        cleared: Cleared {
+                            gone: Gone {
+                                unmapped,
+                                levels,
+                                tables: (),
+                            },
+                            direction,
+                            buffer,
+                        },
+                    }));
+                });
+                Err((error, owed))
+            }
+        }
+    }
+}
+
+#[cold]
+fn one_by_one<T: TablePages, S: Space<Gone = Gone<T>>, B, P: Platform>(
+    mut home: Home<'_, S>,
+    platform: &mut P,
+    items: Vec<Retiring<S, B>>,
+    mut each: impl FnMut(B),
+) -> Result<(), (InvalidationError, Vec<Owed<B>>)> {
+    let mut owed = Vec::new();
+    let mut failure = None;
+    for item in items {
+        match Strict::purge(&mut home, platform, item.gone, item.direction, item.buffer) {
+            Ok(Released(buffer)) => each(buffer),
+            Err((error, left)) => {
+                failure = Some(error);
+                owed.push(left);
+            }
+        }
+    }
+    failure.map_or(Ok(()), |error| Err((error, owed)))
+}

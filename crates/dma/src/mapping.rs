@@ -1,0 +1,61 @@
+//! The tokens a driver holds while a device may reach its buffer.
+
+use ringfence_types::{Direction, Iova, IovaRange};
+
+use crate::BounceSlot;
+
+/// A live mapping. Owns the driver's `buffer` until unmap hands it back, so that memory under DMA cannot be touched or
+/// freed by accident. `B` is whatever stands for the buffer in the embedder: a pinned page, an index, or `()`.
+#[must_use = "a mapping that is dropped stays reachable by the device for ever"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct Mapping<B> {
+    pub(crate) range: IovaRange,
+    pub(crate) direction: Direction,
+    pub(crate) bounce: Option<BounceSlot>,
+    pub(crate) buffer: B,
+}
+
+impl<B> Mapping<B> {
+    /// What the device is told: the address of the first byte, at the buffer's own offset in its page.
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.range.start()
+    }
+
+    /// The device-visible bytes.
+    #[inline]
+    pub fn range(&self) -> IovaRange {
+        self.range
+    }
+
+    /// The direction.
+    #[inline]
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// The bounce slot that stands in for the buffer, if any.
+    #[inline]
+    pub fn bounce(&self) -> Option<&BounceSlot> {
+        self.bounce.as_ref()
+    }
+
+    /// A mapping from what a driver remembers of it, for embedders whose interface passes addresses (Linux's `dma_unmap_page`). An
+    /// address that is not mapped is refused by unmap.
+    #[inline]
+    pub fn claim(range: IovaRange, direction: Direction, buffer: B) -> Self {
+        Self {
+            range,
+            direction,
+            bounce: None,
+            buffer,
+        }
+    }
+}
+
+/// One entry of the list that the device is given for a scatterlist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// The device-visible bytes.
+    pub range: IovaRange,
+}

@@ -1,0 +1,215 @@
+//! `map_multi` and `unmap_multi`: many buffers in one call, one invalidation for all (CG10), and the immediate take-down that undoing a
+//! mapping needs whatever the flush policy is.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
+
+use crate::flush::{Flush, Home, Retiring};
+use crate::space::{Remains, Space, UnmapRefusal};
+use crate::{Attachment, Cpu, Dma, MapError, Mapping, Owed, Platform, UnmapError, UnmapReason};
+
+/// One buffer of [`Dma::map_multi`].
+#[derive(Debug)]
+pub struct Request<B> {
+    /// What stands for the buffer.
+    pub buffer: B,
+    /// Its memory.
+    pub memory: PhysRange,
+    /// Its direction.
+    pub direction: Direction,
+}
+
+/// What a call to [`Dma::unmap_multi`] could not do. Mappings that are not named here are unmapped, and their buffers were handed up.
+#[derive(Debug)]
+pub struct MultiError<B> {
+    /// The first mapping that was refused, unchanged.
+    pub refused: Option<UnmapError<B>>,
+    /// The mappings after it, untouched.
+    pub rest: Vec<Mapping<B>>,
+    /// Mappings that are cleared but whose invalidation failed; see [`Dma::settle`].
+    pub owed: Vec<Owed<B>>,
+    /// Why that invalidation failed.
+    pub invalidation: Option<InvalidationError>,
+}
+
+impl<B> fmt::Display for MultiError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(refused) = &self.refused {
+            write!(f, "{refused}; {} more not tried. ", self.rest.len())?;
+        }
+        if let Some(error) = &self.invalidation {
+            write!(f, "{} mappings are owed: {error}", self.owed.len())?;
+        }
+        Ok(())
+    }
+}
+
+impl<B: fmt::Debug> core::error::Error for MultiError<B> {}
+
+impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+    /// Maps every buffer of `requests`, or none.
+    ///
+    /// # Errors
+    /// The requests come back in order; the layer is as before.
+    pub fn map_multi<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        requests: Vec<Request<B>>,
+    ) -> Result<Vec<Mapping<B>>, (Vec<Request<B>>, MapError)> {
+        let mut made: Vec<(Mapping<B>, PhysRange)> = Vec::with_capacity(requests.len());
+        let mut requests = requests.into_iter();
+        while let Some(Request {
+            buffer,
+            memory,
+            direction,
+        }) = requests.next()
+        {
+            let (buffer, error) =
+                match self.map_single(cpu, platform, at, buffer, memory, direction) {
+                    Ok((mapping, _)) => {
+                        made.push((mapping, memory));
+                        continue;
+                    }
+                    Err(refused) => refused,
+                };
+            let mut back = Vec::with_capacity(made.len() + 1 + requests.len());
+            for (mapping, memory) in made {
+                self.withdraw(cpu, platform, at, mapping.range);
+                if let (Some(pool), Some(slot)) = (&self.bounce, &mapping.bounce) {
+                    pool.free(slot);
+                }
+                back.push(Request {
+                    buffer: mapping.buffer,
+                    memory,
+                    direction: mapping.direction,
+                });
+            }
+            back.push(Request {
+                buffer,
+                memory,
+                direction,
+            });
+            back.extend(requests);
+            return Err((back, error));
+        }
+        Ok(made.into_iter().map(|(mapping, _)| mapping).collect())
+    }
+
+    /// Takes many mappings down; `each` receives the buffers that are back. Where the policy flushes at every unmap, one
+    /// invalidation covers them all; otherwise as if each were unmapped by itself.
+    ///
+    /// # Errors
+    /// See [`MultiError`].
+    pub fn unmap_multi<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        mappings: Vec<Mapping<B>>,
+        each: impl FnMut(B),
+    ) -> Result<(), MultiError<B>> {
+        self.extend(cpu);
+        let mut failed = MultiError {
+            refused: None,
+            rest: Vec::new(),
+            owed: Vec::new(),
+            invalidation: None,
+        };
+        let mut items = Vec::with_capacity(mappings.len());
+        let mut mappings = mappings.into_iter();
+        for mapping in mappings.by_ref() {
+            match self.clear(cpu, platform, at, mapping) {
+                Ok(item) => items.push(item),
+                Err(error) => {
+                    failed.refused = Some(error);
+                    break;
+                }
+            }
+        }
+        failed.rest = mappings.collect();
+        if let (Some(shared), Some(flush)) =
+            (self.shared.get(at.index), cpu.flush.get_mut(at.index))
+        {
+            let home = Home {
+                spaces: &self.spaces,
+                cpus: &mut cpu.spaces,
+                here: at.index,
+            };
+            let retired = self
+                .flush
+                .retire_many(shared, flush, home, platform, items, each);
+            if let Err((error, owed)) = retired {
+                failed.invalidation = Some(error);
+                failed.owed = owed;
+            }
+        }
+        if failed.refused.is_none() && failed.invalidation.is_none() {
+            Ok(())
+        } else {
+            Err(failed)
+        }
+    }
+
+    fn clear<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        mapping: Mapping<B>,
+    ) -> Result<Retiring<S, B>, UnmapError<B>> {
+        let Mapping {
+            range,
+            direction,
+            bounce,
+            buffer,
+        } = mapping;
+        let reason = match (self.spaces.get(at.index), cpu.spaces.get_mut(at.index)) {
+            (Some(space), Some(own)) => match space.unmap(own, platform, range) {
+                Ok(gone) => {
+                    if let (Some(pool), Some(slot)) = (&self.bounce, &bounce) {
+                        pool.finish(platform.memory(), slot, direction);
+                    }
+                    return Ok(Retiring {
+                        gone,
+                        direction,
+                        buffer,
+                    });
+                }
+                Err(UnmapRefusal::Table(error)) => UnmapReason::Table(error, buffer),
+                Err(UnmapRefusal::NotAllocated) => UnmapReason::NotAllocated(buffer),
+            },
+            _ => UnmapReason::NotAttached(buffer),
+        };
+        Err(UnmapError {
+            device: at.device,
+            range,
+            reason,
+        })
+    }
+
+    /// Takes a range down at once, whatever the policy, because nobody was told of it. If the invalidation fails, its addresses are
+    /// given up rather than reused.
+    #[cold]
+    pub(crate) fn withdraw<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        range: IovaRange,
+    ) {
+        if let (Some(space), Some(own)) = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index))
+            && let Ok(gone) = space.unmap(own, platform, range)
+        {
+            let mut home = Home {
+                spaces: &self.spaces,
+                cpus: &mut cpu.spaces,
+                here: at.index,
+            };
+            let _ = gone.purge(&mut home, platform);
+        }
+    }
+}

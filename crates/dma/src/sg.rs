@@ -1,0 +1,201 @@
+//! `map_sg` and `unmap_sg`: scatterlists.
+
+use ringfence_types::{Direction, Iova, IovaRange, PhysRange};
+
+use crate::flush::Flush;
+use crate::layer::GRANULE;
+use crate::map::refused;
+use crate::space::Space;
+use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform, Segment, UnmapError};
+
+/// What a device accepts as one segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SgLimits {
+    /// Longest segment in bytes.
+    pub max_bytes: u64,
+    /// A segment never crosses a multiple of this power of two; `None` for no such limit.
+    pub boundary: Option<u64>,
+}
+
+impl Default for SgLimits {
+    /// 64 KiB segments that cross no 4 GiB boundary: Linux's defaults.
+    fn default() -> Self {
+        Self {
+            max_bytes: 65536,
+            boundary: Some(1 << 32),
+        }
+    }
+}
+
+/// A live scatterlist mapping; owns the driver's buffer until unmap.
+#[must_use = "a mapping that is dropped stays reachable by the device for ever"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct SgMapping<B> {
+    range: IovaRange,
+    direction: Direction,
+    buffer: B,
+    /// Steps that the allocator's search took.
+    pub steps: u32,
+}
+
+impl<B> SgMapping<B> {
+    /// The I/O virtual pages of the whole list, as bytes from the first byte of the first segment to the last of the last.
+    pub fn range(&self) -> IovaRange {
+        self.range
+    }
+
+    /// The direction.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+}
+
+/// Writes the device's segments into `out`, merging those that are contiguous as far as `limits` allow.
+fn segments(
+    ranges: impl Iterator<Item = IovaRange>,
+    limits: SgLimits,
+    out: &mut [Segment],
+) -> Option<usize> {
+    let mut used = 0_usize;
+    for range in ranges {
+        if let Some(last) = used.checked_sub(1).and_then(|i| out.get_mut(i))
+            && last.range.last().checked_add(1) == Some(range.start())
+            && let Some(merged) = IovaRange::inclusive(last.range.start(), range.last())
+            && merged.bytes() <= limits.max_bytes
+            && within(&merged, limits.boundary)
+        {
+            last.range = merged;
+            continue;
+        }
+        *out.get_mut(used)? = Segment { range };
+        used += 1;
+    }
+    Some(used)
+}
+
+/// Whether the range stays between two multiples of `boundary`.
+fn within(range: &IovaRange, boundary: Option<u64>) -> bool {
+    boundary.is_none_or(|b| range.start().align_down(b) == range.last().align_down(b))
+}
+
+/// The device-visible range of each piece, for pieces placed page by page from `base`.
+fn placed<'a>(base: Iova, pieces: &'a [PhysRange]) -> impl Iterator<Item = IovaRange> + 'a {
+    let mut page = base;
+    pieces.iter().filter_map(move |piece| {
+        let start = page.wrapping_add(piece.start().offset_in(GRANULE.bytes()));
+        page = page.wrapping_add(piece.pages(GRANULE) << GRANULE.shift());
+        IovaRange::new(start, piece.bytes())
+    })
+}
+
+impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+    /// Makes the pieces of a scatterlist reachable at consecutive pages. Returns the mapping and how many entries of `out` describe
+    /// it to the device: as many as there are pieces, or fewer where contiguous ones merge.
+    ///
+    /// # Errors
+    /// The buffer comes back; the layer is as before. Nothing is mapped if `out` is too short: it needs room for as many
+    /// segments as there are pieces, unless they merge.
+    #[allow(clippy::too_many_arguments)]
+    pub fn map_sg<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        buffer: B,
+        pieces: &[PhysRange],
+        direction: Direction,
+        limits: SgLimits,
+        out: &mut [Segment],
+    ) -> Result<(SgMapping<B>, usize), (B, MapError)> {
+        let first = pieces.first().copied();
+        if out.len() < pieces.len() && segments(placed(Iova::ZERO, pieces), limits, out).is_none() {
+            return Err((buffer, refused(at, first, MapReason::TooManySegments)));
+        }
+        match self.place(cpu, platform, at, pieces, direction) {
+            Ok(found) => {
+                let base = found.range.start().align_down(GRANULE.bytes());
+                let Some(used) = segments(placed(base, pieces), limits, out) else {
+                    // The addresses crossed a boundary that zero-based ones did not. No descriptor was written, but the device may
+                    // have guessed: the range is invalidated before it is free again.
+                    self.withdraw(cpu, platform, at, found.range);
+                    return Err((buffer, refused(at, first, MapReason::TooManySegments)));
+                };
+                Ok((
+                    SgMapping {
+                        range: found.range,
+                        direction,
+                        buffer,
+                        steps: found.steps,
+                    },
+                    used,
+                ))
+            }
+            Err(MapReason::NotContiguous) => {
+                self.map_pieces(cpu, platform, at, buffer, pieces, direction, limits, out)
+            }
+            Err(reason) => Err((buffer, refused(at, first, reason))),
+        }
+    }
+
+    /// Identity spaces: each piece is where it is.
+    #[allow(clippy::too_many_arguments)]
+    fn map_pieces<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        buffer: B,
+        pieces: &[PhysRange],
+        direction: Direction,
+        limits: SgLimits,
+        out: &mut [Segment],
+    ) -> Result<(SgMapping<B>, usize), (B, MapError)> {
+        let mut range = None;
+        for piece in pieces {
+            match self.place(cpu, platform, at, core::slice::from_ref(piece), direction) {
+                Ok(found) => range = range.or(Some(found.range)),
+                Err(reason) => return Err((buffer, refused(at, Some(*piece), reason))),
+            }
+        }
+        let ranges = pieces
+            .iter()
+            .filter_map(|piece| IovaRange::new(Iova::new(piece.start().get()), piece.bytes()));
+        match (range, segments(ranges, limits, out)) {
+            (Some(range), Some(used)) => Ok((
+                SgMapping {
+                    range,
+                    direction,
+                    buffer,
+                    steps: 0,
+                },
+                used,
+            )),
+            (None, _) => Err((buffer, refused(at, None, MapReason::Empty))),
+            (_, None) => Err((
+                buffer,
+                refused(at, pieces.first().copied(), MapReason::TooManySegments),
+            )),
+        }
+    }
+
+    /// Takes a scatterlist mapping down.
+    ///
+    /// # Errors
+    /// As for [`unmap_single`](Self::unmap_single).
+    #[inline]
+    pub fn unmap_sg<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        mapping: SgMapping<B>,
+    ) -> Result<F::Outcome, UnmapError<B>> {
+        let SgMapping {
+            range,
+            direction,
+            buffer,
+            ..
+        } = mapping;
+        self.take_down(cpu, platform, at, range, direction, buffer)
+    }
+}

@@ -1,0 +1,110 @@
+//! Spaces in which a device uses physical addresses: no allocator, and no table or one that never changes.
+
+use ringfence_types::{
+    DomainId, Flushed, Iova, IovaRange, PageSize, Permissions, Pfn, PhysRange, WholeDomain,
+};
+
+use super::{Limits, Placed, Space, UnmapRefusal, Untouched};
+use crate::{MapReason, Platform};
+
+/// The I/O virtual address is the physical address: no IOMMU (`none`), pass-through in hardware (HWpt), or a table that maps
+/// all of memory to itself (SWpt; see [`StaticTable`]). Nothing is installed and nothing dies (OS14).
+#[derive(Debug, Clone, Copy)]
+pub struct Identity {
+    domain: DomainId,
+}
+
+impl Identity {
+    /// The identity space of `domain`.
+    pub const fn new(domain: DomainId) -> Self {
+        Self { domain }
+    }
+}
+
+impl Space for Identity {
+    type PerCpu = ();
+    type Returned = Flushed;
+    type Gone = Untouched;
+
+    fn per_cpu(&self) -> Self::PerCpu {}
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.domain
+    }
+
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        _cpu: &mut (),
+        _platform: &mut P,
+        pieces: &[PhysRange],
+        _permissions: Permissions,
+        limits: Limits,
+    ) -> Result<Placed, MapReason> {
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
+            return Err(MapReason::Empty);
+        };
+        let contiguous = pieces.windows(2).all(|pair| match pair {
+            [a, b] => a.last().checked_add(1) == Some(b.start()),
+            _ => true,
+        });
+        if !contiguous {
+            return Err(MapReason::NotContiguous);
+        }
+        let range =
+            IovaRange::inclusive(Iova::new(first.start().get()), Iova::new(last.last().get()))
+                .ok_or(MapReason::TooLarge)?;
+        if Pfn::containing(range.last()) > limits.mask {
+            return Err(MapReason::BeyondMask);
+        }
+        Ok(Placed { range, steps: 0 })
+    }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        _cpu: &mut (),
+        _platform: &mut P,
+        _range: IovaRange,
+    ) -> Result<Untouched, UnmapRefusal> {
+        Ok(Untouched)
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, _cpu: &mut (), _platform: &mut P) {}
+
+    #[inline]
+    fn release(&self, _cpu: &mut (), _range: Flushed) {}
+
+    fn flushed<P: Platform>(&self, _: &mut (), _: &mut P, _: Flushed<WholeDomain>) {}
+
+    fn drain(&self, _cpu: &mut ()) {}
+}
+
+/// Fills a table once with an identity map of `memory` (SWpt, HW11; whole-guest maps, OS14).
+pub struct StaticTable;
+
+impl StaticTable {
+    /// Maps every whole page of each range of `memory` to itself, readable and writable, with the largest leaves the table takes.
+    ///
+    /// # Errors
+    /// The table's; ranges mapped before stay mapped, for the caller to discard with the table.
+    pub fn fill<F: ringfence_pgtable::Format, P: Platform>(
+        table: &ringfence_pgtable::Table<F>,
+        platform: &P,
+        memory: &[PhysRange],
+    ) -> Result<(), ringfence_pgtable::MapError> {
+        for range in memory {
+            let pages = range.to_pages(PageSize::Size4K);
+            let request = ringfence_pgtable::MapRequest {
+                iova: Iova::new(pages.start().get()),
+                pa: pages.start(),
+                pages: pages.pages(PageSize::Size4K),
+                permissions: Permissions::READ_WRITE,
+            };
+            table.map(platform.memory(), platform.frames(), request)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,183 @@
+//! Where I/O virtual addresses come from and what the hardware looks up (questions 1 and 2 of a mode).
+//!
+//! The two questions stand behind one role because some systems answer them with one object: an identity space has neither
+//! allocator nor changing table, and a ring's tail is allocator and table at once (decision 0002).
+
+mod identity;
+mod paged;
+mod translations;
+
+pub use identity::{Identity, StaticTable};
+pub use paged::{Paged, Rounding};
+pub use translations::{CachedTable, PlainTable, Reclaiming, TablePages, Translations};
+
+use ringfence_iova::Returned;
+use ringfence_types::{
+    CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, IovaRange, Pending,
+    Permissions, PfnRange, PhysRange, Unmapped, WholeDomain,
+};
+
+use crate::flush::Home;
+use crate::{MapReason, Platform};
+
+/// How high an address may lie: the preferred limit is tried first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Highest page that saves the bus a dual-address cycle (32 bit), never above `mask`.
+    pub preferred: ringfence_types::Pfn,
+    /// Highest page that the device's DMA mask allows.
+    pub mask: ringfence_types::Pfn,
+}
+
+/// Addresses found for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placed {
+    /// The device-visible bytes, from the first byte of the first piece to the last byte of the last one.
+    pub range: IovaRange,
+    /// Steps that the allocator's search took.
+    pub steps: u32,
+}
+
+/// A range that left the table, and what its invalidation must cover. `T` are table pages that left with it.
+#[must_use = "the range may still be cached by the hardware"]
+#[derive(Debug)]
+pub struct Gone<T = ()> {
+    /// The reserved range, cleared.
+    pub unmapped: Unmapped,
+    /// Which cached entries must go.
+    pub levels: CachedLevels,
+    /// Table pages that may be freed after the same invalidation.
+    pub tables: T,
+}
+
+impl<T: TablePages> Gone<T> {
+    /// The invalidation of exactly this range.
+    #[inline]
+    pub(crate) fn request(&self) -> Invalidation {
+        Invalidation::Pages {
+            domain: self.unmapped.domain(),
+            range: self.unmapped.range(),
+            levels: self.levels,
+        }
+    }
+}
+
+/// What unmap leaves, taken care of at once whatever the flush policy is.
+pub trait Remains: Sized {
+    /// Invalidates what is left and gives the addresses home.
+    ///
+    /// # Errors
+    /// The addresses are given up: they are never reused.
+    fn purge<S: Space<Gone = Self>, P: Platform>(
+        self,
+        home: &mut Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError>;
+}
+
+impl Remains for Untouched {
+    #[inline]
+    fn purge<S: Space<Gone = Self>, P: Platform>(
+        self,
+        _home: &mut Home<'_, S>,
+        _platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        Ok(())
+    }
+}
+
+impl<T: TablePages> Remains for Gone<T> {
+    fn purge<S: Space<Gone = Self>, P: Platform>(
+        self,
+        home: &mut Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        home.sync(platform);
+        let request = self.request();
+        let batch = (self.unmapped, self.tables);
+        let (range, tables) = Pending::submit(platform.invalidator(), request, batch)
+            .map_err(|(_, error)| error)?
+            .wait(platform.invalidator())
+            .map_err(|(_, error)| error)?
+            .split();
+        T::release(tables, platform);
+        home.release(range);
+        Ok(())
+    }
+}
+
+/// The translation is as it was before: the space translates nothing, or always the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Untouched;
+
+/// Why a range was not unmapped; nothing has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnmapRefusal {
+    /// The table refused.
+    Table(ringfence_pgtable::UnmapError),
+    /// No allocated range starts there, or it has another size.
+    NotAllocated,
+}
+
+/// One I/O address space.
+pub trait Space {
+    /// One processor's part of the space.
+    type PerCpu;
+    /// What a range must have gone through before it can be reused.
+    type Returned: Returned;
+    /// What unmap leaves to be flushed: [`Gone`], or [`Untouched`] where nothing was installed and nothing is cleared. A
+    /// flush policy says which of the two it can deal with.
+    type Gone: Remains;
+
+    /// A handle for one more processor.
+    fn per_cpu(&self) -> Self::PerCpu;
+
+    /// The domain that tags its translations.
+    fn domain(&self) -> DomainId;
+
+    /// Makes `pieces` reachable at consecutive I/O virtual pages, each piece at its own offset in its first page.
+    ///
+    /// # Errors
+    /// The state is unchanged.
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: Limits,
+    ) -> Result<Placed, MapReason>;
+
+    /// Clears the translations of the pages of `range`.
+    ///
+    /// # Errors
+    /// The state is unchanged.
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        range: IovaRange,
+    ) -> Result<Self::Gone, UnmapRefusal>;
+
+    /// Makes everything cleared so far visible to a walker that does not snoop the caches. Before an invalidation.
+    fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P);
+
+    /// Takes a range back.
+    fn release(&self, cpu: &mut Self::PerCpu, range: Self::Returned);
+
+    /// Everything unmapped in the domain before `proof` may be reused; table pages retired before it may be freed.
+    fn flushed<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        proof: Flushed<WholeDomain>,
+    );
+
+    /// Gives what the handle caches back to the space.
+    fn drain(&self, cpu: &mut Self::PerCpu);
+
+    /// The range reserved for a mapping of the pages of `range`.
+    fn reserved(&self, range: PfnRange) -> PfnRange {
+        range
+    }
+}

@@ -1,0 +1,289 @@
+//! An allocator in front of a page table: the space of every mode that translates by pages.
+
+use ringfence_iova::{AllocError, IovaAllocator, Request};
+use ringfence_pgtable::MapRequest;
+use ringfence_types::{
+    CachedLevels, DomainId, Flushed, IovaRange, PageSize, Pending, Permissions, Pfn, PfnRange,
+    PhysRange, Unmapped, WholeDomain,
+};
+
+use super::{Gone, Limits, Placed, Space, TablePages, Translations, UnmapRefusal};
+use crate::{MapReason, Platform};
+
+const GRANULE: PageSize = PageSize::Size4K;
+
+/// How many pages are reserved for a mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// As many as are mapped.
+    Exact,
+    /// The next power of two, naturally aligned, as Linux does so that an invalidation by address mask is exact
+    /// (EIOVAR section 3). Reserves addresses only; no memory is mapped there.
+    PowerOfTwo,
+}
+
+/// Allocator and table of one domain.
+#[derive(Debug)]
+pub struct Paged<A, T> {
+    allocator: A,
+    table: T,
+    rounding: Rounding,
+}
+
+/// One processor's part of a [`Paged`] space.
+#[derive(Debug)]
+pub struct PagedCpu<A, T> {
+    allocator: A,
+    table: T,
+}
+
+impl<A: IovaAllocator, T: Translations> Paged<A, T> {
+    /// A space that takes addresses from `allocator` and installs them in `table`.
+    pub fn new(allocator: A, table: T, rounding: Rounding) -> Self {
+        Self {
+            allocator,
+            table,
+            rounding,
+        }
+    }
+
+    /// The allocator.
+    pub fn allocator(&self) -> &A {
+        &self.allocator
+    }
+
+    /// The table.
+    pub fn table(&self) -> &T {
+        &self.table
+    }
+
+    #[inline]
+    fn request(&self, pages: u64, limit: Pfn) -> Option<Request> {
+        Some(match self.rounding {
+            Rounding::Exact => Request::new(pages, limit),
+            Rounding::PowerOfTwo => {
+                let pages = pages.checked_next_power_of_two()?;
+                Request {
+                    pages,
+                    align_order: pages.trailing_zeros() as u8,
+                    limit,
+                }
+            }
+        })
+    }
+
+    /// 32-bit addresses first, then everything the device reaches.
+    #[inline]
+    fn alloc(
+        &self,
+        cpu: &mut A::PerCpu,
+        pages: u64,
+        limits: Limits,
+    ) -> Result<ringfence_iova::Allocation, MapReason> {
+        let request = self
+            .request(pages, limits.preferred)
+            .ok_or(MapReason::TooLarge)?;
+        match self.allocator.alloc(cpu, &request) {
+            Err(AllocError::Exhausted { .. }) if limits.mask > limits.preferred => {
+                let request = Request {
+                    limit: limits.mask,
+                    ..request
+                };
+                self.allocator
+                    .alloc(cpu, &request)
+                    .map_err(MapReason::Alloc)
+            }
+            other => other.map_err(MapReason::Alloc),
+        }
+    }
+
+    /// Undoes a partly installed mapping. The device may already have walked to the pieces that were installed, so the range is
+    /// invalidated before it is free again; if even that fails, the addresses are given up.
+    #[cold]
+    fn roll_back<P: Platform>(
+        &self,
+        cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        reserved: PfnRange,
+        installed: Option<PfnRange>,
+    ) {
+        let gone = match installed {
+            Some(range) => self.table.unmap(&mut cpu.table, platform, range).ok(),
+            None => {
+                let cleared = Unmapped::attest_cleared(self.table.domain(), reserved);
+                Some((cleared, CachedLevels::Leaves, T::Pages::default()))
+            }
+        };
+        // Without an answer somebody else cleared what this call installed: nothing is freed that is not understood.
+        let Some((unmapped, levels, tables)) = gone else {
+            return;
+        };
+        let Ok(unmapped) = unmapped.widen(reserved) else {
+            return;
+        };
+        self.table.sync(&mut cpu.table, platform);
+        let gone = Gone {
+            unmapped,
+            levels,
+            tables,
+        };
+        let request = gone.request();
+        let batch = (gone.unmapped, gone.tables);
+        if let Ok(pending) = Pending::submit(platform.invalidator(), request, batch)
+            && let Ok(flushed) = pending.wait(platform.invalidator())
+        {
+            let (range, tables) = flushed.split();
+            T::Pages::release(tables, platform);
+            self.allocator.free(&mut cpu.allocator, range.into());
+        }
+    }
+}
+
+/// Pages of all pieces together, each piece beginning on a page of its own.
+#[inline]
+fn total_pages(pieces: &[PhysRange]) -> Result<u64, MapReason> {
+    let mut pages = 0_u64;
+    for piece in pieces {
+        pages = pages
+            .checked_add(piece.pages(GRANULE))
+            .ok_or(MapReason::TooLarge)?;
+    }
+    if pages == 0 {
+        return Err(MapReason::Empty);
+    }
+    Ok(pages)
+}
+
+impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
+    type PerCpu = PagedCpu<A::PerCpu, T::PerCpu>;
+    type Returned = A::Returned;
+    type Gone = Gone<T::Pages>;
+
+    fn per_cpu(&self) -> Self::PerCpu {
+        PagedCpu {
+            allocator: self.allocator.per_cpu(),
+            table: self.table.per_cpu(),
+        }
+    }
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.table.domain()
+    }
+
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: Limits,
+    ) -> Result<Placed, MapReason> {
+        let pages = total_pages(pieces)?;
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
+            return Err(MapReason::Empty);
+        };
+        let found = self.alloc(&mut cpu.allocator, pages, limits)?;
+        let base = found.range.lo().iova();
+        let mut done = 0_u64;
+        for piece in pieces {
+            let count = piece.pages(GRANULE);
+            let request = MapRequest {
+                iova: base.wrapping_add(done << GRANULE.shift()),
+                pa: piece.start().align_down(GRANULE.bytes()),
+                pages: count,
+                permissions,
+            };
+            let installed = if count == pages {
+                self.table.map(&mut cpu.table, platform, request)
+            } else {
+                self.table.map_deferred(&mut cpu.table, platform, request)
+            };
+            if let Err(error) = installed {
+                let installed = PfnRange::new(found.range.lo(), done);
+                self.roll_back(cpu, platform, found.range, installed);
+                return Err(MapReason::Table(error));
+            }
+            done += count;
+        }
+        if pieces.len() > 1 {
+            self.table.sync(&mut cpu.table, platform);
+        }
+        let start = base.wrapping_add(first.start().offset_in(GRANULE.bytes()));
+        let end = base.wrapping_add(
+            ((pages - 1) << GRANULE.shift()) | last.last().offset_in(GRANULE.bytes()),
+        );
+        let range = IovaRange::inclusive(start, end).ok_or(MapReason::TooLarge)?;
+        Ok(Placed {
+            range,
+            steps: found.steps,
+        })
+    }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        range: IovaRange,
+    ) -> Result<Self::Gone, UnmapRefusal> {
+        let mapped = PfnRange::covering(&range);
+        let reserved = self.reserved(mapped);
+        // The find of the rIOMMU document's Table 1: trees know the size of a range, and notice a wrong one.
+        if let Some(found) = self.allocator.find(&mut cpu.allocator, mapped.lo())
+            && found != reserved
+        {
+            return Err(UnmapRefusal::NotAllocated);
+        }
+        let (unmapped, levels, tables) = self
+            .table
+            .unmap(&mut cpu.table, platform, mapped)
+            .map_err(UnmapRefusal::Table)?;
+        let unmapped = match unmapped.widen(reserved) {
+            Ok(widened) => widened,
+            Err(as_mapped) => as_mapped,
+        };
+        Ok(Gone {
+            unmapped,
+            levels,
+            tables,
+        })
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P) {
+        self.table.sync(&mut cpu.table, platform);
+    }
+
+    #[inline]
+    fn release(&self, cpu: &mut Self::PerCpu, range: Self::Returned) {
+        self.allocator.free(&mut cpu.allocator, range);
+    }
+
+    fn flushed<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        proof: Flushed<WholeDomain>,
+    ) {
+        self.table.flushed(&mut cpu.table, platform, &proof);
+        self.allocator.flushed(&mut cpu.allocator, proof);
+    }
+
+    fn drain(&self, cpu: &mut Self::PerCpu) {
+        self.allocator.drain(&mut cpu.allocator);
+    }
+
+    #[inline]
+    fn reserved(&self, mapped: PfnRange) -> PfnRange {
+        match self.rounding {
+            Rounding::Exact => mapped,
+            Rounding::PowerOfTwo => mapped
+                .pages()
+                .checked_next_power_of_two()
+                .and_then(|pages| PfnRange::new(mapped.lo(), pages))
+                .unwrap_or(mapped),
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! The page table as the mapping layer uses it.
+
+use ringfence_pgtable::{
+    Dirty, Format, LeafCache, MapError, MapRequest, ReclaimingTable, Retired, Table, UnmapError,
+};
+use ringfence_types::{Batch, CachedLevels, DomainId, Flushed, Lock, PfnRange, Unmapped};
+
+use crate::Platform;
+
+/// What the hardware looks up (question 2 of a mode), for spaces whose addresses come from an allocator.
+///
+/// On a platform whose walker does not snoop, [`map`](Self::map) leaves the entries in memory; entries of
+/// [`map_deferred`](Self::map_deferred) and [`unmap`](Self::unmap) get there with [`sync`](Self::sync).
+pub trait Translations {
+    /// One processor's part.
+    type PerCpu;
+    /// Table pages that unmap may take away.
+    type Pages: TablePages;
+
+    /// A handle for one more processor.
+    fn per_cpu(&self) -> Self::PerCpu;
+
+    /// The domain that tags the translations.
+    fn domain(&self) -> DomainId;
+
+    /// Installs a run of pages.
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError>;
+
+    /// Installs a run of pages of which the device is not told before [`sync`](Self::sync).
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    fn map_deferred<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.map(cpu, platform, request)
+    }
+
+    /// Clears the leaves of `range`; [`sync`](Self::sync) comes before the invalidation.
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels, Self::Pages), UnmapError>;
+
+    /// Waits until everything deferred is in memory.
+    fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P);
+}
+
+/// Table pages on their way back to their source.
+pub trait TablePages: Batch + Default {
+    /// Whether there can be any.
+    const ANY: bool;
+
+    /// Frees them: no walk cache leads to them any more.
+    fn release<P: Platform>(flushed: Flushed<Self>, platform: &mut P);
+}
+
+impl TablePages for () {
+    const ANY: bool = false;
+
+    #[inline]
+    fn release<P: Platform>(_flushed: Flushed<()>, _platform: &mut P) {}
+}
+
+impl TablePages for Retired {
+    const ANY: bool = true;
+
+    fn release<P: Platform>(flushed: Flushed<Self>, platform: &mut P) {
+        Self::release(flushed, platform.frames());
+    }
+}
+
+/// A table without anything in front.
+#[derive(Debug)]
+pub struct PlainTable<F>(pub Table<F>);
+
+impl<F: Format> Translations for PlainTable<F> {
+    type PerCpu = Dirty;
+    type Pages = ();
+
+    fn per_cpu(&self) -> Dirty {
+        Dirty::new()
+    }
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.0.domain()
+    }
+
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        _dirty: &mut Dirty,
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.0.map(platform.memory(), platform.frames(), request)
+    }
+
+    #[inline]
+    fn map_deferred<P: Platform>(
+        &self,
+        dirty: &mut Dirty,
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.0
+            .map_deferred(platform.memory(), platform.frames(), request, dirty)
+    }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        dirty: &mut Dirty,
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
+        let (unmapped, levels) = self.0.unmap_deferred(platform.memory(), range, dirty)?;
+        Ok((unmapped, levels, ()))
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, dirty: &mut Dirty, platform: &mut P) {
+        dirty.sync(platform.memory());
+    }
+}
+
+/// A table whose leaf tables each processor remembers.
+#[derive(Debug)]
+pub struct CachedTable<F>(pub Table<F>);
+
+impl<F: Format> Translations for CachedTable<F> {
+    type PerCpu = (LeafCache, Dirty);
+    type Pages = ();
+
+    fn per_cpu(&self) -> (LeafCache, Dirty) {
+        (self.0.leaf_cache(), Dirty::new())
+    }
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.0.domain()
+    }
+
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        (cache, _): &mut (LeafCache, Dirty),
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        cache.map(&self.0, platform.memory(), platform.frames(), request)
+    }
+
+    #[inline]
+    fn map_deferred<P: Platform>(
+        &self,
+        (cache, dirty): &mut (LeafCache, Dirty),
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        cache.map_deferred(
+            &self.0,
+            platform.memory(),
+            platform.frames(),
+            request,
+            dirty,
+        )
+    }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        (cache, dirty): &mut (LeafCache, Dirty),
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
+        let (unmapped, levels) = cache.unmap_deferred(&self.0, platform.memory(), range, dirty)?;
+        Ok((unmapped, levels, ()))
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, (_, dirty): &mut (LeafCache, Dirty), platform: &mut P) {
+        dirty.sync(platform.memory());
+    }
+}
+
+/// A table that gives empty table pages back, behind the embedder's lock because it has one writer at a time (AL07).
+#[derive(Debug)]
+pub struct Reclaiming<F, L> {
+    table: L,
+    domain: DomainId,
+    format: core::marker::PhantomData<F>,
+}
+
+impl<F: Format, L: Lock<ReclaimingTable<F>>> Reclaiming<F, L> {
+    /// Puts the lock that `lock` makes around `table`.
+    pub fn new(table: ReclaimingTable<F>, lock: impl FnOnce(ReclaimingTable<F>) -> L) -> Self {
+        Self {
+            domain: table.domain(),
+            table: lock(table),
+            format: core::marker::PhantomData,
+        }
+    }
+
+    /// Bytes that the tables take.
+    pub fn table_bytes(&self) -> u64 {
+        self.table.with(|table| table.table_bytes())
+    }
+}
+
+impl<F: Format, L: Lock<ReclaimingTable<F>>> Translations for Reclaiming<F, L> {
+    type PerCpu = ();
+    type Pages = Retired;
+
+    fn per_cpu(&self) {}
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.domain
+    }
+
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        (): &mut (),
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.table
+            .with(|table| table.map(platform.memory(), platform.frames(), request))
+    }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        (): &mut (),
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels, Retired), UnmapError> {
+        self.table.with(|table| {
+            let (unmapped, levels) = table.unmap(platform.memory(), range)?;
+            Ok((unmapped, levels, table.take_retired()))
+        })
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, (): &mut (), _platform: &mut P) {}
+}

@@ -1,0 +1,206 @@
+//! Devices that misbehave, and one that does not (the three attackers of the attack classes, and the neighbour for sub-page leaks).
+//!
+//! A well-behaved device violates nothing even without an IOMMU, so exposure is measured under attack. An attacker is told
+//! what the driver does, makes accesses through a [`Port`], and learns of each only whether it was stopped.
+
+mod neighbour;
+mod passive;
+mod racer;
+mod replayer;
+
+pub use neighbour::Neighbour;
+pub use passive::Passive;
+pub use racer::{Racer, WARM_MAPPINGS};
+pub use replayer::{DEAD_RANGES, Replayer, Reuse};
+
+use ringfence_types::{Access, DeviceId, Direction, Fault, Iova, IovaRange, PageSize};
+
+use crate::Request;
+
+/// A mapping as its device knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Mapping {
+    /// Whose it is.
+    pub device: DeviceId,
+    /// The bytes of the buffer, as the device addresses them.
+    pub range: IovaRange,
+    /// What it was mapped for.
+    pub direction: Direction,
+}
+
+impl Mapping {
+    /// The access that the mapping is meant for; a write where both are.
+    #[inline]
+    pub const fn access(&self) -> Access {
+        match self.direction {
+            Direction::ToDevice => Access::Read,
+            Direction::FromDevice | Direction::Bidirectional => Access::Write,
+        }
+    }
+
+    #[inline]
+    fn request(&self, iova: Iova, bytes: u64) -> Request {
+        Request {
+            device: self.device,
+            iova,
+            bytes,
+            access: self.access(),
+        }
+    }
+
+    /// Touches the first and the last byte; whether any access was let through.
+    #[inline]
+    fn touch_ends<P: Port>(&self, port: &mut P) -> bool {
+        let (first, last) = (self.range.start(), self.range.last());
+        let mut reached = port.access(&self.request(first, 1)).is_ok();
+        if last != first {
+            reached |= port.access(&self.request(last, 1)).is_ok();
+        }
+        reached
+    }
+
+    /// The part of the buffer on each of its pages, in order.
+    fn pages(&self) -> impl Iterator<Item = IovaRange> + use<> {
+        let range = self.range;
+        let mut next = Some(range.start());
+        core::iter::from_fn(move || {
+            let start = next?;
+            let page_end = start
+                .align_down(PageSize::Size4K.bytes())
+                .wrapping_add(PageSize::Size4K.bytes() - 1);
+            let end = page_end.min(range.last());
+            next = (end < range.last()).then(|| end.wrapping_add(1));
+            IovaRange::inclusive(start, end)
+        })
+    }
+}
+
+/// What a driver does, as its device can notice it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A buffer has been mapped.
+    Mapped(Mapping),
+    /// A buffer is about to be unmapped: the last moment at which the device may use it.
+    Unmapping(Mapping),
+    /// Unmap has returned.
+    Unmapped(Mapping),
+    /// Something else happened; time has passed.
+    Other,
+}
+
+/// Makes accesses.
+pub trait Port {
+    /// Makes one access.
+    ///
+    /// # Errors
+    /// The fault that stopped it.
+    fn access(&mut self, request: &Request) -> Result<(), Fault>;
+}
+
+impl<F: FnMut(&Request) -> Result<(), Fault>> Port for F {
+    #[inline]
+    fn access(&mut self, request: &Request) -> Result<(), Fault> {
+        self(request)
+    }
+}
+
+/// Decides which accesses to make. Knows the mappings and the outcome of its accesses, not the mode.
+pub trait Attacker {
+    /// Reacts to `event` with accesses through `port`.
+    fn on<P: Port>(&mut self, event: &Event, port: &mut P);
+}
+
+/// Both, one after the other.
+impl<A: Attacker, B: Attacker> Attacker for (A, B) {
+    #[inline]
+    fn on<P: Port>(&mut self, event: &Event, port: &mut P) {
+        self.0.on(event, port);
+        self.1.on(event, port);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use ringfence_types::FaultReason;
+
+    /// A port that notes what is asked and stops what `stopped` says.
+    pub(crate) struct Script<S> {
+        pub(crate) stopped: S,
+        pub(crate) seen: Vec<(u64, u64)>,
+    }
+
+    impl<S: FnMut(&Request) -> bool> Port for Script<S> {
+        fn access(&mut self, request: &Request) -> Result<(), Fault> {
+            self.seen.push((request.iova.get(), request.bytes));
+            if (self.stopped)(request) {
+                return Err(Fault {
+                    device: request.device,
+                    iova: request.iova,
+                    access: request.access,
+                    reason: FaultReason::NotPresent,
+                });
+            }
+            Ok(())
+        }
+    }
+
+    impl<S: FnMut(&Request) -> bool> Script<S> {
+        pub(crate) fn new(stopped: S) -> Self {
+            Self {
+                stopped,
+                seen: Vec::new(),
+            }
+        }
+
+        pub(crate) fn take(&mut self) -> Vec<(u64, u64)> {
+            std::mem::take(&mut self.seen)
+        }
+    }
+
+    pub(crate) fn mapping(iova: u64, bytes: u64) -> Mapping {
+        Mapping {
+            device: DeviceId::new(8),
+            range: IovaRange::new(Iova::new(iova), bytes).unwrap(),
+            direction: Direction::FromDevice,
+        }
+    }
+
+    #[test]
+    fn accesses_follow_the_direction() {
+        for (direction, access) in [
+            (Direction::ToDevice, Access::Read),
+            (Direction::FromDevice, Access::Write),
+            (Direction::Bidirectional, Access::Write),
+        ] {
+            let mapping = Mapping {
+                direction,
+                ..mapping(0, 1)
+            };
+            assert_eq!(mapping.access(), access);
+        }
+    }
+
+    #[test]
+    fn pages_cover_the_buffer_exactly() {
+        let top = u64::MAX - 0xfff;
+        let cases: [(u64, u64, &[(u64, u64)]); 5] = [
+            (0x1000, 1, &[(0x1000, 1)]),
+            (0x1fff, 2, &[(0x1fff, 1), (0x2000, 1)]),
+            (0x1000, 0x1000, &[(0x1000, 0x1000)]),
+            (
+                0x1800,
+                0x2000,
+                &[(0x1800, 0x800), (0x2000, 0x1000), (0x3000, 0x800)],
+            ),
+            (top - 1, 0x1001, &[(top - 1, 1), (top, 0x1000)]),
+        ];
+        for (iova, bytes, expected) in cases {
+            let pages: Vec<_> = mapping(iova, bytes)
+                .pages()
+                .map(|page| (page.start().get(), page.bytes()))
+                .collect();
+            assert_eq!(pages, expected);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The attacker that keeps translations warm (A02, A27).
+
+use std::collections::VecDeque;
+
+use super::{Attacker, Event, Mapping, Port};
+
+/// How many live mappings a [`Racer`] keeps warm.
+pub const WARM_MAPPINGS: usize = 64;
+
+/// Touches the youngest live mappings in turn, one at every event, and every page of a mapping just before it is unmapped, so
+/// that the translation is in the IOTLB when it should die. Does no harm by itself: it prepares a [`Replayer`](super::Replayer).
+#[derive(Debug, Clone, Default)]
+pub struct Racer {
+    /// Live mappings, the one to be touched next in front.
+    warm: VecDeque<Mapping>,
+}
+
+impl Racer {
+    /// A racer without mappings.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn keep_warm<P: Port>(&mut self, port: &mut P) {
+        if let Some(mapping) = self.warm.pop_front() {
+            let _ = port.access(&mapping.request(mapping.range.start(), 1));
+            self.warm.push_back(mapping);
+        }
+    }
+}
+
+impl Attacker for Racer {
+    fn on<P: Port>(&mut self, event: &Event, port: &mut P) {
+        match event {
+            Event::Unmapping(mapping) => {
+                for page in mapping.pages() {
+                    let _ = port.access(&mapping.request(page.start(), 1));
+                }
+                // It is about to die: a later touch would no longer be a live one.
+                if let Some(at) = self.warm.iter().position(|warm| warm == mapping) {
+                    self.warm.remove(at);
+                }
+            }
+            Event::Mapped(mapping) => {
+                self.keep_warm(port);
+                if self.warm.len() >= WARM_MAPPINGS {
+                    self.warm.pop_front();
+                }
+                self.warm.push_back(*mapping);
+            }
+            Event::Unmapped(_) | Event::Other => self.keep_warm(port),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Script, mapping};
+    use super::*;
+
+    #[test]
+    fn warms_in_turn_and_before_unmap() {
+        let mut port = Script::new(|_| false);
+        let mut racer = Racer::new();
+        let (a, b) = (mapping(0x1000, 0x10), mapping(0x5f00, 0x200));
+        racer.on(&Event::Mapped(a), &mut port);
+        assert!(port.take().is_empty());
+        racer.on(&Event::Mapped(b), &mut port);
+        racer.on(&Event::Other, &mut port);
+        racer.on(&Event::Other, &mut port);
+        assert_eq!(port.take(), [(0x1000, 1), (0x1000, 1), (0x5f00, 1)]);
+        racer.on(&Event::Unmapping(b), &mut port);
+        assert_eq!(port.take(), [(0x5f00, 1), (0x6000, 1)]);
+        racer.on(&Event::Unmapped(b), &mut port);
+        racer.on(&Event::Other, &mut port);
+        assert_eq!(port.take(), [(0x1000, 1), (0x1000, 1)]);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut port = Script::new(|_| true);
+        let mut racer = Racer::new();
+        for page in 0..1000 {
+            racer.on(&Event::Mapped(mapping(page << 12, 1)), &mut port);
+        }
+        assert_eq!(racer.warm.len(), WARM_MAPPINGS);
+    }
+}

@@ -1,0 +1,37 @@
+//! The port to the bytes that devices move.
+
+use core::fmt;
+
+use ringfence_types::PhysAddr;
+
+/// Memory as devices see it: bytes. Tables are reached through [`PhysMemory`](ringfence_types::PhysMemory).
+pub trait ByteMemory {
+    /// Fills `into` from `at`.
+    ///
+    /// # Errors
+    /// [`Unreachable`] if some of the bytes lie outside memory; `into` is then unspecified.
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Result<(), Unreachable>;
+
+    /// Stores `from` at `at`.
+    ///
+    /// # Errors
+    /// [`Unreachable`] if some of the bytes lie outside memory; nothing is stored.
+    fn write(&self, at: PhysAddr, from: &[u8]) -> Result<(), Unreachable>;
+}
+
+/// There is no memory there: on a real bus, an unsupported request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Unreachable {
+    /// First byte asked for.
+    pub at: PhysAddr,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {} lie outside memory", self.bytes, self.at)
+    }
+}
+
+impl core::error::Error for Unreachable {}

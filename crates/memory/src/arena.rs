@@ -1,0 +1,166 @@
+//! The sparse arena.
+
+use core::fmt;
+use core::sync::atomic::AtomicU64;
+
+use ringfence_types::{MemoryError, PageSize, PhysAddr, PhysMemory, TABLE_WORDS};
+
+use crate::WriteBack;
+use crate::line::LINE;
+use crate::mapping::Mapping;
+
+/// Physical memory from address 0 on, backed only where it has been written. Reads zero where it has not.
+///
+/// Tables and buffers lie in the same arena; who wants them apart gives [`Frames`](crate::Frames) a range above the buffers.
+#[derive(Debug)]
+pub struct Arena {
+    mapping: Mapping,
+    bytes: u64,
+    write_back: WriteBack,
+}
+
+impl Arena {
+    /// `bytes` bytes, written back by the host's best instruction.
+    pub fn new(bytes: u64) -> Result<Self, ArenaError> {
+        Self::with_write_back(bytes, WriteBack::best())
+    }
+
+    /// `bytes` bytes, written back by the instruction given.
+    ///
+    /// # Errors
+    /// [`ArenaError`]: the size is zero, no multiple of 4 KiB, more than the host maps, or the instruction does not exist here.
+    pub fn with_write_back(bytes: u64, write_back: WriteBack) -> Result<Self, ArenaError> {
+        if bytes == 0 || bytes % PageSize::Size4K.bytes() != 0 {
+            return Err(ArenaError::BadSize { bytes });
+        }
+        if !write_back.is_available() {
+            return Err(ArenaError::NoSuchInstruction(write_back));
+        }
+        let length = usize::try_from(bytes).map_err(|_| ArenaError::BadSize { bytes })?;
+        let mapping = Mapping::new(length).map_err(|errno| ArenaError::Refused {
+            bytes,
+            errno: errno.raw_os_error(),
+        })?;
+        Ok(Self {
+            mapping,
+            bytes,
+            write_back,
+        })
+    }
+
+    /// Size in bytes: the addresses below it exist.
+    #[inline]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The instruction that writes lines back.
+    #[inline]
+    pub const fn write_back_kind(&self) -> WriteBack {
+        self.write_back
+    }
+
+    /// Index of the word at `at`.
+    #[inline]
+    fn index(&self, at: PhysAddr, words: u64, align: u64) -> Result<usize, MemoryError> {
+        if !at.is_aligned(align) {
+            return Err(MemoryError::Misaligned { at });
+        }
+        if at.get() >= self.bytes {
+            return Err(MemoryError::Outside { at, words });
+        }
+        Ok((at.get() / 8) as usize)
+    }
+}
+
+impl PhysMemory for Arena {
+    #[inline]
+    fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
+        let index = self.index(at, 1, 8)?;
+        self.mapping
+            .words()
+            .get(index)
+            .ok_or(MemoryError::Outside { at, words: 1 })
+    }
+
+    #[inline]
+    fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError> {
+        let words = TABLE_WORDS as u64;
+        let index = self.index(at, words, PageSize::Size4K.bytes())?;
+        self.mapping
+            .words()
+            .get(index..)
+            .and_then(<[AtomicU64]>::first_chunk)
+            .ok_or(MemoryError::Outside { at, words })
+    }
+
+    #[inline]
+    fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
+        let words = count as u64;
+        if count == 0 && at.is_aligned(8) {
+            return Ok(&[]);
+        }
+        let index = self.index(at, words, 8)?;
+        self.mapping
+            .words()
+            .get(index..)
+            .and_then(|rest| rest.get(..count))
+            .ok_or(MemoryError::Outside { at, words })
+    }
+
+    #[inline]
+    fn write_back(&self, at: PhysAddr, bytes: u64) {
+        if bytes == 0 || at.get() >= self.bytes {
+            return;
+        }
+        let last = at.get().saturating_add(bytes - 1).min(self.bytes - 1);
+        let words = self.mapping.words();
+        let mut line = at.get() & !(LINE - 1);
+        while line <= last {
+            if let Some(word) = words.get((line / 8) as usize) {
+                self.write_back.line(word.as_ptr().cast());
+            }
+            line += LINE;
+        }
+    }
+
+    #[inline]
+    fn drain(&self) {
+        self.write_back.drain();
+    }
+}
+
+/// Why there is no arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ArenaError {
+    /// Zero, no multiple of 4 KiB, or more than this host can address.
+    BadSize {
+        /// The size asked for.
+        bytes: u64,
+    },
+    /// The host did not map that much.
+    Refused {
+        /// The size asked for.
+        bytes: u64,
+        /// The host's error number.
+        errno: i32,
+    },
+    /// The host has no such instruction.
+    NoSuchInstruction(WriteBack),
+}
+
+impl fmt::Display for ArenaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BadSize { bytes } => write!(f, "an arena cannot have {bytes} bytes"),
+            Self::Refused { bytes, errno } => write!(
+                f,
+                "the host does not map {bytes} bytes (error {errno}); if it never overcommits memory, allow it to"
+            ),
+            Self::NoSuchInstruction(kind) => write!(f, "this processor has no {kind:?}"),
+        }
+    }
+}
+
+impl std::error::Error for ArenaError {}

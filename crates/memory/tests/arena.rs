@@ -1,0 +1,141 @@
+//! The arena: bounds, bytes, write-back instructions.
+
+use std::sync::atomic::Ordering;
+
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use ringfence_memory::{Arena, ArenaError, WriteBack};
+use ringfence_types::{MemoryError, PhysAddr, PhysMemory};
+
+const SIZE: u64 = 64 << 10;
+
+fn at(raw: u64) -> PhysAddr {
+    PhysAddr::new(raw)
+}
+
+#[test]
+fn sixty_four_gibibytes_and_more_are_sparse() {
+    let size = (64 << 30) + (1 << 30);
+    let arena = Arena::new(size).expect("address space for a sparse arena");
+    for place in [0, 1 << 30, (64 << 30) - 8, size - 8] {
+        let word = arena.word(at(place)).expect("inside");
+        assert_eq!(word.load(Ordering::Relaxed), 0);
+        word.store(place ^ 0x5a, Ordering::Relaxed);
+        assert_eq!(arena.read_byte(at(place)), Ok((place ^ 0x5a) as u8));
+    }
+    assert_eq!(
+        arena.word(at(size)).err(),
+        Some(MemoryError::Outside {
+            at: at(size),
+            words: 1
+        })
+    );
+}
+
+#[test]
+fn bounds_and_alignment() {
+    let arena = Arena::new(SIZE).expect("arena");
+    let outside = |raw, words| Some(MemoryError::Outside { at: at(raw), words });
+    let misaligned = |raw| Some(MemoryError::Misaligned { at: at(raw) });
+    assert_eq!(arena.word(at(4)).err(), misaligned(4));
+    assert_eq!(arena.word(at(u64::MAX - 7)).err(), outside(u64::MAX - 7, 1));
+    assert!(arena.word(at(SIZE - 8)).is_ok());
+    assert_eq!(arena.table(at(8)).err(), misaligned(8));
+    assert_eq!(arena.table(at(SIZE)).err(), outside(SIZE, 512));
+    assert!(arena.table(at(SIZE - 4096)).is_ok());
+    assert_eq!(arena.words(at(SIZE - 8), 2).err(), outside(SIZE - 8, 2));
+    assert_eq!(
+        arena.words(at(0), usize::MAX).err(),
+        outside(0, usize::MAX as u64)
+    );
+    assert_eq!(arena.words(at(SIZE - 16), 2).map(<[_]>::len), Ok(2));
+    let mut byte = [0];
+    assert!(arena.read_bytes(at(SIZE), &mut byte).is_err());
+    assert!(arena.read_bytes(at(u64::MAX), &mut byte).is_err());
+    assert!(arena.write_bytes(at(SIZE - 1), &[1, 2]).is_err());
+    assert_eq!(
+        arena.read_byte(at(SIZE - 1)),
+        Ok(0),
+        "a refused write writes nothing"
+    );
+    assert!(arena.write_bytes(at(SIZE - 1), &[1]).is_ok());
+    // Lines outside are ignored, whatever is asked.
+    arena.write_back(at(SIZE), 64);
+    arena.write_back(at(SIZE - 1), u64::MAX);
+    arena.write_back(at(u64::MAX), u64::MAX);
+    arena.drain();
+}
+
+#[test]
+fn sizes_that_cannot_be() {
+    for bytes in [0, 1, 4095, u64::MAX, u64::MAX - 4095] {
+        let error = Arena::new(bytes).err();
+        assert!(
+            matches!(
+                error,
+                Some(ArenaError::BadSize { .. } | ArenaError::Refused { .. })
+            ),
+            "{bytes}: {error:?}"
+        );
+    }
+}
+
+#[test]
+fn every_write_back_instruction_runs_and_changes_nothing() {
+    for kind in WriteBack::available() {
+        let arena = Arena::with_write_back(SIZE, kind).expect("available");
+        assert_eq!(arena.write_back_kind(), kind);
+        arena.write_bytes(at(100), &[7; 1000]).expect("inside");
+        arena.write_back(at(100), 1000);
+        arena.drain();
+        let mut back = [0; 1000];
+        arena.read_bytes(at(100), &mut back).expect("inside");
+        assert_eq!(back, [7; 1000], "{kind:?}");
+    }
+}
+
+#[test]
+fn bytes_of_one_word_are_written_by_several_threads() {
+    let arena = Arena::new(SIZE).expect("arena");
+    std::thread::scope(|scope| {
+        for lane in 0..4_u64 {
+            let arena = &arena;
+            scope.spawn(move || {
+                for value in 0..=u8::MAX {
+                    arena
+                        .write_bytes(at(64 + 2 * lane), &[value, value])
+                        .expect("inside");
+                    assert_eq!(arena.read_byte(at(64 + 2 * lane)), Ok(value));
+                }
+            });
+        }
+    });
+    let mut all = [0; 8];
+    arena.read_bytes(at(64), &mut all).expect("inside");
+    assert_eq!(all, [u8::MAX; 8], "no thread undid another's bytes");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, rng_seed: RngSeed::Fixed(0x0a7e_0a01), ..ProptestConfig::with_cases(256) })]
+
+    #[test]
+    fn bytes_agree_with_a_vector(
+        writes in prop::collection::vec((0_u64..300, prop::collection::vec(any::<u8>(), 0..40)), 1..20),
+        reads in prop::collection::vec((0_u64..300, 0_usize..40), 1..10),
+    ) {
+        let arena = Arena::new(SIZE).expect("arena");
+        let mut model = vec![0_u8; 400];
+        for (place, bytes) in &writes {
+            arena.write_bytes(at(*place), bytes).expect("inside");
+            model[*place as usize..][..bytes.len()].copy_from_slice(bytes);
+        }
+        for (place, length) in reads {
+            let mut got = vec![0xaa; length];
+            arena.read_bytes(at(place), &mut got).expect("inside");
+            prop_assert_eq!(&got[..], &model[place as usize..][..length]);
+        }
+        for (place, want) in model.iter().enumerate() {
+            prop_assert_eq!(arena.read_byte(at(place as u64)), Ok(*want));
+        }
+    }
+}

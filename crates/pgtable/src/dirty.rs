@@ -60,8 +60,8 @@ const LINES: usize = SLOTS / 2;
 /// Holds 256 lines: when it is full, it writes them back without waiting and starts anew; the wait still comes once.
 #[derive(Debug, Default)]
 pub struct Dirty {
-    /// Lines in the order of their first touch, as line numbers.
-    lines: Vec<u64>,
+    /// Lines in the order of their first touch: number, and slot.
+    lines: Vec<(u64, usize)>,
     /// Open addressing: 0 or 1 + line number.
     slots: Vec<u64>,
     /// The last line touched: runs and bursts come back to it.
@@ -123,24 +123,26 @@ impl Dirty {
         // Multiplicative hashing: tables are page-aligned, so the low bits alone would collide.
         let mut slot = (line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 55) as usize;
         // At most half the slots are taken, so the probe ends.
-        while let Some(held) = self.slots.get_mut(slot & (SLOTS - 1)) {
+        while let Some(held) = self.slots.get_mut(slot) {
             if *held == key {
                 return;
             }
             if *held == 0 {
                 *held = key;
-                self.lines.push(line);
+                self.lines.push((line, slot));
                 return;
             }
-            slot = slot.wrapping_add(1);
+            slot = slot.wrapping_add(1) & (SLOTS - 1);
         }
     }
 
     fn write_back<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
-        for line in self.lines.drain(..) {
+        for (line, slot) in self.lines.drain(..) {
             mem.write_back(PhysAddr::new(line.wrapping_mul(LINE)), LINE);
+            if let Some(slot) = self.slots.get_mut(slot) {
+                *slot = 0;
+            }
         }
-        self.slots.fill(0);
         self.last = None;
         self.undrained = true;
     }

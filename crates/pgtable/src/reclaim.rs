@@ -98,24 +98,14 @@ impl Sink for UnmapSink {
 /// They go back to their source only after an invalidation that covers them: submit it for a batch that holds this, then
 /// [`release`](Self::release).
 #[must_use = "the frames are lost unless they are released after the invalidation"]
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Retired {
-    domain: DomainId,
-    /// Hull of the unmapped ranges that emptied the pages; none if there are no pages.
-    range: Option<PfnRange>,
+    /// The domain, and the hull of the unmapped ranges that emptied the pages; none if there are no pages.
+    scope: Option<(DomainId, PfnRange)>,
     frames: Vec<PhysAddr>,
 }
 
 impl Retired {
-    /// None yet.
-    const fn none(domain: DomainId) -> Self {
-        Self {
-            domain,
-            range: None,
-            frames: Vec::new(),
-        }
-    }
-
     /// Whether there are any pages.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -139,7 +129,7 @@ impl Retired {
 impl Batch for Retired {
     /// Walk caches must go too: leaf-only invalidations do not count (VT-d invalidation hint IH = 0).
     fn covered_by(&self, request: &Invalidation) -> bool {
-        let Some(range) = &self.range else {
+        let Some((domain, range)) = &self.scope else {
             return true;
         };
         let levels = !matches!(
@@ -149,7 +139,7 @@ impl Batch for Retired {
                 ..
             }
         );
-        levels && request.covers(self.domain, range)
+        levels && request.covers(*domain, range)
     }
 }
 
@@ -174,7 +164,7 @@ impl<F: Format> ReclaimingTable<F> {
         Ok(Self {
             table: Table::new(format, domain, coherency, mem, frames)?,
             reclaim,
-            retired: Retired::none(domain),
+            retired: Retired::default(),
         })
     }
 
@@ -213,7 +203,7 @@ impl<F: Format> ReclaimingTable<F> {
     /// The pages unlinked since the last time.
     #[inline]
     pub fn take_retired(&mut self) -> Retired {
-        core::mem::replace(&mut self.retired, Retired::none(self.table.domain()))
+        core::mem::take(&mut self.retired)
     }
 
     /// The leaf that translates `iova`, if there is one.
@@ -335,10 +325,9 @@ impl<F: Format> ReclaimingTable<F> {
             return false;
         }
         retired.frames.push(page);
-        let hull = retired.range.map_or(Some(range), |old| {
-            PfnRange::inclusive(old.lo().min(range.lo()), old.hi().max(range.hi()))
-        });
-        retired.range = hull.or(retired.range);
+        let old = retired.scope.map_or(range, |(_, old)| old);
+        let hull = PfnRange::inclusive(old.lo().min(range.lo()), old.hi().max(range.hi()));
+        retired.scope = Some((self.table.domain(), hull.unwrap_or(range)));
         self.table.frames.fetch_sub(1, Ordering::Relaxed);
         true
     }

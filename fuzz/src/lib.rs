@@ -1,0 +1,37 @@
+//! The fuzz targets as functions of bytes, so that libFuzzer and the plain random run on stable share them.
+//!
+//! A target panics when an invariant of the code under it is broken. What it reached it says through `reached`, so that a
+//! test can require of the committed corpus that it reaches every error.
+#![forbid(unsafe_code)]
+
+pub mod corpus;
+pub mod random;
+pub mod trace_text;
+pub mod walk;
+
+/// Takes the name of an outcome, such as an error's variant.
+pub type Reached<'a> = &'a mut dyn FnMut(&'static str);
+
+/// A target by name, and every outcome that its corpus must reach.
+pub struct Target {
+    /// Name of the target, of its corpus and of its libFuzzer binary.
+    pub name: &'static str,
+    /// Feeds it one input.
+    pub run: fn(&[u8], Reached<'_>),
+    /// The outcomes.
+    pub outcomes: &'static [&'static str],
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target {
+        name: "trace_text",
+        run: trace_text::run,
+        outcomes: trace_text::OUTCOMES,
+    },
+    Target {
+        name: "walk",
+        run: walk::run,
+        outcomes: walk::OUTCOMES,
+    },
+];

@@ -1,0 +1,240 @@
+//! The walk of the hardware over memory that an attacker wrote: context lookup, then the table.
+//!
+//! Input: 12 bytes of header (format, page of the root, IOVA, device), then records of 11 bytes, each a word of memory:
+//!
+//! | bytes | meaning |
+//! |---|---|
+//! | 0 | bits 0..=1 format, 2..=3 largest page, 7 through root and context table |
+//! | 1 | page that the walk begins at; from 16 up outside memory |
+//! | 2..=9 | IOVA, little-endian |
+//! | 10..=11 | requester id |
+//! | +0 | bits 0..=3 page; bits 4..=7, if not 0, the page that the word's address field is made to point at |
+//! | +1..=2 | index of the word |
+//! | +3..=10 | the word |
+//!
+//! Pages without a record lie outside memory.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ringfence_pgtable::{
+    CalgaryTce, Context, ContextError, Cursor, Format, Leaf, Level, Levels, SecondStage,
+    Translation, WalkErrorKind, find_context, walk,
+};
+use ringfence_types::{
+    Access, DeviceId, Iova, MemoryError, PageSize, PhysAddr, PhysMemory, TABLE_WORDS,
+};
+
+use crate::Reached;
+
+/// What the corpus reaches: every page size and every error.
+pub const OUTCOMES: &[&str] = &[
+    "leaf 4K",
+    "leaf 2M",
+    "leaf 1G",
+    "pass-through",
+    "walk: BeyondWidth",
+    "walk: NotPresent",
+    "walk: NoPermission",
+    "walk: ReservedBit",
+    "walk: TableAccess",
+    "context: RootNotPresent",
+    "context: ContextNotPresent",
+    "context: ReservedBit",
+    "context: Unsupported",
+    "context: TableAccess",
+];
+
+const PAGES: usize = 16;
+const PAGE_BYTES: u64 = 4096;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+/// Sparse memory of a few pages.
+struct Memory([Option<Box<[AtomicU64; TABLE_WORDS]>>; PAGES]);
+
+impl Memory {
+    fn parse(records: &[u8]) -> Self {
+        let mut memory = Self([const { None }; PAGES]);
+        for record in records.chunks_exact(11) {
+            let (page, target) = (record[0] & 15, record[0] >> 4);
+            let index = usize::from(u16::from_le_bytes([record[1], record[2]])) % TABLE_WORDS;
+            let mut word = u64::from_le_bytes(record[3..].try_into().expect("8 bytes"));
+            if target != 0 {
+                word = (word & !ADDRESS) | u64::from(target) * PAGE_BYTES;
+            }
+            let page = memory.0[usize::from(page)]
+                .get_or_insert_with(|| Box::new([const { AtomicU64::new(0) }; TABLE_WORDS]));
+            page[index].store(word, Ordering::Relaxed);
+        }
+        memory
+    }
+
+    fn page(&self, at: PhysAddr) -> Option<&[AtomicU64; TABLE_WORDS]> {
+        let number = usize::try_from(at.get() / PAGE_BYTES).ok()?;
+        self.0.get(number)?.as_deref()
+    }
+}
+
+impl PhysMemory for Memory {
+    fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
+        Ok(&self.words(at, 1)?[0])
+    }
+
+    fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError> {
+        if !at.is_aligned(PAGE_BYTES) {
+            return Err(MemoryError::Misaligned { at });
+        }
+        self.page(at).ok_or(MemoryError::Outside { at, words: 512 })
+    }
+
+    fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
+        if !at.is_aligned(8) {
+            return Err(MemoryError::Misaligned { at });
+        }
+        let first = (at.offset_in(PAGE_BYTES) / 8) as usize;
+        self.page(at)
+            .and_then(|page| page.get(first..first + count))
+            .ok_or(MemoryError::Outside {
+                at,
+                words: count as u64,
+            })
+    }
+
+    fn write_back(&self, _at: PhysAddr, _bytes: u64) {}
+
+    fn drain(&self) {}
+}
+
+/// Runs one input.
+pub fn run(data: &[u8], reached: Reached<'_>) {
+    let Some((header, records)) = data.split_first_chunk::<12>() else {
+        return;
+    };
+    let memory = Memory::parse(records);
+    let root = PhysAddr::new(u64::from(header[1]) * PAGE_BYTES);
+    let iova = Iova::new(u64::from_le_bytes(
+        header[2..10].try_into().expect("8 bytes"),
+    ));
+    let device = DeviceId::new(u16::from_le_bytes([header[10], header[11]]));
+    let largest = match header[0] >> 2 & 3 {
+        0 => PageSize::Size4K,
+        1 => PageSize::Size2M,
+        _ => PageSize::Size1G,
+    };
+    let second_stage = |levels| SecondStage::new(levels).with_pages_up_to(largest);
+
+    if header[0] & 0x80 != 0 {
+        match find_context(&memory, root, device) {
+            Ok(Context {
+                translation: Translation::Table { root, levels },
+                ..
+            }) => table(&second_stage(levels), &memory, root, iova, reached),
+            Ok(_) => reached("pass-through"),
+            Err(error) => reached(context_error(error)),
+        }
+        return;
+    }
+    match header[0] & 3 {
+        0 => table(&second_stage(Levels::Three), &memory, root, iova, reached),
+        1 => table(&second_stage(Levels::Four), &memory, root, iova, reached),
+        2 => table(&second_stage(Levels::Five), &memory, root, iova, reached),
+        _ => table(&CalgaryTce::FULL, &memory, root, iova, reached),
+    }
+}
+
+fn table<F: Format>(format: &F, memory: &Memory, root: PhysAddr, iova: Iova, reached: Reached<'_>) {
+    let start = Cursor::root(format, root);
+    let mut path = vec![start];
+    match walk(format, memory, start, iova, |cursor| path.push(cursor)) {
+        Ok(leaf) => {
+            check_leaf(format, memory, &path, iova, &leaf);
+            reached(match leaf.page {
+                PageSize::Size4K => "leaf 4K",
+                PageSize::Size2M => "leaf 2M",
+                PageSize::Size1G => "leaf 1G",
+            });
+        }
+        Err(error) => {
+            let last = path.last().expect("the root");
+            assert_eq!(
+                error.level,
+                last.level(),
+                "the error names where the walk ended"
+            );
+            // The device is told something for either access.
+            let _ = error.kind.fault_reason(Access::Read);
+            let _ = error.to_string();
+            reached(walk_error(error.kind));
+        }
+    }
+    for pair in path.windows(2) {
+        assert_eq!(
+            Some(pair[1].level()),
+            pair[0].level().below(),
+            "the walk sinks by one"
+        );
+    }
+    assert!(
+        path.len() <= usize::from(Level::MAX.get()),
+        "the walk is bounded"
+    );
+    // A walk cache may resume from any table of the path and comes to the same end.
+    let whole = walk(format, memory, start, iova, |_| {});
+    for cursor in path {
+        assert_eq!(walk(format, memory, cursor, iova, |_| {}), whole, "resumed");
+    }
+}
+
+/// What hardware must never get wrong: a leaf is aligned, and allows no more than each entry on its path.
+fn check_leaf<F: Format>(format: &F, memory: &Memory, path: &[Cursor], iova: Iova, leaf: &Leaf) {
+    assert!(leaf.base.is_aligned(leaf.page.bytes()), "{leaf:?}");
+    assert!(leaf.base.get() >> format.physical_bits() == 0, "{leaf:?}");
+    assert!(iova.get() >> format.width() == 0, "{iova}");
+    assert_eq!(
+        leaf.translate(iova).offset_in(PAGE_BYTES),
+        iova.offset_in(PAGE_BYTES)
+    );
+    for cursor in path {
+        let index = format.index(cursor.level(), iova) as u64;
+        let at = cursor.table().wrapping_add(index * 8);
+        let word = memory
+            .word(at)
+            .expect("the walk read it")
+            .load(Ordering::Relaxed);
+        // In both formats bit 0 allows reads and bit 1 writes. (Calgary's words are big-endian.)
+        let word = if format.width() == CalgaryTce::FULL.width() {
+            word.swap_bytes()
+        } else {
+            word
+        };
+        assert!(
+            word & 1 != 0 || !leaf.permissions.allows(Access::Read),
+            "read through {at}"
+        );
+        assert!(
+            word & 2 != 0 || !leaf.permissions.allows(Access::Write),
+            "write through {at}"
+        );
+    }
+}
+
+const fn walk_error(kind: WalkErrorKind) -> &'static str {
+    match kind {
+        WalkErrorKind::BeyondWidth => "walk: BeyondWidth",
+        WalkErrorKind::NotPresent => "walk: NotPresent",
+        WalkErrorKind::NoPermission => "walk: NoPermission",
+        WalkErrorKind::ReservedBit => "walk: ReservedBit",
+        WalkErrorKind::TableAccess => "walk: TableAccess",
+    }
+}
+
+/// A variant added later has no name here, which the corpus test reports.
+const fn context_error(error: ContextError) -> &'static str {
+    match error {
+        ContextError::RootNotPresent => "context: RootNotPresent",
+        ContextError::ContextNotPresent => "context: ContextNotPresent",
+        ContextError::ReservedBit => "context: ReservedBit",
+        ContextError::Unsupported => "context: Unsupported",
+        ContextError::TableAccess => "context: TableAccess",
+        _ => "context: unknown",
+    }
+}

@@ -5,10 +5,17 @@
 extern crate alloc;
 
 mod cached_rbtree;
+mod eiovar;
+mod free_space;
+mod live;
+pub mod magazine;
 mod rbtree;
 mod role;
 mod store;
 
 pub use cached_rbtree::{CachedRbTree, CachedTree, SeedError};
+pub use eiovar::{Capacity, Eiovar, LockedEiovar};
+pub use free_space::FreeSpace;
+pub use magazine::{Depot, MagazineCpu, MagazineLimits, Magazines};
 pub use role::{AllocError, Allocation, IovaAllocator, Request, Returned};
 pub use store::{Locked, RangeStore, Reusable};

@@ -1,0 +1,252 @@
+//! What all processors share: full magazines on their way from one to another, the account of leases, and the free space.
+
+use alloc::vec::Vec;
+use core::mem;
+
+use ringfence_types::{Pfn, PfnRange};
+
+use super::local::{Magazine, MagazineCpu, is_full};
+use super::{FIRST_32BIT, LAST_32BIT, MagazineLimits, ORDERS, POOLS, Pool};
+use crate::free_space::FreeSpace;
+use crate::live::Live;
+use crate::{AllocError, RangeStore, Request, Reusable};
+
+/// Empty magazines kept for the next lease, per order. More are given back to the embedder's allocator.
+const EMPTIES_KEPT: usize = 8;
+
+/// The shared part of [`Magazines`](super::Magazines), to be put behind a lock.
+#[derive(Debug)]
+pub struct Depot {
+    pub(super) space: FreeSpace,
+    pub(super) live: Live,
+    /// Magazines with at least one range.
+    full: [[Vec<Magazine>; ORDERS]; POOLS],
+    empties: [Vec<Magazine>; ORDERS],
+    /// Pages of all magazines but the empties, as if full.
+    leased: u64,
+    limits: MagazineLimits,
+}
+
+/// Empties `magazine` into free space.
+fn pour(space: &mut FreeSpace, magazine: &mut Magazine, order: usize) -> bool {
+    let any = !magazine.is_empty();
+    for lo in magazine.drain(..) {
+        if let Some(range) = PfnRange::new(Pfn::new(u64::from(lo)), 1 << order) {
+            space.free(Reusable::cached(range));
+        }
+    }
+    any
+}
+
+impl Depot {
+    pub(super) fn new(space: PfnRange, limits: MagazineLimits) -> Result<Self, AllocError> {
+        Ok(Self {
+            space: FreeSpace::new(space)?,
+            live: Live::default(),
+            full: Default::default(),
+            empties: Default::default(),
+            leased: 0,
+            limits,
+        })
+    }
+
+    pub(super) fn leased(&self) -> u64 {
+        self.leased
+    }
+
+    /// Takes a range from free space.
+    pub(super) fn try_take(
+        &mut self,
+        reserve: &Request,
+        limit: u64,
+    ) -> Result<(u64, u32), AllocError> {
+        let request = Request {
+            limit: Pfn::new(limit),
+            ..*reserve
+        };
+        self.space
+            .alloc(&request)
+            .map(|found| (found.range.lo().get(), found.steps))
+    }
+
+    pub(super) fn take(&mut self, reserve: &Request, limit: u64) -> Option<(u64, u32)> {
+        self.try_take(reserve, limit).ok()
+    }
+
+    /// Gives a range to free space.
+    pub(super) fn give(&mut self, range: PfnRange) -> bool {
+        self.space.free(Reusable::cached(range))
+    }
+
+    /// Gives the handle a full magazine for the empty one it has loaded, and takes one range out.
+    pub(super) fn refill(
+        &mut self,
+        cpu: &mut MagazineCpu,
+        pool: Pool,
+        order: usize,
+    ) -> Option<u64> {
+        let list = self.full.get_mut(pool as usize)?.get_mut(order)?;
+        let cost = self.limits.cost_of(order);
+        let rack = cpu.rack(pool, order)?;
+        let has_one = rack.loaded.capacity() > 0;
+        if has_one || cpu.leased.saturating_add(cost) <= self.limits.cpu_pages {
+            let magazine = list.pop()?;
+            let rack = cpu.rack(pool, order)?;
+            let empty = mem::replace(&mut rack.loaded, magazine);
+            let found = rack.loaded.pop().map(u64::from);
+            if has_one {
+                self.retire(empty, order);
+            } else {
+                cpu.leased = cpu.leased.saturating_add(cost);
+            }
+            return found;
+        }
+        // No room in the handle's account: one range, and the magazine stays.
+        let magazine = list.last_mut()?;
+        let found = magazine.pop().map(u64::from);
+        if magazine.is_empty()
+            && let Some(empty) = list.pop()
+        {
+            self.retire(empty, order);
+        }
+        found
+    }
+
+    /// Makes room in the loaded magazine, both being full: by a new lease if the accounts allow it, else by emptying the older.
+    pub(super) fn make_room(&mut self, cpu: &mut MagazineCpu, pool: Pool, order: usize) {
+        let cost = self.limits.cost_of(order);
+        let leased = cpu.leased;
+        let Some(rack) = cpu.rack(pool, order) else {
+            return;
+        };
+        let both = rack.loaded.capacity() > 0 && rack.previous.capacity() > 0;
+        let list = self
+            .full
+            .get_mut(pool as usize)
+            .and_then(|orders| orders.get_mut(order));
+        let can_hand_on = both && list.is_some_and(|list| list.try_reserve(1).is_ok());
+        let fits_cpu = both || leased.saturating_add(cost) <= self.limits.cpu_pages;
+        let fresh = if fits_cpu && (can_hand_on || !both) {
+            self.lease(order, cost)
+        } else {
+            None
+        };
+        let granted = fresh.is_some();
+        match fresh {
+            Some(fresh) => {
+                let loaded = mem::replace(&mut rack.loaded, fresh);
+                if loaded.capacity() > 0 {
+                    let oldest = mem::replace(&mut rack.previous, loaded);
+                    if oldest.capacity() > 0
+                        && let Some(list) = self
+                            .full
+                            .get_mut(pool as usize)
+                            .and_then(|orders| orders.get_mut(order))
+                    {
+                        list.push(oldest);
+                    }
+                }
+            }
+            None => {
+                let older = if both {
+                    &mut rack.previous
+                } else {
+                    &mut rack.loaded
+                };
+                pour(&mut self.space, older, order);
+                if both {
+                    mem::swap(&mut rack.loaded, &mut rack.previous);
+                }
+            }
+        }
+        debug_assert!(!is_full(&rack.loaded) || rack.loaded.capacity() == 0);
+        if granted && !both {
+            cpu.leased = leased.saturating_add(cost);
+        }
+    }
+
+    /// An empty magazine, if the account of all magazines allows it.
+    fn lease(&mut self, order: usize, cost: u64) -> Option<Magazine> {
+        let leased = self.leased.checked_add(cost)?;
+        if leased > self.limits.total_pages {
+            return None;
+        }
+        let magazine = match self.empties.get_mut(order)?.pop() {
+            Some(kept) => kept,
+            None => {
+                let mut fresh = Magazine::new();
+                fresh.try_reserve_exact(self.limits.slots_of(order)).ok()?;
+                fresh
+            }
+        };
+        self.leased = leased;
+        Some(magazine)
+    }
+
+    /// Ends the lease of an empty magazine.
+    fn retire(&mut self, magazine: Magazine, order: usize) {
+        if magazine.capacity() == 0 {
+            return;
+        }
+        self.leased = self.leased.saturating_sub(self.limits.cost_of(order));
+        if let Some(empties) = self.empties.get_mut(order)
+            && empties.len() < EMPTIES_KEPT
+            && empties.try_reserve(1).is_ok()
+        {
+            empties.push(magazine);
+        }
+    }
+
+    /// Empties all magazines of the handle and ends their leases.
+    pub(super) fn drain(&mut self, cpu: &mut MagazineCpu) {
+        for (_, order, rack) in cpu.racks() {
+            for magazine in [&mut rack.loaded, &mut rack.previous] {
+                pour(&mut self.space, magazine, order);
+                self.retire(mem::take(magazine), order);
+            }
+        }
+        cpu.leased = 0;
+    }
+
+    /// Turns cached ranges that may lie at or below `limit` into free space, the handle's and the depot's. Whether there were any.
+    #[cold]
+    pub(super) fn reclaim(&mut self, cpu: &mut MagazineCpu, limit: u64) -> bool {
+        let pools = if limit < FIRST_32BIT {
+            1
+        } else if limit <= LAST_32BIT {
+            2
+        } else {
+            POOLS
+        };
+        let mut any = false;
+        for (pool, order, rack) in cpu.racks() {
+            if pool < pools {
+                any |= pour(&mut self.space, &mut rack.loaded, order);
+                any |= pour(&mut self.space, &mut rack.previous, order);
+            }
+        }
+        for pool in 0..pools {
+            for order in 0..ORDERS {
+                while let Some(mut magazine) = self
+                    .full
+                    .get_mut(pool)
+                    .and_then(|orders| orders.get_mut(order))
+                    .and_then(Vec::pop)
+                {
+                    any |= pour(&mut self.space, &mut magazine, order);
+                    self.retire(magazine, order);
+                }
+            }
+        }
+        any
+    }
+
+    pub(super) fn footprint(&self) -> usize {
+        let in_depot = self.full.iter().flatten().chain(&self.empties).flatten();
+        let slots: usize = in_depot.map(Vec::capacity).sum();
+        self.space
+            .footprint()
+            .saturating_add(slots.saturating_mul(size_of::<u32>()))
+            .saturating_add(size_of::<Self>())
+    }
+}

@@ -1,5 +1,6 @@
 //! The Linux 3.4 allocator against Table 1 of the EIOVAR document and against a transcription in another language.
 
+#[path = "support/common.rs"]
 mod common;
 
 use std::cell::RefCell;

@@ -1,0 +1,169 @@
+//! The brute-force reference: the set of pages that are reserved, and what any allocator must answer given that set.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ringfence_iova::{AllocError, Allocation, Request};
+use ringfence_types::PfnRange;
+
+use super::common::pages;
+
+/// How an allocator may legitimately differ from "exactly the pages asked for, found whenever they exist".
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rules {
+    /// Up to this order, a range reserves the next power of two of pages; `None`: exactly its pages.
+    pub(crate) rounds_up_to: Option<u32>,
+    /// Rounded reservations start on a multiple of themselves.
+    pub(crate) natural: bool,
+    /// A reservation lies at or below the limit as a whole, not just the pages asked for.
+    pub(crate) reservation_within_limit: bool,
+    /// `find` knows every allocated range.
+    pub(crate) finds: bool,
+    /// Freed pages stay away until the domain is flushed.
+    pub(crate) quarantines: bool,
+    /// Ranges that were not handed out are refused in release builds too.
+    pub(crate) always_refuses: bool,
+}
+
+impl Rules {
+    pub(crate) const EXACT: Self = Self {
+        rounds_up_to: None,
+        natural: false,
+        reservation_within_limit: false,
+        finds: true,
+        quarantines: false,
+        always_refuses: true,
+    };
+
+    /// The pages that a range of `count` pages reserves, and the order on which they are aligned by themselves.
+    fn reserved(&self, count: u64) -> (u64, u32) {
+        let order = count.next_power_of_two().trailing_zeros();
+        match self.rounds_up_to {
+            Some(most) if order <= most => (1 << order, if self.natural { order } else { 0 }),
+            _ => (count, 0),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Reference {
+    rules: Rules,
+    space: PfnRange,
+    live: BTreeMap<u64, PfnRange>,
+    taken: BTreeSet<u64>,
+    quarantine: BTreeSet<u64>,
+}
+
+impl Reference {
+    pub(crate) fn new(space: PfnRange, rules: Rules) -> Self {
+        Self {
+            rules,
+            space,
+            live: BTreeMap::new(),
+            taken: BTreeSet::new(),
+            quarantine: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn live(&self) -> Vec<PfnRange> {
+        self.live.values().copied().collect()
+    }
+
+    fn reservation(&self, range: PfnRange) -> std::ops::RangeInclusive<u64> {
+        let lo = range.lo().get();
+        lo..=lo + self.rules.reserved(range.pages()).0 - 1
+    }
+
+    /// Judges a success.
+    pub(crate) fn allocated(&mut self, request: &Request, found: &Allocation) {
+        let range = found.range;
+        let lo = range.lo().get();
+        assert_eq!(range.pages(), request.pages, "exactly the pages asked for");
+        assert!(range.hi() <= request.limit, "{range} passes the limit");
+        assert_eq!(
+            lo & ((1 << request.align_order) - 1),
+            0,
+            "{range} is not aligned"
+        );
+        for page in self.reservation(range) {
+            assert!(
+                self.space.contains(&pages(page, page)),
+                "{range} leaves the space"
+            );
+            assert!(self.taken.insert(page), "{range} overlaps at {page:#x}");
+            assert!(
+                !self.quarantine.contains(&page),
+                "{page:#x} reused before a flush"
+            );
+        }
+        self.live.insert(lo, range);
+    }
+
+    /// Judges an exhaustion: is there really no place?
+    pub(crate) fn exhausted(&self, request: &Request, error: AllocError) {
+        assert_eq!(
+            error,
+            AllocError::Exhausted {
+                pages: request.pages,
+                limit: request.limit
+            }
+        );
+        let (count, order) = self.rules.reserved(request.pages);
+        let step = 1_u64 << order.max(u32::from(request.align_order));
+        let within = if self.rules.reservation_within_limit {
+            count
+        } else {
+            request.pages
+        };
+        let mut lo = self.space.lo().get().next_multiple_of(step);
+        while lo + count - 1 <= self.space.hi().get() && lo + within - 1 <= request.limit.get() {
+            assert!(
+                (lo..lo + count).any(|page| self.taken.contains(&page)),
+                "{request:?} refused, and yet {count} pages are free at {lo:#x}"
+            );
+            lo += step;
+        }
+    }
+
+    pub(crate) fn freed(&mut self, range: PfnRange) {
+        assert_eq!(self.live.remove(&range.lo().get()), Some(range));
+        for page in self.reservation(range) {
+            assert!(self.taken.remove(&page));
+            if self.rules.quarantines {
+                self.quarantine.insert(page);
+            }
+        }
+    }
+
+    pub(crate) fn flushed(&mut self) {
+        self.quarantine.clear();
+    }
+
+    /// Judges an answer of `find`.
+    pub(crate) fn found(&self, page: u64, answer: Option<PfnRange>) {
+        let owner = self
+            .live
+            .values()
+            .find(|range| self.reservation(**range).contains(&page));
+        match (owner, answer) {
+            (Some(range), Some(answer)) => {
+                let reserved = self.reservation(*range);
+                assert_eq!(
+                    answer,
+                    pages(*reserved.start(), *reserved.end()),
+                    "find({page:#x})"
+                );
+            }
+            (Some(range), None) => {
+                assert!(!self.rules.finds, "find({page:#x}) does not see {range}")
+            }
+            (None, Some(answer)) => {
+                assert!(
+                    answer.contains(&pages(page, page)),
+                    "find({page:#x}) = {answer}"
+                );
+                assert!(self.live.values().all(|range| !answer.overlaps(range)));
+            }
+            (None, None) => {}
+        }
+    }
+}

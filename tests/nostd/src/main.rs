@@ -9,6 +9,7 @@ extern crate alloc;
 
 mod heap;
 mod parts;
+mod ram;
 
 use core::ffi::{c_char, c_int};
 

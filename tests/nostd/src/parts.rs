@@ -1,13 +1,27 @@
 //! A little work for each core crate: `None` if it came out wrong.
 
-use ringfence_dma as _;
-use ringfence_hw as _;
-use ringfence_iova as _;
-use ringfence_pgtable as _;
-use ringfence_types::{PageSize, Pfn, PfnRange};
+use core::cell::RefCell;
 
-/// One part a crate, in the order of the layers.
-pub(crate) const ALL: &[fn() -> Option<()>] = &[types];
+use ringfence_dma::flush::Strict;
+use ringfence_dma::space::{Paged, PlainTable, Rounding};
+use ringfence_dma::{Dma, Platform, Released};
+use ringfence_hw::{Iommu, UnitConfig, VtdUnit};
+use ringfence_iova::{CachedRbTree, CachedTree, IovaAllocator, Request};
+use ringfence_pgtable::{
+    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, Translation,
+};
+use ringfence_types::{
+    Access, DeviceId, Direction, DomainId, Iova, Nanos, PageSize, Permissions, Pfn, PfnRange,
+    PhysAddr, PhysRange,
+};
+
+use crate::ram::Ram;
+
+/// One part a crate, in the order of the layers; then all of them together.
+pub(crate) const ALL: &[fn() -> Option<()>] = &[types, iova, pgtable, hw, dma];
+
+const DEVICE: DeviceId = DeviceId::new(0x18);
+const LAST_PAGE: Pfn = Pfn::new(0xf_ffff);
 
 fn ensure(condition: bool) -> Option<()> {
     condition.then_some(())
@@ -16,4 +30,124 @@ fn ensure(condition: bool) -> Option<()> {
 fn types() -> Option<()> {
     let range = PfnRange::new(Pfn::new(1), 2)?;
     ensure(range.iovas().bytes() == 2 * PageSize::Size4K.bytes())
+}
+
+fn allocator() -> Option<CachedRbTree<RefCell<CachedTree>>> {
+    let space = PfnRange::inclusive(Pfn::new(1), LAST_PAGE)?;
+    Some(CachedRbTree::new(CachedTree::new(space), RefCell::new))
+}
+
+fn iova() -> Option<()> {
+    let found = allocator()?
+        .alloc(&mut (), &Request::new(1, LAST_PAGE))
+        .ok()?;
+    ensure(found.range.hi() == LAST_PAGE)
+}
+
+fn table(ram: &Ram, domain: DomainId) -> Option<Table<SecondStage>> {
+    let format = SecondStage::new(Levels::Four);
+    Table::new(format, domain, Coherency::Coherent, ram, ram).ok()
+}
+
+fn pgtable() -> Option<()> {
+    let ram = Ram::new(16);
+    let table = table(&ram, DomainId::new(1))?;
+    let request = MapRequest {
+        iova: Iova::new(0x1000),
+        pa: PhysAddr::new(0x7000),
+        pages: 1,
+        permissions: Permissions::READ,
+    };
+    table.map(&ram, &ram, request).ok()?;
+    let leaf = table.lookup(&ram, Iova::new(0x1234))?;
+    ensure(leaf.translate(Iova::new(0x1234)) == PhysAddr::new(0x7234))
+}
+
+fn hw() -> Option<()> {
+    let mut unit: VtdUnit = Iommu::vtd(&UnitConfig::UNCACHED);
+    unit.enable();
+    let denied = unit
+        .translate(&Ram::new(1), DEVICE, Iova::new(0), 8, Access::Read)
+        .is_err();
+    ensure(denied)
+}
+
+struct Machine<'a> {
+    ram: &'a Ram,
+    unit: VtdUnit,
+}
+
+impl Platform for Machine<'_> {
+    type Memory = Ram;
+    type Frames = Ram;
+    type Invalidator = VtdUnit;
+
+    fn memory(&self) -> &Ram {
+        self.ram
+    }
+
+    fn frames(&self) -> &Ram {
+        self.ram
+    }
+
+    fn invalidator(&mut self) -> &mut VtdUnit {
+        &mut self.unit
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(0)
+    }
+}
+
+/// Maps a buffer, lets the device reach it, unmaps it, and sees the device stopped.
+fn dma() -> Option<()> {
+    let ram = Ram::new(32);
+    let mut dma = Dma::new(Strict);
+    let at = dma
+        .attach(DEVICE, Iova::new(u64::from(u32::MAX)), |domain| {
+            let table = table(&ram, domain).ok_or(())?;
+            let allocator = allocator().ok_or(())?;
+            Ok::<_, ()>(Paged::new(allocator, PlainTable(table), Rounding::Exact))
+        })
+        .ok()?;
+    let mut contexts = ContextTables::new(Coherency::Coherent, &ram, &ram).ok()?;
+    let context = Context {
+        domain: at.domain(),
+        translation: Translation::Table {
+            root: dma.space(&at)?.table().0.root(),
+            levels: Levels::Four,
+        },
+    };
+    contexts.attach(&ram, &ram, DEVICE, &context).ok()?;
+    let mut machine = Machine {
+        ram: &ram,
+        unit: Iommu::vtd(&UnitConfig::UNCACHED),
+    };
+    machine.unit.set_root_table(contexts.root());
+    machine.unit.enable();
+
+    let mut cpu = dma.cpu();
+    let memory = PhysRange::new(PhysAddr::new(0x5_0040), 1500)?;
+    let (mapping, _) = dma
+        .map_single(
+            &mut cpu,
+            &mut machine,
+            &at,
+            (),
+            memory,
+            Direction::FromDevice,
+        )
+        .ok()?;
+    let iova = mapping.iova();
+    let access = |machine: &mut Machine<'_>| {
+        machine
+            .unit
+            .translate(&ram, DEVICE, iova, 1500, Access::Write)
+            .map(|reached| reached.first().start())
+    };
+    ensure(access(&mut machine) == Ok(memory.start()))?;
+    let Released(()) = dma
+        .unmap_single(&mut cpu, &mut machine, &at, mapping)
+        .ok()?;
+    ensure(access(&mut machine).is_err())
 }

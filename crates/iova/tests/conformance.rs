@@ -348,3 +348,29 @@ fn magazines() {
         });
     }
 }
+
+#[test]
+fn linux_rcache() {
+    let rules = Rules {
+        rounds_up_to: Some(5),
+        natural: true,
+        reservation_within_limit: true,
+        natural_when_exact: true,
+        finds: false,
+        always_refuses: false,
+        ..Rules::EXACT
+    };
+    conforms(rules, |space| {
+        LinuxRcache::new(CachedTree::new(space), RefCell::new)
+    });
+    conforms(rules, |space| {
+        LinuxRcache::new(FreeSpace::new(space).unwrap(), RefCell::new)
+    });
+}
+
+#[test]
+fn freebsd() {
+    conforms(Rules::EXACT, |space| {
+        Locked::new(FreeBsdTree::new(space), RefCell::new)
+    });
+}

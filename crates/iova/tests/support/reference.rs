@@ -14,6 +14,8 @@ pub(crate) struct Rules {
     pub(crate) rounds_up_to: Option<u32>,
     /// Rounded reservations start on a multiple of themselves.
     pub(crate) natural: bool,
+    /// So do ranges that are not rounded: on a multiple of the next power of two.
+    pub(crate) natural_when_exact: bool,
     /// A reservation lies at or below the limit as a whole, not just the pages asked for.
     pub(crate) reservation_within_limit: bool,
     /// `find` knows every allocated range.
@@ -28,6 +30,7 @@ impl Rules {
     pub(crate) const EXACT: Self = Self {
         rounds_up_to: None,
         natural: false,
+        natural_when_exact: false,
         reservation_within_limit: false,
         finds: true,
         quarantines: false,
@@ -39,7 +42,7 @@ impl Rules {
         let order = count.next_power_of_two().trailing_zeros();
         match self.rounds_up_to {
             Some(most) if order <= most => (1 << order, if self.natural { order } else { 0 }),
-            _ => (count, 0),
+            _ => (count, if self.natural_when_exact { order } else { 0 }),
         }
     }
 }

@@ -30,7 +30,7 @@ impl Arena {
     /// # Errors
     /// [`ArenaError`]: the size is zero, no multiple of 4 KiB, more than the host maps, or the instruction does not exist here.
     pub fn with_write_back(bytes: u64, write_back: WriteBack) -> Result<Self, ArenaError> {
-        if bytes == 0 || bytes % PageSize::Size4K.bytes() != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(PageSize::Size4K.bytes()) {
             return Err(ArenaError::BadSize { bytes });
         }
         if !write_back.is_available() {

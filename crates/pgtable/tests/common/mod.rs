@@ -1,0 +1,79 @@
+//! A platform for table tests: memory with caches that do not snoop, and frames that keep accounts.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::sync::atomic::Ordering;
+
+use ringfence_memory::fake::{FaultyFrames, NonCoherent};
+use ringfence_memory::{Arena, Frames};
+use ringfence_types::{
+    DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Iova, Pending, Pfn, PfnRange,
+    PhysAddr, PhysMemory, PhysRange, Ticket, WholeDomain,
+};
+
+pub(crate) const DOMAIN: DomainId = DomainId::new(7);
+/// Bytes of the memory that holds the tables.
+pub(crate) const MEMORY: u64 = 4 << 20;
+
+pub(crate) type Memory = NonCoherent<Arena>;
+pub(crate) type Source<'m> = FaultyFrames<Frames<&'m Memory>>;
+
+/// Processors see zeroes; devices see what nobody ever wrote back: present leaves everywhere.
+pub(crate) fn memory() -> Memory {
+    let devices = Arena::new(MEMORY).expect("arena");
+    for word in devices
+        .words(PhysAddr::ZERO, (MEMORY / 8) as usize)
+        .expect("inside")
+    {
+        word.store(RUBBISH, Ordering::Relaxed);
+    }
+    NonCoherent::new(Arena::new(MEMORY).expect("arena"), devices)
+}
+
+/// A leaf to somewhere, or a table there: whatever the level, following it is a mistake.
+pub(crate) const RUBBISH: u64 = 0x0000_6666_6666_6003;
+
+pub(crate) fn frames(mem: &Memory) -> Source<'_> {
+    let region = PhysRange::new(PhysAddr::new(4096), MEMORY - 4096).expect("not empty");
+    FaultyFrames::new(Frames::new(mem, region))
+}
+
+/// Every word that processors see.
+pub(crate) fn snapshot(mem: &Memory) -> Vec<u64> {
+    mem.words(PhysAddr::ZERO, (MEMORY / 8) as usize)
+        .expect("inside")
+        .iter()
+        .map(|word| word.load(Ordering::Relaxed))
+        .collect()
+}
+
+pub(crate) fn page(number: u64) -> Iova {
+    Pfn::new(number).iova()
+}
+
+pub(crate) fn range(first: u64, pages: u64) -> PfnRange {
+    PfnRange::new(Pfn::new(first), pages).expect("not empty")
+}
+
+/// Completes everything at once.
+pub(crate) struct Instant;
+
+impl Invalidator for Instant {
+    fn submit(&mut self, _request: Invalidation) -> Result<Ticket, InvalidationError> {
+        Ok(Ticket::new(0))
+    }
+
+    fn poll(&mut self, _ticket: Ticket) -> Result<bool, InvalidationError> {
+        Ok(true)
+    }
+}
+
+pub(crate) fn flushed() -> Flushed<WholeDomain> {
+    Pending::submit(
+        &mut Instant,
+        Invalidation::Domain(DOMAIN),
+        WholeDomain(DOMAIN),
+    )
+    .expect("covers")
+    .wait(&mut Instant)
+    .expect("completes")
+}

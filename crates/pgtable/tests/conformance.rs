@@ -1,0 +1,615 @@
+//! Every format, depth and largest page; every way to change a table; both kinds of memory: against brute force.
+
+mod common;
+#[path = "common/model.rs"]
+mod model;
+
+use common::{DOMAIN, Memory, Source, flushed, frames, memory, page};
+use model::Model;
+use proptest::prelude::*;
+use proptest::test_runner::{RngSeed, TestRunner};
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{
+    CalgaryTce, Coherency, Cursor, Dirty, Format, Leaf, LeafCache, Levels, MapError, MapRequest,
+    Reclaim, ReclaimingTable, Retired, SecondStage, Table, UnmapError, walk,
+};
+use ringfence_types::{
+    CachedLevels, FrameSource, Invalidation, Iova, PageSize, Pending, Permissions, PfnRange,
+    PhysAddr, PhysMemory,
+};
+
+#[derive(Debug, Clone)]
+enum Op {
+    Map {
+        place: usize,
+        delta: i64,
+        pa: usize,
+        pages: usize,
+        bits: u64,
+    },
+    Unmap {
+        place: usize,
+        delta: i64,
+        pages: usize,
+    },
+    /// Unmaps the leaf that holds the page, if there is one, exactly.
+    UnmapLeaf { place: usize, delta: i64 },
+}
+
+const LENGTHS: [u64; 12] = [1, 1, 2, 3, 8, 16, 511, 512, 513, 1024, 1536, 1 << 18];
+const PHYSICAL: [u64; 6] = [0, 1, 512, 1 << 18, (1 << 36) - 512, (1 << 40) - 1];
+
+/// Pages around which everything happens: where tables of every level begin, and both ends.
+fn places(width: u32) -> Vec<u64> {
+    let end = 1_u64 << (width - 12);
+    [
+        0,
+        512,
+        1024,
+        1 << 18,
+        2 << 18,
+        (1 << 18) + 512,
+        1 << 27,
+        1 << 36,
+        end - 512,
+        end.saturating_sub(1 << 18),
+        end - 1,
+        end,
+    ]
+    .into_iter()
+    .filter(|place| *place <= end)
+    .collect()
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let delta = prop_oneof![3 => Just(0_i64), 2 => -3_i64..4];
+    let delta = || delta.clone();
+    prop_oneof![
+        4 => (any::<usize>(), delta(), any::<usize>(), any::<usize>(), 1_u64..4)
+            .prop_map(|(place, delta, pa, pages, bits)| Op::Map { place, delta, pa, pages, bits }),
+        1 => (any::<usize>(), delta(), any::<usize>())
+            .prop_map(|(place, delta, pages)| Op::Unmap { place, delta, pages }),
+        2 => (any::<usize>(), delta()).prop_map(|(place, delta)| Op::UnmapLeaf { place, delta }),
+    ]
+}
+
+/// One way to change a table.
+trait Front<F: Format> {
+    fn map(
+        &mut self,
+        mem: &Memory,
+        frames: &Source<'_>,
+        request: MapRequest,
+    ) -> Result<(), MapError>;
+    fn unmap(
+        &mut self,
+        mem: &Memory,
+        frames: &Source<'_>,
+        range: PfnRange,
+    ) -> Result<(), UnmapError>;
+    fn root(&self) -> PhysAddr;
+    fn lookup(&self, mem: &Memory, iova: Iova) -> Option<Leaf>;
+    fn destroy(self, mem: &Memory, frames: &Source<'_>);
+}
+
+struct Plain<F>(Table<F>);
+struct Cached<F>(Table<F>, LeafCache);
+struct Burst<F>(Table<F>, LeafCache, Dirty, bool);
+struct Reclaiming<F>(ReclaimingTable<F>);
+
+impl<F: Format> Front<F> for Plain<F> {
+    fn map(
+        &mut self,
+        mem: &Memory,
+        frames: &Source<'_>,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.0.map(mem, frames, request)
+    }
+    fn unmap(&mut self, mem: &Memory, _: &Source<'_>, range: PfnRange) -> Result<(), UnmapError> {
+        let (unmapped, levels) = self.0.unmap(mem, range)?;
+        assert_eq!((unmapped.domain(), unmapped.range()), (DOMAIN, range));
+        assert_eq!(levels, CachedLevels::Leaves, "these tables stay");
+        Ok(())
+    }
+    fn root(&self) -> PhysAddr {
+        self.0.root()
+    }
+    fn lookup(&self, mem: &Memory, iova: Iova) -> Option<Leaf> {
+        self.0.lookup(mem, iova)
+    }
+    fn destroy(self, mem: &Memory, frames: &Source<'_>) {
+        assert!(self.0.destroy(mem, frames, &flushed()).is_ok());
+    }
+}
+
+impl<F: Format> Front<F> for Cached<F> {
+    fn map(
+        &mut self,
+        mem: &Memory,
+        frames: &Source<'_>,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.1.map(&self.0, mem, frames, request)
+    }
+    fn unmap(&mut self, mem: &Memory, _: &Source<'_>, range: PfnRange) -> Result<(), UnmapError> {
+        let (unmapped, _) = self.1.unmap(&self.0, mem, range)?;
+        assert_eq!(unmapped.range(), range);
+        Ok(())
+    }
+    fn root(&self) -> PhysAddr {
+        self.0.root()
+    }
+    fn lookup(&self, mem: &Memory, iova: Iova) -> Option<Leaf> {
+        self.0.lookup(mem, iova)
+    }
+    fn destroy(self, mem: &Memory, frames: &Source<'_>) {
+        let Self(table, cache) = self;
+        let table = table
+            .destroy(mem, frames, &flushed())
+            .expect_err("a cache of it lives");
+        drop(cache);
+        assert!(table.destroy(mem, frames, &flushed()).is_ok());
+    }
+}
+
+/// Plain and cached operations in turn, each synced before it is looked at.
+impl<F: Format> Front<F> for Burst<F> {
+    fn map(
+        &mut self,
+        mem: &Memory,
+        frames: &Source<'_>,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.3 = !self.3;
+        let done = if self.3 {
+            self.0.map_deferred(mem, frames, request, &mut self.2)
+        } else {
+            self.1
+                .map_deferred(&self.0, mem, frames, request, &mut self.2)
+        };
+        self.2.sync(mem);
+        done
+    }
+    fn unmap(&mut self, mem: &Memory, _: &Source<'_>, range: PfnRange) -> Result<(), UnmapError> {
+        self.3 = !self.3;
+        let done = if self.3 {
+            self.0.unmap_deferred(mem, range, &mut self.2)
+        } else {
+            self.1.unmap_deferred(&self.0, mem, range, &mut self.2)
+        };
+        self.2.sync(mem);
+        assert!(self.2.is_clean());
+        let (unmapped, _) = done?;
+        assert_eq!(unmapped.range(), range);
+        Ok(())
+    }
+    fn root(&self) -> PhysAddr {
+        self.0.root()
+    }
+    fn lookup(&self, mem: &Memory, iova: Iova) -> Option<Leaf> {
+        self.0.lookup(mem, iova)
+    }
+    fn destroy(self, mem: &Memory, frames: &Source<'_>) {
+        drop(self.1);
+        assert!(self.0.destroy(mem, frames, &flushed()).is_ok());
+    }
+}
+
+impl<F: Format> Front<F> for Reclaiming<F> {
+    fn map(
+        &mut self,
+        mem: &Memory,
+        frames: &Source<'_>,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.0.map(mem, frames, request)
+    }
+    fn unmap(
+        &mut self,
+        mem: &Memory,
+        frames: &Source<'_>,
+        range: PfnRange,
+    ) -> Result<(), UnmapError> {
+        let before = self.0.table_bytes();
+        let (unmapped, levels) = self.0.unmap(mem, range)?;
+        let out = frames.outstanding();
+        let retired = self.0.take_retired();
+        assert_eq!(levels == CachedLevels::All, !retired.is_empty());
+        assert_eq!(self.0.table_bytes() + 4096 * retired.len() as u64, before);
+        let count = retired.len();
+        let request = Invalidation::Pages {
+            domain: DOMAIN,
+            range,
+            levels,
+        };
+        let pending =
+            Pending::submit(&mut common::Instant, request, (unmapped, retired)).expect("covered");
+        let (unmapped, retired) = pending
+            .wait(&mut common::Instant)
+            .expect("completes")
+            .split();
+        assert_eq!(unmapped.range(), range);
+        assert_eq!(
+            frames.outstanding(),
+            out,
+            "nothing goes back before the invalidation"
+        );
+        Retired::release(retired, frames);
+        assert_eq!(frames.outstanding(), out - count);
+        Ok(())
+    }
+    fn root(&self) -> PhysAddr {
+        self.0.root()
+    }
+    fn lookup(&self, mem: &Memory, iova: Iova) -> Option<Leaf> {
+        self.0.lookup(mem, iova)
+    }
+    fn destroy(self, mem: &Memory, frames: &Source<'_>) {
+        assert!(self.0.destroy(mem, frames, &flushed()).is_ok());
+    }
+}
+
+/// Runs `ops` and compares after each.
+fn check<F: Format, T: Front<F>>(
+    format: F,
+    largest: PageSize,
+    reclaims: bool,
+    coherency: Coherency,
+    ops: &[Op],
+    front: impl FnOnce(&Memory, &Source<'_>) -> T,
+) {
+    let mem = memory();
+    let frames = frames(&mem);
+    let mut front = front(&mem, &frames);
+    let mut model = Model::new(format.width(), format.physical_bits(), largest, reclaims);
+    let places = places(format.width());
+    let mut probes: Vec<u64> = places
+        .iter()
+        .flat_map(|p| [p.saturating_sub(1), *p, p + 1, p + 511])
+        .collect();
+    for op in ops {
+        let pfn =
+            |place: usize, delta: i64| places[place % places.len()].saturating_add_signed(delta);
+        match *op {
+            Op::Map {
+                place,
+                delta,
+                pa,
+                pages,
+                bits,
+            } => {
+                let pages = LENGTHS[pages % LENGTHS.len()];
+                let first = pfn(place, delta);
+                let pa = PHYSICAL[pa % PHYSICAL.len()] << 12;
+                // A gigabyte in 4 KiB pages is a test of patience.
+                let gigabyte =
+                    largest == PageSize::Size1G && delta == 0 && pa.is_multiple_of(1 << 30);
+                if pages > 4096 && !gigabyte {
+                    continue;
+                }
+                let request = MapRequest {
+                    iova: page(first),
+                    pa: PhysAddr::new(pa),
+                    pages,
+                    permissions: Permissions::from_bits(bits).expect("1 to 3"),
+                };
+                assert_eq!(
+                    front.map(&mem, &frames, request),
+                    model.map(&request),
+                    "{request:?}"
+                );
+                probes.extend([first, first + pages - 1, first + pages]);
+            }
+            Op::Unmap {
+                place,
+                delta,
+                pages,
+            } => {
+                let range = common::range(pfn(place, delta), LENGTHS[pages % LENGTHS.len()]);
+                assert_eq!(
+                    front.unmap(&mem, &frames, range),
+                    model.unmap(&range),
+                    "{range}"
+                );
+            }
+            Op::UnmapLeaf { place, delta } => {
+                if let Some((first, leaf)) = model.leaf_of(pfn(place, delta)) {
+                    let range = common::range(first, leaf.size.granules());
+                    assert_eq!(
+                        front.unmap(&mem, &frames, range),
+                        model.unmap(&range),
+                        "{range}"
+                    );
+                }
+            }
+        }
+        let end = 1_u64 << (format.width() - 12);
+        for pfn in probes.iter().copied().filter(|pfn| *pfn < end) {
+            let want = model.lookup(pfn);
+            let got = front.lookup(&mem, page(pfn));
+            assert_eq!(
+                seen(got, pfn),
+                want,
+                "page {pfn:#x} as software sees it after {op:?}"
+            );
+            if coherency == Coherency::NonCoherent {
+                let start = Cursor::root(&format, front.root());
+                let got = walk(&format, mem.device_view(), start, page(pfn), |_| {}).ok();
+                assert_eq!(
+                    seen(got, pfn),
+                    want,
+                    "page {pfn:#x} as the device sees it after {op:?}"
+                );
+            }
+        }
+    }
+    front.destroy(&mem, &frames);
+    assert_eq!((frames.outstanding(), frames.wrong_frees()), (0, 0));
+}
+
+fn seen(leaf: Option<Leaf>, pfn: u64) -> Option<(u64, Permissions, PageSize)> {
+    leaf.map(|leaf| (leaf.translate(page(pfn)).get(), leaf.permissions, leaf.page))
+}
+
+fn run(cases: u32, seed: u64, test: impl Fn(&[Op])) {
+    let config = ProptestConfig {
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(seed),
+        ..ProptestConfig::with_cases(cases)
+    };
+    TestRunner::new(config)
+        .run(&prop::collection::vec(op(), 1..24), |ops| {
+            test(&ops);
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("seed {seed:#x}: {error}"));
+}
+
+fn second_stage(levels: Levels) {
+    for largest in PageSize::ALL {
+        let format = SecondStage::new(levels).with_pages_up_to(largest);
+        for coherency in [Coherency::Coherent, Coherency::NonCoherent] {
+            let table = |mem: &Memory, frames: &Source<'_>| {
+                Table::new(format, DOMAIN, coherency, mem, frames).expect("frames")
+            };
+            let seed = 0x5eed_0000 + format.width() as u64 * 256 + largest.shift() as u64;
+            run(20, seed, |ops| {
+                check(format, largest, false, coherency, ops, |m, f| {
+                    Plain(table(m, f))
+                });
+            });
+            run(12, seed + 1, |ops| {
+                check(format, largest, false, coherency, ops, |m, f| {
+                    let table = table(m, f);
+                    let cache = table.leaf_cache();
+                    Cached(table, cache)
+                });
+            });
+            run(12, seed + 2, |ops| {
+                check(format, largest, false, coherency, ops, |m, f| {
+                    let table = table(m, f);
+                    let cache = table.leaf_cache();
+                    Burst(table, cache, Dirty::new(), false)
+                });
+            });
+            for reclaim in [Reclaim::FlushPage, Reclaim::FlushTouched] {
+                run(12, seed + 3, |ops| {
+                    check(format, largest, true, coherency, ops, |m, f| {
+                        Reclaiming(
+                            ReclaimingTable::new(format, DOMAIN, coherency, reclaim, m, f)
+                                .expect("frames"),
+                        )
+                    });
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn three_levels() {
+    second_stage(Levels::Three);
+}
+
+#[test]
+fn four_levels() {
+    second_stage(Levels::Four);
+}
+
+#[test]
+fn five_levels() {
+    second_stage(Levels::Five);
+}
+
+#[test]
+fn flat() {
+    // The smallest flat table, 64 KiB, and one of 1 MiB.
+    for bits in [25, 29] {
+        let format = CalgaryTce::new(bits).expect("exists");
+        for coherency in [Coherency::Coherent, Coherency::NonCoherent] {
+            let table = |mem: &Memory| {
+                let root = PhysAddr::new(1 << 20);
+                Table::at(format, DOMAIN, coherency, mem, root).expect("zeroes")
+            };
+            run(40, 0xca19_0000 + u64::from(bits), |ops| {
+                check(format, PageSize::Size4K, false, coherency, ops, |m, _| {
+                    Plain(table(m))
+                });
+            });
+            run(20, 0xca19_0100 + u64::from(bits), |ops| {
+                check(format, PageSize::Size4K, false, coherency, ops, |m, _| {
+                    let table = table(m);
+                    let cache = table.leaf_cache();
+                    Cached(table, cache)
+                });
+            });
+        }
+    }
+}
+
+#[test]
+fn a_flat_root_must_be_given_and_be_empty() {
+    let mem = memory();
+    let frames = frames(&mem);
+    let new = Table::new(CalgaryTce::FULL, DOMAIN, Coherency::Coherent, &mem, &frames);
+    assert_eq!(new.err(), Some(ringfence_pgtable::TableError::RootTooLarge));
+    let arena = Arena::new(32 << 20).expect("arena");
+    let whole = ringfence_types::PhysRange::new(PhysAddr::ZERO, 32 << 20).expect("not empty");
+    let source = Frames::new(&arena, whole);
+    let bytes = Table::root_bytes_of(&CalgaryTce::FULL);
+    assert_eq!(bytes, 8 << 20);
+    let root = source.alloc_contiguous(bytes / 4096).expect("room");
+    let table = Table::at(
+        CalgaryTce::FULL,
+        DOMAIN,
+        Coherency::NonCoherent,
+        &arena,
+        root,
+    )
+    .expect("zeroes");
+    assert_eq!(table.table_bytes(), 8 << 20);
+    let last = MapRequest {
+        iova: page((1 << 20) - 1),
+        pa: PhysAddr::new(0x5000),
+        pages: 1,
+        permissions: Permissions::READ,
+    };
+    assert_eq!(table.map(&arena, &source, last), Ok(()));
+    let again = Table::at(CalgaryTce::FULL, DOMAIN, Coherency::Coherent, &arena, root);
+    assert_eq!(
+        again.err(),
+        Some(ringfence_pgtable::TableError::RootNotEmpty)
+    );
+    assert!(table.destroy(&arena, &source, &flushed()).is_ok());
+    assert!(source.alloc_zeroed().is_ok());
+    assert!(arena.word(PhysAddr::ZERO).is_ok());
+}
+
+#[test]
+fn a_cache_used_with_another_table_walks() {
+    let mem = memory();
+    let frames = frames(&mem);
+    let format = SecondStage::new(Levels::Four);
+    let table = || Table::new(format, DOMAIN, Coherency::Coherent, &mem, &frames).expect("frames");
+    let (a, b) = (table(), table());
+    let mut cache = a.leaf_cache();
+    let request = MapRequest {
+        iova: page(5),
+        pa: PhysAddr::new(0x9000),
+        pages: 1,
+        permissions: Permissions::READ,
+    };
+    for t in [&a, &b, &b, &a] {
+        assert_eq!(cache.map(t, &mem, &frames, request), Ok(()));
+        let other = if t.root() == a.root() { &b } else { &a };
+        assert!(t.lookup(&mem, page(5)).is_some());
+        assert!(other.lookup(&mem, page(5)).is_none());
+        assert!(cache.unmap(t, &mem, common::range(5, 1)).is_ok());
+    }
+}
+
+#[test]
+fn ranges_that_cannot_be() {
+    let mem = memory();
+    let frames = frames(&mem);
+    for levels in Levels::ALL {
+        let format = SecondStage::new(levels);
+        let table = Table::new(format, DOMAIN, Coherency::Coherent, &mem, &frames).expect("frames");
+        let end = 1_u64 << levels.width();
+        let good = MapRequest {
+            iova: Iova::new(end - 4096),
+            pa: PhysAddr::new((1 << 52) - 4096),
+            pages: 1,
+            permissions: Permissions::READ,
+        };
+        let cases = [
+            (MapRequest { pages: 0, ..good }, MapError::Empty),
+            (
+                MapRequest {
+                    iova: Iova::new(1),
+                    ..good
+                },
+                MapError::Misaligned,
+            ),
+            (
+                MapRequest {
+                    pa: PhysAddr::new(2048),
+                    ..good
+                },
+                MapError::Misaligned,
+            ),
+            (
+                MapRequest {
+                    pages: 2,
+                    pa: PhysAddr::ZERO,
+                    ..good
+                },
+                MapError::BeyondWidth { iova: good.iova },
+            ),
+            (
+                MapRequest {
+                    iova: Iova::new(end),
+                    ..good
+                },
+                MapError::BeyondWidth {
+                    iova: Iova::new(end),
+                },
+            ),
+            (
+                MapRequest {
+                    iova: Iova::new(u64::MAX - 4095),
+                    ..good
+                },
+                MapError::BeyondWidth {
+                    iova: Iova::new(u64::MAX - 4095),
+                },
+            ),
+            (
+                MapRequest {
+                    pages: u64::MAX,
+                    ..good
+                },
+                MapError::BeyondWidth { iova: good.iova },
+            ),
+            (
+                MapRequest {
+                    iova: Iova::ZERO,
+                    pages: 2,
+                    ..good
+                },
+                MapError::PhysicalBeyondWidth { at: good.pa },
+            ),
+            (
+                MapRequest {
+                    pa: PhysAddr::new(1 << 52),
+                    ..good
+                },
+                MapError::PhysicalBeyondWidth {
+                    at: PhysAddr::new(1 << 52),
+                },
+            ),
+        ];
+        let mut cache = table.leaf_cache();
+        for (request, error) in cases {
+            assert_eq!(table.map(&mem, &frames, request), Err(error));
+            assert_eq!(cache.map(&table, &mem, &frames, request), Err(error));
+        }
+        assert_eq!(frames.outstanding(), 1, "no table for a refused range");
+        assert_eq!(table.map(&mem, &frames, good), Ok(()), "the very last page");
+        let last = (end >> 12) - 1;
+        let beyond = UnmapError::BeyondWidth { iova: page(last) };
+        assert_eq!(
+            table.unmap(&mem, common::range(last, 2)).err(),
+            Some(beyond)
+        );
+        assert_eq!(
+            cache.unmap(&table, &mem, common::range(last, 2)).err(),
+            Some(beyond)
+        );
+        assert!(table.unmap(&mem, common::range(last, 1)).is_ok());
+        drop(cache);
+        assert!(table.destroy(&mem, &frames, &flushed()).is_ok());
+        assert_eq!(frames.outstanding(), 0);
+    }
+}

@@ -1,0 +1,245 @@
+//! Root and context tables: installing, finding, roll-back, memory that may hold anything.
+
+mod common;
+
+use std::sync::atomic::Ordering;
+
+use common::{Memory, frames, memory, snapshot};
+use proptest::prelude::*;
+use proptest::test_runner::RngSeed;
+use ringfence_memory::fake::Pages;
+use ringfence_pgtable::{
+    Coherency, Context, ContextError, ContextTables, Levels, TableError, Translation, find_context,
+};
+use ringfence_types::{DeviceId, DomainId, FaultReason, PhysAddr, PhysMemory};
+
+fn device(raw: u16) -> DeviceId {
+    DeviceId::new(raw)
+}
+
+fn context(domain: u16) -> Context {
+    Context {
+        domain: DomainId::new(domain),
+        translation: Translation::Table {
+            root: PhysAddr::new(0x9000),
+            levels: Levels::Four,
+        },
+    }
+}
+
+#[test]
+fn attach_and_detach_as_the_device_sees_them() {
+    for coherency in [Coherency::Coherent, Coherency::NonCoherent] {
+        let mem = memory();
+        let frames = frames(&mem);
+        let mut tables = ContextTables::new(coherency, &mem, &frames).expect("frames");
+        let root = tables.root();
+        let see = |mem: &Memory, device| match coherency {
+            Coherency::Coherent => find_context(mem, root, device),
+            Coherency::NonCoherent => find_context(mem.device_view(), root, device),
+        };
+        let devices = [0x0000, 0x00ff, 0x0100, 0xff00, 0xffff].map(device);
+        for at in devices {
+            assert_eq!(
+                see(&mem, at),
+                Err(if at.devfn() == 0xff {
+                    ContextError::ContextNotPresent
+                } else {
+                    ContextError::RootNotPresent
+                })
+            );
+            assert_eq!(tables.attach(&mem, &frames, at, &context(at.get())), Ok(()));
+            assert_eq!(see(&mem, at), Ok(context(at.get())));
+        }
+        assert_eq!(
+            frames.outstanding(),
+            4,
+            "the root and a table for each of three buses"
+        );
+        let replaced = Context {
+            translation: Translation::PassThrough {
+                levels: Levels::Five,
+            },
+            ..context(9)
+        };
+        assert_eq!(
+            tables.attach(&mem, &frames, device(0xff00), &replaced),
+            Ok(())
+        );
+        assert_eq!(see(&mem, device(0xff00)), Ok(replaced));
+        assert_eq!(
+            see(&mem, device(0xffff)),
+            Ok(context(0xffff)),
+            "its neighbour is untouched"
+        );
+        assert_eq!(tables.detach(&mem, device(0xff00)), Some(replaced));
+        assert_eq!(
+            see(&mem, device(0xff00)),
+            Err(ContextError::ContextNotPresent)
+        );
+        assert_eq!(tables.detach(&mem, device(0xff00)), None);
+        assert_eq!(tables.detach(&mem, device(0x5500)), None);
+        tables.destroy(&mem, &frames);
+        assert_eq!((frames.outstanding(), frames.wrong_frees()), (0, 0));
+    }
+}
+
+#[test]
+fn without_frames_nothing_changes() {
+    let mem = memory();
+    let frames = frames(&mem);
+    frames.fail_after(0);
+    let none = ContextTables::new(Coherency::Coherent, &mem, &frames).err();
+    assert_eq!(none, Some(TableError::OutOfFrames));
+    frames.recover();
+    let mut tables = ContextTables::new(Coherency::Coherent, &mem, &frames).expect("frames");
+    let before = snapshot(&mem);
+    frames.fail_after(0);
+    let refused = tables.attach(&mem, &frames, device(3), &context(1));
+    assert_eq!(refused, Err(TableError::OutOfFrames));
+    assert_eq!(snapshot(&mem), before);
+    assert_eq!(frames.outstanding(), 1);
+}
+
+#[test]
+fn a_reader_never_sees_a_mixture() {
+    let mem = memory();
+    let frames = frames(&mem);
+    let mut tables = ContextTables::new(Coherency::Coherent, &mem, &frames).expect("frames");
+    let mixed = |tag: u16| Context {
+        domain: DomainId::new(tag),
+        translation: Translation::Table {
+            root: PhysAddr::new(u64::from(tag) << 12),
+            levels: Levels::Four,
+        },
+    };
+    tables
+        .attach(&mem, &frames, device(0), &mixed(1))
+        .expect("frames");
+    let root = tables.root();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut seen = 0_u32;
+            while !stop.load(Ordering::Relaxed) {
+                match find_context(&mem, root, device(0)) {
+                    Ok(context) => {
+                        let tag = context.domain.get();
+                        assert_eq!(context, mixed(tag), "low and high word of two contexts");
+                        seen += 1;
+                    }
+                    Err(error) => assert_eq!(error, ContextError::ContextNotPresent),
+                }
+            }
+            seen
+        });
+        for turn in 0..20_000_u16 {
+            tables
+                .attach(&mem, &frames, device(0), &mixed(1 + turn % 7))
+                .expect("frames");
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(reader.join().expect("no mixture") < u32::MAX);
+    });
+}
+
+#[test]
+fn what_the_root_may_hold() {
+    let mut mem = Pages::new();
+    let (root, table) = (PhysAddr::new(0x1000), 0x2000);
+    mem.add(root);
+    mem.add(PhysAddr::new(table));
+    let at = device(0x0102);
+    let root_entry = PhysAddr::new(0x1010);
+    let cases = [
+        (
+            [0, 0],
+            ContextError::RootNotPresent,
+            FaultReason::RootNotPresent,
+        ),
+        (
+            [0xffff_fffe, !0],
+            ContextError::RootNotPresent,
+            FaultReason::RootNotPresent,
+        ),
+        (
+            [table | 1, 0],
+            ContextError::ContextNotPresent,
+            FaultReason::ContextNotPresent,
+        ),
+        (
+            [table | 3, 0],
+            ContextError::ReservedBit,
+            FaultReason::ReservedBit,
+        ),
+        (
+            [table | 0x801, 0],
+            ContextError::ReservedBit,
+            FaultReason::ReservedBit,
+        ),
+        (
+            [table | 1, 1],
+            ContextError::ReservedBit,
+            FaultReason::ReservedBit,
+        ),
+        (
+            [0xffff_f000_0000_0001, 0],
+            ContextError::TableAccess,
+            FaultReason::TableAccess,
+        ),
+        (
+            [u64::MAX << 12 | 1, 0],
+            ContextError::TableAccess,
+            FaultReason::TableAccess,
+        ),
+    ];
+    for ([low, high], error, reason) in cases {
+        mem.set(root_entry, low);
+        mem.set(PhysAddr::new(0x1018), high);
+        assert_eq!(
+            find_context(&mem, root, at),
+            Err(error),
+            "{low:#x} {high:#x}"
+        );
+        assert_eq!(error.fault_reason(), reason);
+    }
+    assert_eq!(
+        find_context(&mem, PhysAddr::new(0x7000), at),
+        Err(ContextError::TableAccess)
+    );
+    assert_eq!(
+        find_context(&mem, PhysAddr::new(1), at),
+        Err(ContextError::TableAccess)
+    );
+    assert_eq!(
+        find_context(&mem, PhysAddr::new(u64::MAX), at),
+        Err(ContextError::TableAccess)
+    );
+    // The root as its own context table: an entry is what its bits say, and nothing loops.
+    mem.set(root_entry, 0x1001);
+    mem.set(PhysAddr::new(0x1018), 0);
+    mem.set(PhysAddr::new(0x1020), 0x5001);
+    mem.set(PhysAddr::new(0x1028), 0x302);
+    assert!(find_context(&mem, root, at).is_ok());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, rng_seed: RngSeed::Fixed(0xc0), ..ProptestConfig::with_cases(2000) })]
+
+    #[test]
+    fn any_words_decode_or_are_refused(low: u64, high: u64, root: u64, at: u16) {
+        if let Ok(context) = Context::decode([low, high]) {
+            // What is accepted loses nothing but FPD and the available bits.
+            let [low_again, high_again] = context.encode();
+            let low_kept = match context.translation {
+                Translation::Table { .. } => low & !2,
+                Translation::PassThrough { .. } => low & 0xd,
+            };
+            prop_assert_eq!([low_again, high_again], [low_kept, high & !0x78]);
+        }
+        let mut mem = Pages::new();
+        mem.set(PhysAddr::new(root & !0xfff), low);
+        let _ = find_context(&mem, PhysAddr::new(root), device(at));
+        prop_assert!(mem.word(PhysAddr::new(root & !0xfff)).is_ok());
+    }
+}

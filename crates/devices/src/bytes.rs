@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use ringfence_memory::Arena;
 use ringfence_types::PhysAddr;
 
 /// Memory as devices see it: bytes. Tables are reached through [`PhysMemory`](ringfence_types::PhysMemory).
@@ -35,3 +36,20 @@ impl fmt::Display for Unreachable {
 }
 
 impl core::error::Error for Unreachable {}
+
+impl ByteMemory for Arena {
+    #[inline]
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Result<(), Unreachable> {
+        let bytes = into.len() as u64;
+        self.read_bytes(at, into)
+            .map_err(|_| Unreachable { at, bytes })
+    }
+
+    #[inline]
+    fn write(&self, at: PhysAddr, from: &[u8]) -> Result<(), Unreachable> {
+        self.write_bytes(at, from).map_err(|_| Unreachable {
+            at,
+            bytes: from.len() as u64,
+        })
+    }
+}

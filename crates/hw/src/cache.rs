@@ -116,7 +116,7 @@ struct Slot<V> {
     value: V,
 }
 
-/// Sets of ways, each set kept in the order of replacement: the entry to go last stands first. This makes the LRU exact for any
+/// Sets of ways, each set kept in the order of replacement: the entry that is to go last stands first. This makes the LRU exact for any
 /// number of ways without a clock, and a repeated hit costs one comparison.
 ///
 /// The caller chooses which bits form the key and which select the set; keys are never zero, and a key always goes with the
@@ -178,11 +178,12 @@ impl<V: Copy + Default> SetAssociative<V> {
             return Some(newest.value);
         }
         let at = set.iter().position(|slot| slot.key == key)?;
-        let value = set.get(at)?.value;
-        if lru && let Some(used) = set.get_mut(..=at) {
-            used.rotate_right(1);
+        let used = set.get_mut(..=at)?;
+        let found = *used.last()?;
+        if lru {
+            push_front(used, found);
         }
-        Some(value)
+        Some(found.value)
     }
 
     /// Adds an entry whose key is not there yet; returns the key it took the place of.
@@ -192,16 +193,13 @@ impl<V: Copy + Default> SetAssociative<V> {
         let last = set.len().checked_sub(1)?;
         let at = set.iter().position(|slot| slot.key == 0).unwrap_or(last);
         let used = set.get_mut(..=at)?;
-        // Shift by hand: for the common short runs this beats a call to memmove.
-        let mut carried = Slot { key, value };
-        for slot in used {
-            core::mem::swap(slot, &mut carried);
+        match push_front(used, Slot { key, value }).key {
+            0 => {
+                self.live = self.live.wrapping_add(1);
+                None
+            }
+            old => Some(old),
         }
-        if carried.key == 0 {
-            self.live = self.live.wrapping_add(1);
-            return None;
-        }
-        Some(carried.key)
     }
 
     /// Drops the entry under `key`; says whether there was one.
@@ -242,6 +240,16 @@ impl<V: Copy + Default> SetAssociative<V> {
         }
         self.live = 0;
     }
+}
+
+/// Puts `first` in front of `slots`; the last one falls out. By hand: for runs this short a call to memmove costs more.
+#[inline]
+fn push_front<V: Copy>(slots: &mut [Slot<V>], first: Slot<V>) -> Slot<V> {
+    let mut carried = first;
+    for slot in slots {
+        core::mem::swap(slot, &mut carried);
+    }
+    carried
 }
 
 #[cfg(test)]

@@ -1,0 +1,235 @@
+//! What a translation costs: IOTLB hit, miss with walk, several pages; against yardsticks in the same run.
+//!
+//! Sides are interleaved, so a neighbour on the machine slows all of them; the medians' ratios are what counts. The yardstick of the hits is
+//! a load from a table of the same size in the same order, that of the misses a walk of the table without any unit.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use ringfence_hw::{FaultLog, Geometry, Purge, Replacement, UnitConfig, VtdUnit};
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{
+    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, Translation,
+};
+use ringfence_types::{
+    Access, CachedLevels, DeviceId, DomainId, Invalidation, Iova, Permissions, Pfn, PfnRange,
+    PhysAddr, PhysRange,
+};
+
+const DEVICE: DeviceId = DeviceId::new(0x0100);
+const DOMAIN: DomainId = DomainId::new(1);
+/// Pages mapped; more than the IOTLB holds, as in the spike.
+const PAGES: u64 = 16 << 10;
+/// Pages that fit the IOTLB.
+const WARM: u64 = 1 << 10;
+const ACCESSES: usize = 1 << 14;
+const REPETITIONS: usize = 41;
+
+fn config(iotlb: Geometry) -> UnitConfig {
+    let shape = |sets, ways| Geometry::new(sets, ways).unwrap_or(Geometry::ABSENT);
+    UnitConfig {
+        iotlb,
+        walk_caches: [shape(16, 4), shape(4, 4), shape(1, 4)],
+        contexts: shape(64, 1),
+        replacement: Replacement::Lru,
+        fault_log: FaultLog::MAX_CAPACITY,
+        purge: Purge::Selective,
+    }
+}
+
+/// One thing measured: its name, its work per repetition, and the nanoseconds of each.
+struct Side<'a> {
+    name: &'static str,
+    per: usize,
+    work: Box<dyn FnMut() + 'a>,
+    nanos: Vec<f64>,
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn main() {
+    // `cargo test --benches` runs this too: then once is enough.
+    let repetitions = if std::env::args().any(|arg| arg == "--bench") {
+        REPETITIONS
+    } else {
+        1
+    };
+    let mem = Arena::new(1 << 30).expect("1 GiB of address space");
+    let region = PhysRange::new(PhysAddr::new(512 << 20), 512 << 20).expect("not empty");
+    let frames = Frames::new(&mem, region);
+    let mut contexts = ContextTables::new(Coherency::Coherent, &mem, &frames).expect("frames");
+    let table = Table::new(
+        SecondStage::new(Levels::Four),
+        DOMAIN,
+        Coherency::Coherent,
+        &mem,
+        &frames,
+    )
+    .expect("frames");
+    let context = Context {
+        domain: DOMAIN,
+        translation: Translation::Table {
+            root: table.root(),
+            levels: Levels::Four,
+        },
+    };
+    contexts
+        .attach(&mem, &frames, DEVICE, &context)
+        .expect("frames");
+    // Descending, as Linux hands addresses out, every page elsewhere.
+    let top = 1 << 20;
+    let iova = |page: u64| Iova::new((top - 1 - page) << 12);
+    for page in 0..PAGES {
+        let request = MapRequest {
+            iova: iova(page),
+            pa: PhysAddr::new((page * 7 % PAGES) << 12),
+            pages: 1,
+            permissions: Permissions::READ_WRITE,
+        };
+        table.map(&mem, &frames, request).expect("free pages");
+    }
+    let unit = |iotlb| {
+        let mut unit = VtdUnit::vtd(&config(iotlb));
+        unit.set_root_table(contexts.root());
+        unit.enable();
+        unit
+    };
+    let large = Geometry::new(1024, 8).expect("powers of two");
+
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = |below: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed % below
+    };
+    let warm: Vec<Iova> = (0..ACCESSES)
+        .map(|_| iova(random(WARM)).wrapping_add(random(4088)))
+        .collect();
+    let cold: Vec<Iova> = (0..ACCESSES)
+        .map(|_| iova(random(PAGES)).wrapping_add(random(4088)))
+        .collect();
+    let values: Vec<u64> = (0..WARM * 2).map(|_| random(u64::MAX)).collect();
+
+    let translate = |unit: &mut VtdUnit, at: Iova, bytes: u64| match unit.translate(
+        &mem,
+        DEVICE,
+        at,
+        bytes,
+        Access::Write,
+    ) {
+        Ok(translation) => {
+            black_box(translation.first());
+        }
+        Err(fault) => panic!("{fault}"),
+    };
+    let (mut hit, mut first_way, mut miss, mut mapped, mut off, mut sixteen) = (
+        unit(large),
+        unit(large),
+        unit(Geometry::ABSENT),
+        unit(large),
+        unit(large),
+        unit(large),
+    );
+    off.disable();
+    // Sequential addresses, each invalidated after use: the life of a strict mapping.
+    let mut sides = [
+        Side::new("yardstick: loads", ACCESSES, || {
+            for at in &warm {
+                black_box(values.get((at.get() >> 12) as usize & (WARM as usize * 2 - 1)));
+            }
+        }),
+        Side::new("IOTLB hit, random", ACCESSES, || {
+            for at in &warm {
+                translate(&mut hit, *at, 8);
+            }
+        }),
+        Side::new("IOTLB hit, sequential", ACCESSES, || {
+            for page in 0..ACCESSES as u64 {
+                translate(&mut first_way, iova(page % WARM), 8);
+            }
+        }),
+        Side::new("switched off", ACCESSES, || {
+            for at in &warm {
+                translate(&mut off, *at, 8);
+            }
+        }),
+        Side::new("yardstick: walk of 4 levels, random", ACCESSES, || {
+            for at in &cold {
+                black_box(table.walk(&mem, *at).is_ok());
+            }
+        }),
+        Side::new("miss and walk, random", ACCESSES, || {
+            for at in &cold {
+                translate(&mut miss, *at, 8);
+            }
+        }),
+        Side::new(
+            "miss and walk, fill, invalidation of the page",
+            ACCESSES,
+            || {
+                for page in 0..ACCESSES as u64 {
+                    let at = iova(page);
+                    translate(&mut mapped, at, 8);
+                    if let Some(range) = PfnRange::new(Pfn::containing(at), 1) {
+                        mapped.invalidate(&Invalidation::Pages {
+                            domain: DOMAIN,
+                            range,
+                            levels: CachedLevels::Leaves,
+                        });
+                    }
+                }
+            },
+        ),
+        Side::new("16 pages at once, hits, per page", WARM as usize, || {
+            for run in 1..=WARM / 16 {
+                translate(&mut sixteen, iova(run * 16), 16 << 12);
+            }
+        }),
+    ];
+    for _ in 0..repetitions {
+        for side in &mut sides {
+            // Once for the caches, once for the clock.
+            (side.work)();
+            let start = Instant::now();
+            (side.work)();
+            let nanos = start.elapsed().as_nanos() as f64;
+            side.nanos.push(nanos / side.per as f64);
+        }
+    }
+    let mut rows = Vec::new();
+    for side in &mut sides {
+        rows.push((side.name, median(&mut side.nanos)));
+    }
+    let find = |name: &str| {
+        rows.iter()
+            .find(|row| row.0.starts_with(name))
+            .map_or(f64::NAN, |row| row.1)
+    };
+    let (load, walk) = (find("yardstick: loads"), find("yardstick: walk"));
+    println!("{:<48} {:>8} {:>8} {:>8}", "", "ns", "/load", "/walk");
+    for (name, nanos) in &rows {
+        println!(
+            "{name:<48} {nanos:>8.2} {:>8.2} {:>8.2}",
+            nanos / load,
+            nanos / walk
+        );
+    }
+    drop(sides);
+    println!("hit unit: {:?}", hit.stats());
+    println!("miss unit: {:?}", miss.stats());
+}
+
+impl<'a> Side<'a> {
+    fn new(name: &'static str, per: usize, work: impl FnMut() + 'a) -> Self {
+        Self {
+            name,
+            per,
+            work: Box::new(work),
+            nanos: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Where accesses lead: lengths, pages, permissions, pass-through.
+
+use ringfence_hw::{CalgaryUnit, HostBridge, MAX_TRANSLATED_BYTES, UnitConfig};
+use ringfence_memory::Frames;
+use ringfence_pgtable::{CalgaryTce, Coherency, Context, Levels, Table, Translation};
+use ringfence_types::FaultReason::{
+    AddressBeyondWidth, BadLength, Blocked, NotPresent, ReadDenied, WriteDenied,
+};
+use ringfence_types::{Access, DeviceId, Iova, PageSize, Permissions, PhysAddr, PhysRange};
+
+use crate::rig::{
+    A, B, DISK, GPU, NIC, READ, RW, Rig, Seen, WRITE, arena, format, request, roomy, seen,
+};
+
+const TOP: u64 = 1 << 48;
+
+#[test]
+fn the_whole_length_is_checked() {
+    // iova, bytes, outcome
+    let cases: [(u64, u64, Seen); 20] = [
+        (0x1000, 1, Ok(vec![(0x7000, 1)])),
+        (0x1fff, 1, Ok(vec![(0x7fff, 1)])),
+        (0x1000, 0x1000, Ok(vec![(0x7000, 0x1000)])),
+        // Over the end of a page: to a neighbour elsewhere, to a neighbour next door, to nothing.
+        (0x1ffc, 8, Ok(vec![(0x7ffc, 4), (0x3000, 4)])),
+        (0x2ffc, 8, Ok(vec![(0x3ffc, 8)])),
+        (0x3ffc, 8, Err((0x4000, NotPresent))),
+        (0x1800, 0x2000, Ok(vec![(0x7800, 0x800), (0x3000, 0x1800)])),
+        (0x1800, 0x2801, Err((0x4000, NotPresent))),
+        (0x0fff, 2, Err((0x0fff, NotPresent))),
+        // Over the end of a leaf table, to a page and to nothing.
+        (0x1f_fffc, 8, Ok(vec![(0x9ffc, 4), (0xb000, 4)])),
+        (0x3f_fffc, 8, Err((0x40_0000, NotPresent))),
+        // Over the end of the table.
+        (TOP - 8, 8, Ok(vec![(0xcff8, 8)])),
+        (TOP - 4, 8, Err((TOP, AddressBeyondWidth))),
+        (TOP, 1, Err((TOP, AddressBeyondWidth))),
+        (TOP + 0x1000, 8, Err((TOP + 0x1000, AddressBeyondWidth))),
+        // Over the end of the address space, and no bytes at all.
+        (u64::MAX, 1, Err((u64::MAX, AddressBeyondWidth))),
+        (u64::MAX - 3, 8, Err((u64::MAX - 3, BadLength))),
+        (0x1000, u64::MAX, Err((0x1000, BadLength))),
+        (0x1000, 0, Err((0x1000, BadLength))),
+        (0x1000, MAX_TRANSLATED_BYTES + 1, Err((0x1000, BadLength))),
+    ];
+    let mem = arena();
+    // With and without caches, and asked twice: the second time the pages are in the IOTLB.
+    for config in [roomy(), UnitConfig::UNCACHED] {
+        let mut rig = Rig::new(&mem, &config);
+        let table = rig.domain(A, &[NIC]);
+        rig.map(&table, 0x1000, 0x7000, 1, RW);
+        rig.map(&table, 0x2000, 0x3000, 2, RW);
+        rig.map(&table, 0x1f_f000, 0x9000, 1, RW);
+        rig.map(&table, 0x20_0000, 0xb000, 1, RW);
+        rig.map(&table, 0x3f_f000, 0xe000, 1, RW);
+        rig.map(&table, TOP - 0x1000, 0xc000, 1, RW);
+        for round in 0..2 {
+            for access in [READ, WRITE] {
+                for (iova, bytes, outcome) in &cases {
+                    assert_eq!(
+                        &rig.dma(NIC, *iova, *bytes, access),
+                        outcome,
+                        "{access} of {bytes} at {iova:#x}, round {round}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_denied_page_denies_the_access() {
+    let mem = arena();
+    let mut rig = Rig::new(&mem, &roomy());
+    let table = rig.domain(A, &[NIC]);
+    rig.map(&table, 0x1000, 0x7000, 1, RW);
+    rig.map(&table, 0x2000, 0x8000, 1, Permissions::READ);
+    rig.map(&table, 0x3000, 0x9000, 1, RW);
+    for _ in 0..2 {
+        assert_eq!(
+            rig.dma(NIC, 0x1000, 0x3000, READ),
+            Ok(vec![(0x7000, 0x3000)])
+        );
+        assert_eq!(
+            rig.dma(NIC, 0x1000, 0x3000, WRITE),
+            Err((0x2000, WriteDenied))
+        );
+    }
+}
+
+/// Every right of the path against every right of the leaf and every access, at each level of the path.
+#[test]
+fn permissions_are_those_of_the_whole_path() {
+    let rights = [Permissions::READ, Permissions::WRITE, RW];
+    let expected = |path: Permissions, leaf: Permissions, access: Access| match access {
+        _ if path.allows(access) && leaf.allows(access) => Ok(vec![(0x7010, 4)]),
+        Access::Read => Err((0x1010, ReadDenied)),
+        Access::Write => Err((0x1010, WriteDenied)),
+    };
+    let mem = arena();
+    for level in 2..=4 {
+        for path in rights {
+            for leaf in rights {
+                for order in [[READ, WRITE], [WRITE, READ]] {
+                    let mut rig = Rig::new(&mem, &roomy());
+                    let table = rig.domain(A, &[NIC]);
+                    rig.map(&table, 0x1000, 0x7000, 1, leaf);
+                    rig.poke(&table, level, 0x1000, |raw| raw & !3 | path.bits());
+                    // The second round hits what the first has cached; the order decides which access fills.
+                    for access in [order, order].concat() {
+                        assert_eq!(
+                            rig.dma(NIC, 0x1010, 4, access),
+                            expected(path, leaf, access),
+                            "{access} through {path:?} at level {level}, leaf {leaf:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn larger_pages_are_translated_and_cached_whole() {
+    let mem = arena();
+    let mut rig = Rig::new(&mem, &roomy());
+    let format = format(Levels::Four, PageSize::Size1G);
+    let table = rig.domain_of(format, A, &[NIC]);
+    let (two_mib, one_gib) = (0x20_0000, 0x4000_0000);
+    rig.map(&table, two_mib, 4 * two_mib, 512, RW);
+    rig.map(&table, one_gib, 8 * one_gib, 512 * 512, Permissions::READ);
+    assert_eq!(
+        rig.dma(NIC, two_mib + 0x1234, 4, READ),
+        Ok(vec![(4 * two_mib + 0x1234, 4)])
+    );
+    assert_eq!(
+        rig.dma(NIC, two_mib, two_mib, WRITE),
+        Ok(vec![(4 * two_mib, two_mib)])
+    );
+    assert_eq!(
+        rig.dma(NIC, one_gib, one_gib, READ),
+        Ok(vec![(8 * one_gib, one_gib)])
+    );
+    assert_eq!(
+        rig.dma(NIC, 2 * one_gib - 1, 1, WRITE),
+        Err((2 * one_gib - 1, WriteDenied))
+    );
+    assert_eq!(
+        rig.dma(NIC, 2 * one_gib - 1, 2, READ),
+        Err((2 * one_gib, NotPresent))
+    );
+    assert_eq!(rig.unit.iotlb_live(), 2);
+    assert_eq!(rig.unit.stats().iotlb_hits, 3);
+}
+
+#[test]
+fn switched_off_everything_passes() {
+    let mem = arena();
+    let mut rig = Rig::new(&mem, &roomy());
+    rig.unit.disable();
+    for (iova, bytes) in [(0, 1), (0x1234, 0x10_0000), (u64::MAX, 1), (0, u64::MAX)] {
+        assert_eq!(rig.dma(DISK, iova, bytes, WRITE), Ok(vec![(iova, bytes)]));
+    }
+    for (iova, bytes) in [(0, 0), (u64::MAX, 2), (2, u64::MAX)] {
+        assert_eq!(rig.dma(DISK, iova, bytes, READ), Err((iova, BadLength)));
+    }
+    assert_eq!(rig.unit.stats().passed_through, 4);
+    assert_eq!(rig.unit.stats().lookups(), 0);
+    rig.unit.enable();
+    assert!(rig.dma(DISK, 0, 1, READ).is_err());
+}
+
+/// HW10: no table, no IOTLB, but a width.
+#[test]
+fn a_context_can_pass_through() {
+    let mem = arena();
+    let mut rig = Rig::new(&mem, &roomy());
+    // The domain is that of a table with entries in the IOTLB: they are none of its business.
+    let table = rig.domain(A, &[DISK]);
+    rig.map(&table, 0x1000, 0x7000, 1, RW);
+    assert_eq!(rig.dma(DISK, 0x1000, 1, READ), Ok(vec![(0x7000, 1)]));
+    let translation = Translation::PassThrough {
+        levels: Levels::Four,
+    };
+    rig.attach_context(
+        NIC,
+        &Context {
+            domain: A,
+            translation,
+        },
+    );
+    for _ in 0..2 {
+        assert_eq!(rig.dma(NIC, 0x1000, 1, WRITE), Ok(vec![(0x1000, 1)]));
+        assert_eq!(rig.dma(NIC, 0, TOP, READ), Ok(vec![(0, TOP)]));
+        assert_eq!(
+            rig.dma(NIC, TOP - 1, 2, READ),
+            Err((TOP, AddressBeyondWidth))
+        );
+        assert_eq!(rig.dma(NIC, TOP, 1, READ), Err((TOP, AddressBeyondWidth)));
+    }
+    assert_eq!(rig.unit.stats().passed_through, 4);
+    assert_eq!(rig.unit.stats().lookups(), 1);
+}
+
+/// HW12: several spaces at once, and several devices in one.
+#[test]
+fn domains_are_apart_and_devices_of_one_share() {
+    let mem = arena();
+    let mut rig = Rig::new(&mem, &roomy());
+    let a = rig.domain(A, &[NIC, GPU]);
+    let b = rig.domain(B, &[DISK]);
+    rig.map(&a, 0x1000, 0x7000, 1, RW);
+    rig.map(&b, 0x1000, 0x8000, 1, RW);
+    for _ in 0..2 {
+        assert_eq!(rig.dma(NIC, 0x1000, 1, READ), Ok(vec![(0x7000, 1)]));
+        assert_eq!(rig.dma(DISK, 0x1000, 1, READ), Ok(vec![(0x8000, 1)]));
+        assert_eq!(rig.dma(GPU, 0x1000, 1, READ), Ok(vec![(0x7000, 1)]));
+    }
+    assert_eq!(rig.unit.iotlb_live(), 2);
+    assert_eq!(rig.unit.stats().iotlb_misses, 2);
+}
+
+/// HW05, CG01, CG02: a flat table, one for all devices behind a bridge.
+#[test]
+fn a_flat_table_is_walked_in_one_step() {
+    let mem = arena();
+    let region = PhysRange::new(PhysAddr::new(128 << 20), 64 << 20).unwrap();
+    let frames = Frames::new(&mem, region);
+    let format = CalgaryTce::FULL;
+    let root = frames
+        .alloc_contiguous(Table::root_bytes_of(&format) / 4096)
+        .unwrap();
+    let table = Table::at(format, A, Coherency::Coherent, &mem, root).unwrap();
+    let mut unit = CalgaryUnit::calgary(&roomy());
+    unit.enable();
+    unit.set_bridge(HostBridge {
+        first_bus: 1,
+        last_bus: 2,
+        domain: A,
+        format,
+        table: root,
+    });
+    let last = (1 << 32) - 0x1000;
+    for (iova, pa, permissions) in [
+        (0x1000, 0x7000, RW),
+        (0x2000, 0xff_ffff_f000, Permissions::READ),
+        (last, 0x9000, RW),
+    ] {
+        let request = request(iova, pa, 1, permissions);
+        table.map(&mem, &frames, request).unwrap();
+    }
+    let outside = DeviceId::new(0x0300);
+    let cases: [(DeviceId, u64, u64, Access, Seen); 7] = [
+        (NIC, 0x1010, 4, WRITE, Ok(vec![(0x7010, 4)])),
+        (
+            DISK,
+            0x1ff8,
+            16,
+            READ,
+            Ok(vec![(0x7ff8, 8), (0xff_ffff_f000, 8)]),
+        ),
+        (NIC, 0x1ff8, 16, WRITE, Err((0x2000, WriteDenied))),
+        (NIC, 0x3000, 1, READ, Err((0x3000, NotPresent))),
+        (NIC, last, 0x1000, READ, Ok(vec![(0x9000, 0x1000)])),
+        (NIC, last, 0x1001, READ, Err((1 << 32, AddressBeyondWidth))),
+        (outside, 0x1000, 1, READ, Err((0x1000, Blocked))),
+    ];
+    for (device, iova, bytes, access, outcome) in cases {
+        let result = unit.translate(&mem, device, Iova::new(iova), bytes, access);
+        assert_eq!(seen(result.map(|t| t.to_vec())), outcome, "{iova:#x}");
+    }
+    // 0x1000 was walked once, 0x2000 hit after it was filled, absent and last once: one reference each.
+    assert_eq!(unit.stats().walk_references, unit.stats().iotlb_misses);
+    assert_eq!(unit.walk_caches_live(), [0; 3]);
+}

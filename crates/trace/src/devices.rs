@@ -95,17 +95,6 @@ impl Devices {
         self.unattributed
     }
 
-    /// The only device that the trace names so far, if there is exactly one.
-    pub(crate) fn only(&self) -> Option<DeviceIndex> {
-        let mut named = self
-            .iter()
-            .filter(|(_, device)| device.kind != DeviceKind::Unattributed);
-        match (named.next(), named.next()) {
-            (Some((index, _)), None) => Some(index),
-            _ => None,
-        }
-    }
-
     fn push(
         &mut self,
         name: String,
@@ -182,16 +171,5 @@ mod tests {
         assert_eq!(devices.intern(b"0000:00:03.0"), Some(first));
         let id = |index| devices.get(index).unwrap().id.get();
         assert_eq!((id(first), id(second), id(named)), (0x18, 0xffff, 0xfffe));
-    }
-
-    #[test]
-    fn the_only_device_is_known_while_there_is_one() {
-        let mut devices = Devices::new();
-        assert_eq!(devices.only(), None);
-        let nvme = devices.intern(b"0000:00:07.0");
-        devices.unattributed().unwrap();
-        assert_eq!(devices.only(), nvme);
-        devices.intern(b"0000:00:03.0");
-        assert_eq!(devices.only(), None);
     }
 }

@@ -34,9 +34,13 @@ pub struct Summary {
     pub iommu_only_pieces: u64,
     /// `iommu:unmap` lines that no mapping explains.
     pub unmatched_iommu_unmaps: u64,
-    /// `iommu:map` lines from before the first device's first event (identity maps of firmware, reserved
-    /// regions): no operation.
-    pub early_iommu_maps: u64,
+    /// Of those, how many an unmap ended.
+    pub iommu_only_unmaps: u64,
+    /// Parts of such mappings that an unmap of another part left over, each a new mapping.
+    pub remainders: u64,
+    /// `iommu:map` lines that no driver's map explains: from before the first device's first event, or leading
+    /// to themselves (identity maps of firmware, reserved regions). No operation.
+    pub setup_maps: u64,
     /// Maps whose printed scatterlist was cut.
     pub truncated_lists: u64,
     /// Maps whose segment lengths are a guess.

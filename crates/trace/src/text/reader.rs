@@ -151,15 +151,32 @@ fn parse_line(
     interner: &mut Interner,
     counts: &mut Counts,
 ) -> Result<(), Refusal> {
-    if let Some(aside) = header::parse(text)? {
-        if let Aside::Lost(lost) | Aside::Overwritten(lost) = aside {
-            counts.lost = counts.lost.saturating_add(lost);
-        }
+    // Most lines are events and begin with the padding of the task's name; what may not be an event is judged
+    // first only where the line does not.
+    let padded = matches!(text, [b' ', ..]);
+    if !padded && counted_aside(text, counts)? {
         return Ok(());
     }
-    let prefix = prefix::parse(text)?;
+    let prefix = match prefix::parse(text) {
+        Ok(prefix) => prefix,
+        Err(reason) => {
+            return match padded && counted_aside(text, counts)? {
+                true => Ok(()),
+                false => Err(reason.into()),
+            };
+        }
+    };
     let known = payload::parse(&prefix, line, chunk, interner)?;
     counts.events += 1;
     counts.unknown += u64::from(!known);
     Ok(())
+}
+
+/// Counts what a line without an event says; false if the line looks like an event.
+fn counted_aside(text: &[u8], counts: &mut Counts) -> Result<bool, Malformed> {
+    let aside = header::parse(text)?;
+    if let Some(Aside::Lost(lost) | Aside::Overwritten(lost)) = aside {
+        counts.lost = counts.lost.saturating_add(lost);
+    }
+    Ok(aside.is_some())
 }

@@ -1,0 +1,109 @@
+//! An arena whose contents die in the order they were born.
+
+/// A slice of a [`Fifo`], by position since its beginning.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct FifoSpan {
+    start: u64,
+    count: usize,
+}
+
+impl FifoSpan {
+    pub(super) fn len(self) -> usize {
+        self.count
+    }
+}
+
+/// Grows at the back, is released from the front, lends contiguous slices.
+#[derive(Debug)]
+pub(super) struct Fifo<T> {
+    items: Vec<T>,
+    /// Position of `items[0]`.
+    base: u64,
+    /// Items at the front of `items` that nobody needs any more.
+    dead: usize,
+}
+
+impl<T> Default for Fifo<T> {
+    fn default() -> Self {
+        Self {
+            items: Vec::new(),
+            base: 0,
+            dead: 0,
+        }
+    }
+}
+
+impl<T: Copy> Fifo<T> {
+    pub(super) fn push(&mut self, items: &[T]) -> FifoSpan {
+        let span = self.mark();
+        self.items.extend_from_slice(items);
+        self.since(span)
+    }
+
+    /// An empty span at the end; [`Fifo::since`] makes it one of what was pushed after.
+    pub(super) fn mark(&self) -> FifoSpan {
+        FifoSpan {
+            start: self.base.wrapping_add(self.items.len() as u64),
+            count: 0,
+        }
+    }
+
+    pub(super) fn push_one(&mut self, item: T) {
+        self.items.push(item);
+    }
+
+    pub(super) fn since(&self, mark: FifoSpan) -> FifoSpan {
+        FifoSpan {
+            start: mark.start,
+            count: self.mark().start.wrapping_sub(mark.start) as usize,
+        }
+    }
+
+    /// The slice; empty if it was released.
+    pub(super) fn get(&self, span: FifoSpan) -> &[T] {
+        let Some(first) = span.start.checked_sub(self.base) else {
+            return &[];
+        };
+        let first = first as usize;
+        self.items
+            .get(first..first.saturating_add(span.count))
+            .unwrap_or(&[])
+    }
+
+    /// Releases `span` and all before it. The memory is reclaimed when half of it is dead.
+    pub(super) fn release(&mut self, span: FifoSpan) {
+        let end = span.start.wrapping_add(span.count as u64);
+        let dead = end.saturating_sub(self.base) as usize;
+        self.dead = self.dead.max(dead.min(self.items.len()));
+        if self.dead == self.items.len() || self.dead > self.items.len() / 2 {
+            self.items.drain(..self.dead);
+            self.base = self.base.wrapping_add(self.dead as u64);
+            self.dead = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_survive_releases_before_them() {
+        let mut fifo = Fifo::default();
+        let mut spans = std::collections::VecDeque::new();
+        for round in 0u64..1000 {
+            let items: Vec<u64> = (0..round % 7).map(|item| item + round).collect();
+            spans.push_back((fifo.push(&items), items));
+            if round % 3 != 0 {
+                let (span, items) = spans.pop_front().unwrap();
+                assert_eq!(fifo.get(span), items);
+                fifo.release(span);
+            }
+            for (span, items) in &spans {
+                assert_eq!(fifo.get(*span), items);
+            }
+        }
+        let held: usize = spans.iter().map(|(span, _)| span.len()).sum();
+        assert!(fifo.items.len() <= 2 * held + 7);
+    }
+}

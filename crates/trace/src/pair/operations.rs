@@ -1,0 +1,246 @@
+//! The stream of operations.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::resolve::{Problem, Resolver};
+use super::window::{Resolved, Window};
+use crate::devices::Devices;
+use crate::error::TraceError;
+use crate::input::Source;
+use crate::op::{Chunk, DeviceIndex, MappingId, Mark};
+use crate::options::{Attribution, Options};
+use crate::summary::Summary;
+use crate::text::{RawChunk, RawEvent, RawKind, TraceReader};
+
+/// The operations of a trace, read as a stream.
+#[derive(Debug)]
+pub struct Operations<R> {
+    reader: TraceReader<R>,
+    window: Window,
+    resolver: Resolver,
+    raw: RawChunk,
+    /// Events of `raw` already taken.
+    taken: usize,
+    attribution: Attribution,
+    /// The file, if it can be read once more to find out whether the first device stays the only one.
+    reread: Option<PathBuf>,
+    /// Marks in the window's queue: kept here, for their texts die with the raw chunk.
+    marks: std::collections::VecDeque<String>,
+    error: Option<TraceError>,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Reading,
+    Draining,
+    Ended,
+}
+
+impl Operations<Source> {
+    /// Opens a trace by path: text, zstd, or a trace-cmd recording.
+    ///
+    /// # Errors
+    /// As [`Source::open`].
+    pub fn open(path: &Path, options: Options) -> Result<Self, TraceError> {
+        let source = Source::open(path)?;
+        let mut this = Self::new(&path.display().to_string(), source, options);
+        this.reread = path.is_file().then(|| path.to_owned());
+        Ok(this)
+    }
+}
+
+impl<R: Read> Operations<R> {
+    /// Reads the text of a trace from `reader`; `name` stands in errors.
+    pub fn new(name: &str, reader: R, options: Options) -> Self {
+        Self {
+            reader: TraceReader::new(name, reader, &options),
+            window: Window::new(options.look_ahead),
+            resolver: Resolver::default(),
+            raw: RawChunk::default(),
+            taken: 0,
+            attribution: options.attribution,
+            reread: None,
+            marks: std::collections::VecDeque::new(),
+            error: None,
+            stage: Stage::Reading,
+        }
+    }
+
+    /// Fills `chunk` with the next operations, about [`Chunk::OPS`] of them; false at the end of the trace,
+    /// with `chunk` empty.
+    ///
+    /// # Errors
+    /// See [`TraceError`]. The operations before the error stand in `chunk`; further calls return false.
+    pub fn next_chunk(&mut self, chunk: &mut Chunk) -> Result<bool, TraceError> {
+        chunk.clear();
+        if let Some(error) = self.error.take() {
+            self.stage = Stage::Ended;
+            self.count();
+            return Err(error);
+        }
+        while self.stage != Stage::Ended && chunk.ops.len() < Chunk::OPS {
+            if let Err(error) = self.step(chunk) {
+                self.stage = Stage::Ended;
+                self.count();
+                return Err(error);
+            }
+        }
+        self.count();
+        Ok(!chunk.ops.is_empty() || !chunk.marks.is_empty())
+    }
+
+    /// The devices seen so far. A device appears here before its first operation is delivered.
+    pub fn devices(&self) -> &Devices {
+        self.reader.devices()
+    }
+
+    /// Counts so far; complete after `next_chunk` has returned false.
+    pub fn summary(&self) -> &Summary {
+        &self.resolver.summary
+    }
+
+    /// The mappings alive after the operations delivered so far, in order of their ids.
+    pub fn live(&self) -> impl Iterator<Item = MappingId> {
+        self.resolver.live().iter().map(|(id, _)| id)
+    }
+
+    /// Takes one event, or the next raw chunk.
+    fn step(&mut self, chunk: &mut Chunk) -> Result<(), TraceError> {
+        if let Some(event) = self.raw.events.get(self.taken) {
+            self.taken += 1;
+            if let RawKind::Mark(text) = event.kind {
+                let text = self.raw.marks.get_mut(text as usize).map(std::mem::take);
+                self.marks.push_back(text.unwrap_or_default());
+            }
+            self.window.push(event, &self.raw);
+            return self.drain(chunk);
+        }
+        if self.stage == Stage::Draining {
+            self.window.finish();
+            self.drain(chunk)?;
+            self.resolver.finish();
+            self.stage = Stage::Ended;
+            return match self.error.take() {
+                Some(error) => Err(error),
+                None => Ok(()),
+            };
+        }
+        self.taken = 0;
+        match self.reader.next_chunk(&mut self.raw) {
+            Ok(true) => {}
+            Ok(false) => self.stage = Stage::Draining,
+            // What was read before it is resolved first.
+            Err(error) => {
+                self.error = Some(error);
+                self.stage = Stage::Draining;
+            }
+        }
+        Ok(())
+    }
+
+    /// Resolves what the window has decided.
+    fn drain(&mut self, chunk: &mut Chunk) -> Result<(), TraceError> {
+        while let Some(resolved) = self.window.pop() {
+            match resolved {
+                Resolved::Event {
+                    event,
+                    lists,
+                    pieces,
+                    lines,
+                } => {
+                    if let RawKind::Mark(_) = event.kind {
+                        let time = self.resolver.now(&event);
+                        chunk.marks.push(Mark {
+                            before_op: u32::try_from(chunk.ops.len()).unwrap_or(u32::MAX),
+                            time,
+                            text: self.marks.pop_front().unwrap_or_default(),
+                        });
+                        continue;
+                    }
+                    let done =
+                        self.resolver
+                            .event(&event, lists, pieces, lines, &self.window, chunk);
+                    self.window.release(lists, pieces);
+                    done.map_err(|problem| self.failed(problem, &event))?;
+                }
+                Resolved::Map { event } => {
+                    let device = self.attribute(&event)?;
+                    let (device, own_row) =
+                        device.map_or((None, true), |(device, own_row)| (Some(device), own_row));
+                    self.resolver
+                        .iommu_map(&event, self.window.group(), device, own_row, chunk)
+                        .map_err(|problem| self.failed(problem, &event))?;
+                }
+                Resolved::Unmap { event } => {
+                    self.resolver
+                        .iommu_unmap(&event, chunk)
+                        .map_err(|problem| self.failed(problem, &event))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whose an unexplained mapping is, and whether that is the row without a device; `None` before the first
+    /// event of a device.
+    fn attribute(&mut self, event: &RawEvent) -> Result<Option<(DeviceIndex, bool)>, TraceError> {
+        if !self.resolver.any_named() {
+            return Ok(None);
+        }
+        if self.attribution == Attribution::Auto
+            && let Some(only) = self.resolver.only_named()
+        {
+            if let Some(path) = self.reread.take()
+                && names_several_devices(&path)
+            {
+                self.attribution = Attribution::OwnRow;
+            } else {
+                return Ok(Some((only, false)));
+            }
+        }
+        let row = self.reader.devices_mut().unattributed();
+        match row {
+            Some(row) => Ok(Some((row, true))),
+            None => Err(TraceError::TooManyDevices {
+                file: self.reader.name().to_owned(),
+                line: event.line,
+            }),
+        }
+    }
+
+    fn failed(&self, problem: Problem, event: &RawEvent) -> TraceError {
+        let (file, line) = (self.reader.name().to_owned(), event.line);
+        match problem {
+            Problem::PhysicalSpaceExhausted => TraceError::PhysicalSpaceExhausted { file, line },
+            Problem::TooManyMappings => TraceError::TooManyMappings { file, line },
+        }
+    }
+
+    fn count(&mut self) {
+        let counts = self.reader.counts();
+        let summary = &mut self.resolver.summary;
+        summary.lines = counts.lines;
+        summary.events = counts.events;
+        summary.unknown = counts.unknown;
+        summary.malformed = counts.malformed;
+        summary.lost = counts.lost;
+    }
+}
+
+/// Whether a trace names more than one device. Stops at the second; damage counts as the end.
+fn names_several_devices(path: &Path) -> bool {
+    let Ok(source) = Source::open(path) else {
+        return false;
+    };
+    let mut reader = TraceReader::new("", source, &Options::default().lenient());
+    let mut chunk = RawChunk::default();
+    while reader.devices().len() < 2 {
+        match reader.next_chunk(&mut chunk) {
+            Ok(true) => {}
+            Ok(false) | Err(_) => return false,
+        }
+    }
+    true
+}

@@ -1,0 +1,615 @@
+//! The rules by which resolved lines become operations.
+
+use std::collections::HashMap;
+
+use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
+
+use super::fifo::FifoSpan;
+use super::live::{Key, Live, TooMany, hash_list};
+use super::physical::{Arena, Exhausted};
+use super::scatter::{self, Lengths, Segment};
+use super::window::{Lists, Piece, Window};
+use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, SegmentSpan};
+use crate::summary::{DeviceSummary, Summary};
+use crate::text::{RawEvent, RawKind};
+
+/// Why a line cannot become an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Problem {
+    PhysicalSpaceExhausted,
+    TooManyMappings,
+}
+
+impl From<Exhausted> for Problem {
+    fn from(_: Exhausted) -> Self {
+        Self::PhysicalSpaceExhausted
+    }
+}
+
+impl From<TooMany> for Problem {
+    fn from(_: TooMany) -> Self {
+        Self::TooManyMappings
+    }
+}
+
+/// What the maps of a device show about its addresses.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Addressing {
+    #[default]
+    Unknown,
+    /// DMA addresses are physical ones.
+    Direct,
+    /// They are not.
+    Translated,
+}
+
+/// Where and when an operation is.
+#[derive(Debug, Clone, Copy)]
+struct At {
+    time: Nanos,
+    cpu: u16,
+    lines: u16,
+}
+
+/// A map about to begin.
+#[derive(Debug, Clone, Copy)]
+struct Map {
+    device: DeviceIndex,
+    direction: Direction,
+    class: MapClass,
+    flags: MapFlags,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Resolver {
+    pub(super) summary: Summary,
+    live: Live,
+    arena: Arena,
+    addressing: Vec<Addressing>,
+    /// By device: whether an event of it was resolved. What the reader has read ahead does not count.
+    seen: Vec<bool>,
+    named: usize,
+    only_named: Option<DeviceIndex>,
+    any_iommu: bool,
+    fresh: HashMap<MappingId, (PhysAddr, u64)>,
+    segments: Vec<Segment>,
+    now: Nanos,
+}
+
+impl Resolver {
+    pub(super) fn live(&self) -> &Live {
+        &self.live
+    }
+
+    /// The only device that events named so far, if exactly one did.
+    pub(super) fn only_named(&self) -> Option<DeviceIndex> {
+        self.only_named
+    }
+
+    /// Whether any event named a device so far.
+    pub(super) fn any_named(&self) -> bool {
+        self.named > 0
+    }
+
+    /// Takes a `dma:*` event with the lines that belong to it.
+    pub(super) fn event(
+        &mut self,
+        event: &RawEvent,
+        lists: Lists,
+        pieces: FifoSpan,
+        lines: u16,
+        window: &Window,
+        chunk: &mut Chunk,
+    ) -> Result<(), Problem> {
+        let at = self.at(event, lines);
+        let pieces = window.pieces(pieces);
+        self.any_iommu |= !pieces.is_empty();
+        match event.kind {
+            RawKind::Map {
+                device,
+                direction,
+                iova,
+                size,
+                phys,
+            } => {
+                self.see(device);
+                let direct = iova.get() == phys.get() && pieces.is_empty();
+                self.learn(device, direct);
+                self.segments.clear();
+                self.segments.push((phys.get(), size));
+                let map = Map {
+                    device,
+                    direction,
+                    class: MapClass::Single,
+                    flags: MapFlags::NONE,
+                };
+                let iova = iova.get();
+                self.begin(map, Key::Single { device, iova }, iova, at, chunk)
+            }
+            RawKind::MapSg {
+                device,
+                direction,
+                nents,
+                ents,
+                ..
+            } => {
+                self.see(device);
+                let starts = window.list(lists.dma_addrs);
+                let phys_addrs = window.list(lists.phys_addrs);
+                let Some(&iova) = starts.first() else {
+                    return Ok(());
+                };
+                self.learn(
+                    device,
+                    Some(&iova) == phys_addrs.first() && pieces.is_empty(),
+                );
+                self.segments.clear();
+                let dma = (starts, window.list(lists.sizes));
+                let lengths = scatter::segments(dma, phys_addrs, pieces, &mut self.segments);
+                let mut flags = MapFlags::NONE;
+                if lengths == Lengths::Guessed {
+                    flags = flags.with(MapFlags::GUESSED_LENGTHS);
+                    self.summary.guessed_lengths += 1;
+                }
+                if nents as usize > phys_addrs.len() || ents as usize > starts.len() {
+                    flags = flags.with(MapFlags::TRUNCATED);
+                    self.summary.truncated_lists += 1;
+                }
+                let map = Map {
+                    device,
+                    direction,
+                    class: MapClass::Sg,
+                    flags,
+                };
+                let list = hash_list(direction, nents, phys_addrs);
+                self.begin(map, Key::Sg { device, list }, iova, at, chunk)
+            }
+            RawKind::Alloc {
+                device,
+                direction,
+                iova,
+                size,
+                ..
+            } => {
+                self.see(device);
+                let phys_addrs = window.list(lists.phys_addrs);
+                let iova = iova.get();
+                let flags = self.coherent_segments(device, iova, size, phys_addrs, pieces)?;
+                let map = Map {
+                    device,
+                    direction,
+                    class: MapClass::Coherent,
+                    flags,
+                };
+                self.begin(map, Key::Coherent { device, iova }, iova, at, chunk)
+            }
+            RawKind::Unmap { device, iova, .. } => {
+                self.see(device);
+                let iova = iova.get();
+                if !self.end(Key::Single { device, iova }, at, chunk) {
+                    self.summary.unmatched_unmaps += 1;
+                }
+                Ok(())
+            }
+            RawKind::UnmapSg {
+                device, direction, ..
+            } => {
+                self.see(device);
+                let starts = window.list(lists.phys_addrs);
+                let total = u32::try_from(starts.len()).unwrap_or(u32::MAX);
+                let list = hash_list(direction, total, starts);
+                if !self.end(Key::Sg { device, list }, at, chunk) {
+                    self.summary.unmatched_unmaps += 1;
+                }
+                Ok(())
+            }
+            RawKind::Free { device, iova, .. } => {
+                self.see(device);
+                let iova = iova.get();
+                if !self.end(Key::Coherent { device, iova }, at, chunk) {
+                    self.summary.unmatched_frees += 1;
+                }
+                Ok(())
+            }
+            RawKind::Sync { device } => {
+                self.see(device);
+                self.summary.syncs += 1;
+                Ok(())
+            }
+            RawKind::Void { device } => {
+                self.see(device);
+                self.summary.failed_maps += 1;
+                Ok(())
+            }
+            RawKind::IommuMap { .. } | RawKind::IommuUnmap { .. } | RawKind::Mark(_) => Ok(()),
+        }
+    }
+
+    /// Where a coherent buffer lies: as its `iommu:map` lines say; else as its printed starts say; else, if
+    /// the device's addresses are physical, at its DMA address; else nobody knows, and it gets fresh frames.
+    fn coherent_segments(
+        &mut self,
+        device: DeviceIndex,
+        iova: u64,
+        size: u64,
+        phys_addrs: &[u64],
+        pieces: &[Piece],
+    ) -> Result<MapFlags, Problem> {
+        self.segments.clear();
+        if !pieces.is_empty() || !phys_addrs.is_empty() {
+            let dma: (&[u64], &[u64]) = (&[iova], &[size]);
+            let covered = scatter::segments(dma, phys_addrs, pieces, &mut self.segments);
+            if covered == Lengths::Exact && !self.segments.is_empty() {
+                return Ok(MapFlags::NONE);
+            }
+            if !phys_addrs.is_empty() {
+                self.summary.guessed_lengths += 1;
+                return Ok(MapFlags::GUESSED_LENGTHS);
+            }
+            self.segments.clear();
+        }
+        let direct = match self.addressing(device) {
+            Addressing::Direct => true,
+            Addressing::Translated => false,
+            Addressing::Unknown => !self.any_iommu,
+        };
+        if direct {
+            self.segments.push((iova, size));
+            return Ok(MapFlags::NONE);
+        }
+        let frames = self.arena.fresh(size)?;
+        self.segments.push((frames.start().get(), size));
+        self.summary.fresh_frames += 1;
+        Ok(MapFlags::FRESH_FRAMES)
+    }
+
+    /// Begins the mapping whose raw segments are in `self.segments`.
+    fn begin(
+        &mut self,
+        map: Map,
+        key: Key,
+        iova: u64,
+        at: At,
+        chunk: &mut Chunk,
+    ) -> Result<(), Problem> {
+        let (segments, renamed) = self.place(map.flags, chunk)?;
+        let Some(segments) = segments else {
+            return Ok(());
+        };
+        let mut flags = map.flags;
+        if renamed {
+            flags = flags.with(MapFlags::RENAMED);
+            self.summary.renamed += 1;
+        }
+        if let Some(old) = self.live.replaced(key, iova) {
+            self.live.end_id(old);
+            self.give_back(old);
+            self.summary.replaced += 1;
+            flags = flags.with(MapFlags::REPLACES);
+            // Not counted as an unmap: the trace shows none.
+            self.push(
+                Op {
+                    time: at.time,
+                    device: map.device,
+                    cpu: at.cpu,
+                    lines: 0,
+                    kind: OpKind::Unmap { id: old },
+                },
+                chunk,
+            );
+        }
+        let id = self.live.begin(map.device, map.class, key, iova)?;
+        if flags.contains(MapFlags::FRESH_FRAMES)
+            && let Some(range) = chunk.segments_of(segments).first()
+        {
+            self.fresh.insert(id, (range.start(), range.bytes()));
+        }
+        self.summary.maps += 1;
+        if map.class != MapClass::Coherent {
+            self.device(map.device).maps += 1;
+        }
+        self.push_map(id, map, flags, segments, at, chunk);
+        Ok(())
+    }
+
+    fn push_map(
+        &mut self,
+        id: MappingId,
+        map: Map,
+        flags: MapFlags,
+        segments: SegmentSpan,
+        at: At,
+        chunk: &mut Chunk,
+    ) {
+        self.summary.live_max = self.summary.live_max.max(self.live.count());
+        self.push(
+            Op {
+                time: at.time,
+                device: map.device,
+                cpu: at.cpu,
+                lines: at.lines,
+                kind: OpKind::Map {
+                    id,
+                    direction: map.direction,
+                    class: map.class,
+                    flags,
+                    segments,
+                },
+            },
+            chunk,
+        );
+    }
+
+    /// Puts `self.segments` into the chunk; `None` if there are none.
+    fn place(
+        &mut self,
+        flags: MapFlags,
+        chunk: &mut Chunk,
+    ) -> Result<(Option<SegmentSpan>, bool), Problem> {
+        let before = chunk.segments.len();
+        let mut renamed = false;
+        for &(start, bytes) in &self.segments {
+            let Some(range) = PhysRange::new(PhysAddr::new(start), bytes) else {
+                // A guessed length can wrap on a hostile list; nothing can be said about such a segment.
+                chunk.segments.truncate(before);
+                return Err(Problem::PhysicalSpaceExhausted);
+            };
+            if flags.contains(MapFlags::FRESH_FRAMES) {
+                chunk.segments.push(range);
+                continue;
+            }
+            match self.arena.place(range, &mut chunk.segments) {
+                Ok(moved) => renamed |= moved,
+                Err(exhausted) => {
+                    chunk.segments.truncate(before);
+                    return Err(exhausted.into());
+                }
+            }
+        }
+        let count = chunk.segments.len() - before;
+        let span = match (u32::try_from(before), u32::try_from(count)) {
+            (Ok(first), Ok(count)) if count > 0 => Some(SegmentSpan { first, count }),
+            _ => None,
+        };
+        Ok((span, renamed))
+    }
+
+    /// Ends the mapping that `key` names; false if none is alive.
+    fn end(&mut self, key: Key, at: At, chunk: &mut Chunk) -> bool {
+        let Some((id, mapping)) = self.live.end(key) else {
+            return false;
+        };
+        self.give_back(id);
+        self.summary.unmaps += 1;
+        if mapping.class != MapClass::Coherent {
+            self.device(mapping.device).unmaps += 1;
+        }
+        self.push(
+            Op {
+                time: at.time,
+                device: mapping.device,
+                cpu: at.cpu,
+                lines: at.lines,
+                kind: OpKind::Unmap { id },
+            },
+            chunk,
+        );
+        true
+    }
+
+    /// Takes `iommu:map` lines that no `dma:*` event explains. `device` is `None` before the first device.
+    pub(super) fn iommu_map(
+        &mut self,
+        event: &RawEvent,
+        pieces: &[Piece],
+        device: Option<DeviceIndex>,
+        own_row: bool,
+        chunk: &mut Chunk,
+    ) -> Result<(), Problem> {
+        self.any_iommu = true;
+        let identity = pieces.iter().all(|piece| piece.iova == piece.phys);
+        let (Some(device), Some(first), Some(last), false) =
+            (device, pieces.first(), pieces.last(), identity)
+        else {
+            self.summary.setup_maps += pieces.len() as u64;
+            return Ok(());
+        };
+        let at = self.at(event, u16::try_from(pieces.len()).unwrap_or(u16::MAX));
+        let range = (first.iova, last.iova.wrapping_add(last.size - 1));
+        let mut flags = MapFlags::NONE;
+        // One device has one IOVA space; a row of several has not.
+        if !own_row {
+            for old in self.live.end_only_of(device, range.0, range.1) {
+                self.summary.replaced += 1;
+                flags = flags.with(MapFlags::REPLACES);
+                self.push_unmap(&old.id, device, At { lines: 0, ..at }, chunk);
+            }
+        }
+        self.summary.iommu_only_maps += 1;
+        self.summary.iommu_only_pieces += pieces.len() as u64;
+        self.device(device).maps += 1;
+        self.begin_only(device, pieces, flags, at, chunk)
+    }
+
+    fn begin_only(
+        &mut self,
+        device: DeviceIndex,
+        pieces: &[Piece],
+        mut flags: MapFlags,
+        at: At,
+        chunk: &mut Chunk,
+    ) -> Result<(), Problem> {
+        self.segments.clear();
+        self.segments
+            .extend(pieces.iter().map(|piece| (piece.phys, piece.size)));
+        let (segments, renamed) = self.place(flags, chunk)?;
+        let Some(segments) = segments else {
+            return Ok(());
+        };
+        if renamed {
+            flags = flags.with(MapFlags::RENAMED);
+            self.summary.renamed += 1;
+        }
+        let id = self.live.begin_only(device, pieces)?;
+        let map = Map {
+            device,
+            direction: Direction::Bidirectional,
+            class: MapClass::IommuOnly,
+            flags,
+        };
+        self.push_map(id, map, flags, segments, at, chunk);
+        Ok(())
+    }
+
+    /// Takes an `iommu:unmap` line that no `dma:*` event explains.
+    pub(super) fn iommu_unmap(
+        &mut self,
+        event: &RawEvent,
+        chunk: &mut Chunk,
+    ) -> Result<(), Problem> {
+        let RawKind::IommuUnmap { iova, size } = event.kind else {
+            return Ok(());
+        };
+        self.any_iommu = true;
+        let mut at = self.at(event, 1);
+        let (first, last) = (iova.get(), iova.get().wrapping_add(size - 1));
+        let ended = self.live.end_only(first, last);
+        if ended.is_empty() {
+            self.summary.unmatched_iommu_unmaps += 1;
+            return Ok(());
+        }
+        for only in ended {
+            self.summary.iommu_only_unmaps += 1;
+            self.device(only.device).unmaps += 1;
+            self.push_unmap(&only.id, only.device, at, chunk);
+            at.lines = 0;
+            let below = cut(&only.pieces, only.first, first.checked_sub(1));
+            let above = match last.checked_add(1) {
+                Some(start) => cut(&only.pieces, start, Some(only.last)),
+                None => Vec::new(),
+            };
+            for rest in [below, above] {
+                if !rest.is_empty() {
+                    self.summary.remainders += 1;
+                    self.device(only.device).maps += 1;
+                    self.begin_only(only.device, &rest, MapFlags::REMAINDER, at, chunk)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn push_unmap(&mut self, id: &MappingId, device: DeviceIndex, at: At, chunk: &mut Chunk) {
+        self.push(
+            Op {
+                time: at.time,
+                device,
+                cpu: at.cpu,
+                lines: at.lines,
+                kind: OpKind::Unmap { id: *id },
+            },
+            chunk,
+        );
+    }
+
+    fn push(&mut self, op: Op, chunk: &mut Chunk) {
+        chunk.ops.push(op);
+    }
+
+    /// The trace has ended: counts what is alive.
+    pub(super) fn finish(&mut self) {
+        self.summary.live_at_end = self.live.count();
+        for device in &mut self.summary.devices {
+            device.live_at_end = 0;
+        }
+        for (_, mapping) in self.live.iter() {
+            if mapping.class != MapClass::Coherent
+                && let Some(device) = self.summary.devices.get_mut(mapping.device.index())
+            {
+                device.live_at_end += 1;
+            }
+        }
+    }
+
+    fn give_back(&mut self, id: MappingId) {
+        if let Some((start, bytes)) = self.fresh.remove(&id) {
+            self.arena.give_back(start, bytes);
+        }
+    }
+
+    /// Time never runs backwards, whatever order two processors' lines were merged in.
+    fn at(&mut self, event: &RawEvent, lines: u16) -> At {
+        self.now = self.now.max(event.time);
+        At {
+            time: self.now,
+            cpu: event.cpu,
+            lines,
+        }
+    }
+
+    /// The time of the latest line.
+    pub(super) fn now(&mut self, event: &RawEvent) -> Nanos {
+        self.at(event, 0).time
+    }
+
+    fn device(&mut self, device: DeviceIndex) -> &mut DeviceSummary {
+        let devices = &mut self.summary.devices;
+        let index = device.index();
+        if devices.len() <= index {
+            devices.resize_with(index + 1, DeviceSummary::default);
+        }
+        &mut devices[index]
+    }
+
+    #[inline]
+    fn see(&mut self, device: DeviceIndex) {
+        if self.seen.get(device.index()) == Some(&true) {
+            return;
+        }
+        if self.seen.len() <= device.index() {
+            self.seen.resize(device.index() + 1, false);
+        }
+        if let Some(seen) = self.seen.get_mut(device.index()) {
+            *seen = true;
+        }
+        self.named += 1;
+        self.only_named = (self.named == 1).then_some(device);
+    }
+
+    fn addressing(&self, device: DeviceIndex) -> Addressing {
+        self.addressing
+            .get(device.index())
+            .copied()
+            .unwrap_or_default()
+    }
+
+    fn learn(&mut self, device: DeviceIndex, direct: bool) {
+        if self.addressing.len() <= device.index() {
+            self.addressing
+                .resize(device.index() + 1, Addressing::Unknown);
+        }
+        if let Some(addressing) = self.addressing.get_mut(device.index()) {
+            *addressing = match direct {
+                true if *addressing != Addressing::Translated => Addressing::Direct,
+                _ => Addressing::Translated,
+            };
+        }
+    }
+}
+
+/// The parts of `pieces` within `first..=last`; none if `last` is `None` or lies below `first`.
+fn cut(pieces: &[Piece], first: u64, last: Option<u64>) -> Vec<Piece> {
+    let Some(last) = last.filter(|&last| last >= first) else {
+        return Vec::new();
+    };
+    let parts = pieces.iter().filter_map(|piece| {
+        let from = piece.iova.max(first);
+        let to = piece.iova.wrapping_add(piece.size - 1).min(last);
+        (from <= to).then(|| Piece {
+            iova: from,
+            phys: piece.phys.wrapping_add(from - piece.iova),
+            size: to - from + 1,
+        })
+    });
+    parts.collect()
+}

@@ -112,10 +112,10 @@ fn long_lasting_ring_interference() {
     let limit = Pfn::new(0xf_ffff);
     let one = Request::new(1, limit);
     let allocator = Locked::new(CachedTree::new(pages(1, 0xf_ffff)), RefCell::new);
-    let mut take = || allocator.alloc(&mut (), &one).unwrap();
+    let take = || allocator.alloc(&mut (), &one).unwrap();
     let tx: Vec<_> = (0..64).map(|_| take().range).collect();
     let mut rx: Vec<_> = (0..512).map(|_| take().range).collect();
-    let mut lap = |rx: &mut Vec<_>, interfere: bool| {
+    let lap = |rx: &mut Vec<_>, interfere: bool| {
         let mut longest = 0;
         for (slot, buffer) in rx.iter_mut().enumerate() {
             assert!(allocator.free(&mut (), flushed(*buffer)));

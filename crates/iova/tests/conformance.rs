@@ -7,12 +7,12 @@ mod reference;
 
 use std::cell::RefCell;
 
-use common::{domain_flushed, flushed, pages};
+use common::{Words, domain_flushed, flushed, pages};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use reference::{Reference, Rules};
 use ringfence_iova::*;
-use ringfence_types::{Pfn, PfnRange};
+use ringfence_types::{Pfn, PfnRange, PhysAddr};
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -88,7 +88,7 @@ impl<A: IovaAllocator> Run<'_, A> {
     fn alloc(&mut self, cpu: usize, request: &Request) -> Option<PfnRange> {
         let mut answer = self.allocator.alloc(&mut self.cpus[cpu], request);
         if answer == Err(AllocError::NeedsFlush) {
-            assert!(self.rules.quarantines);
+            assert!(self.rules.flushes);
             self.flush(cpu);
             answer = self.allocator.alloc(&mut self.cpus[cpu], request);
         }
@@ -372,5 +372,34 @@ fn linux_rcache() {
 fn freebsd() {
     conforms(Rules::EXACT, |space| {
         Locked::new(FreeBsdTree::new(space), RefCell::new)
+    });
+}
+
+const BITMAP: Rules = Rules {
+    finds: false,
+    quarantines: true,
+    flushes: true,
+    ..Rules::EXACT
+};
+
+#[test]
+fn bitmap() {
+    conforms(BITMAP, |space| Bitmap::new(space, RefCell::new).unwrap());
+}
+
+#[test]
+fn bitmap_literal() {
+    let rules = Rules {
+        quarantines: false,
+        ..BITMAP
+    };
+    conforms(rules, |space| Bitmap::literal(space, RefCell::new).unwrap());
+}
+
+#[test]
+fn table_bitmap() {
+    conforms(BITMAP, |space| {
+        let memory = Words::holding(space);
+        TableBitmap::new(memory, PhysAddr::ZERO, space, RefCell::new).unwrap()
     });
 }

@@ -1,9 +1,11 @@
 //! What several test binaries share.
 #![allow(dead_code)]
 
+use std::sync::atomic::AtomicU64;
+
 use ringfence_types::{
-    Batch, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Pending, Pfn, PfnRange,
-    Ticket, Unmapped, WholeDomain,
+    Batch, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, MemoryError, Pending,
+    Pfn, PfnRange, PhysAddr, PhysMemory, TABLE_WORDS, Ticket, Unmapped, WholeDomain,
 };
 
 /// The domain all tests use.
@@ -68,4 +70,44 @@ impl Random {
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
+}
+
+/// Memory for a flat table over a few pages.
+#[derive(Debug)]
+pub(crate) struct Words {
+    first: u64,
+    words: Vec<AtomicU64>,
+}
+
+impl Words {
+    /// Room for one word a page of `space`, at 8 times its page number.
+    pub(crate) fn holding(space: PfnRange) -> Self {
+        Self {
+            first: space.lo().get(),
+            words: (0..space.pages()).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+}
+
+impl PhysMemory for Words {
+    fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
+        Ok(&self.words(at, 1)?[0])
+    }
+
+    fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError> {
+        Err(MemoryError::Misaligned { at })
+    }
+
+    fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
+        let outside = MemoryError::Outside {
+            at,
+            words: count as u64,
+        };
+        let from = (at.get() / 8).checked_sub(self.first).ok_or(outside)? as usize;
+        self.words.get(from..from + count).ok_or(outside)
+    }
+
+    fn write_back(&self, _: PhysAddr, _: u64) {}
+
+    fn drain(&self) {}
 }

@@ -22,6 +22,8 @@ pub(crate) struct Rules {
     pub(crate) finds: bool,
     /// Freed pages stay away until the domain is flushed.
     pub(crate) quarantines: bool,
+    /// Asks for flushes.
+    pub(crate) flushes: bool,
     /// Ranges that were not handed out are refused in release builds too.
     pub(crate) always_refuses: bool,
 }
@@ -34,6 +36,7 @@ impl Rules {
         reservation_within_limit: false,
         finds: true,
         quarantines: false,
+        flushes: false,
         always_refuses: true,
     };
 

@@ -1,0 +1,215 @@
+//! When bitmaps hand a freed page out again (docs/decisions/0003-bitmap-reuse.md).
+
+#[path = "support/common.rs"]
+mod common;
+
+use std::cell::RefCell;
+
+use common::{DOMAIN, Words, domain_flushed, pages};
+use ringfence_iova::{AllocError, Bitmap, IovaAllocator, Request, Returned, TableBitmap};
+use ringfence_types::{Pfn, PfnRange, PhysAddr, PhysMemory as _, Unmapped};
+
+const ONE: Request = Request::new(1, Pfn::MAX);
+
+fn space() -> PfnRange {
+    pages(16, 47)
+}
+
+fn unmapped(range: PfnRange) -> Unmapped {
+    Unmapped::attest_cleared(DOMAIN, range)
+}
+
+fn take<A: IovaAllocator>(allocator: &A, cpu: &mut A::PerCpu) -> Result<u64, AllocError> {
+    let found = allocator.alloc(cpu, &ONE)?;
+    Ok(found.range.lo().get())
+}
+
+/// Two laps; a page of the first is freed in the second while the pointer is still below it. Returns the pages handed out after
+/// that, up to the next request for a flush.
+fn freed_ahead<A: IovaAllocator<Returned = Unmapped>>(allocator: &A) -> Vec<u64> {
+    let mut cpu = allocator.per_cpu();
+    let long_lived = 40;
+    for page in 16..=47 {
+        assert_eq!(take(allocator, &mut cpu), Ok(page));
+        if page != long_lived {
+            assert!(allocator.free(&mut cpu, unmapped(pages(page, page))));
+        }
+    }
+    assert_eq!(
+        take(allocator, &mut cpu),
+        Err(AllocError::NeedsFlush),
+        "the wrap"
+    );
+    allocator.flushed(&mut cpu, domain_flushed());
+    assert_eq!(take(allocator, &mut cpu), Ok(16));
+    // From here on the translation of page 40 is cleared, and may be cached.
+    assert!(allocator.free(&mut cpu, unmapped(pages(long_lived, long_lived))));
+    let mut handed_out = Vec::new();
+    while let Ok(page) = take(allocator, &mut cpu) {
+        handed_out.push(page);
+    }
+    allocator.flushed(&mut cpu, domain_flushed());
+    assert_eq!(
+        take(allocator, &mut cpu),
+        Ok(long_lived),
+        "released by the flush"
+    );
+    handed_out
+}
+
+#[test]
+fn a_page_freed_ahead_of_the_pointer_waits_for_the_flush() {
+    let waits: Vec<u64> = (17..=47).filter(|page| *page != 40).collect();
+    assert_eq!(
+        freed_ahead(&Bitmap::new(space(), RefCell::new).unwrap()),
+        waits
+    );
+    let memory = Words::holding(space());
+    let table = TableBitmap::new(&memory, PhysAddr::ZERO, space(), RefCell::new).unwrap();
+    assert_eq!(freed_ahead(&table), waits);
+}
+
+#[test]
+fn the_literal_bitmap_hands_it_out_before() {
+    let allocator = Bitmap::literal(space(), RefCell::new).unwrap();
+    let mut cpu = allocator.per_cpu();
+    for page in 16..=47 {
+        assert_eq!(take(&allocator, &mut cpu), Ok(page));
+        if page != 40 {
+            assert!(allocator.free(&mut cpu, unmapped(pages(page, page))));
+        }
+    }
+    assert_eq!(take(&allocator, &mut cpu), Err(AllocError::NeedsFlush));
+    allocator.flushed(&mut cpu, domain_flushed());
+    assert!(allocator.free(&mut cpu, unmapped(pages(40, 40))));
+    let handed_out: Vec<_> = std::iter::from_fn(|| take(&allocator, &mut cpu).ok()).collect();
+    assert!(
+        handed_out.contains(&40),
+        "the hole of the document, for the oracle to show"
+    );
+}
+
+/// A flush proves nothing about pages that were freed after it was asked for, whoever reports it.
+fn flushes_overtake<A: IovaAllocator<Returned = Unmapped>>(allocator: &A) {
+    let (mut a, mut b) = (allocator.per_cpu(), allocator.per_cpu());
+    let free =
+        |cpu: &mut A::PerCpu, page| assert!(allocator.free(cpu, unmapped(pages(page, page))));
+    for page in 16..=47 {
+        assert_eq!(take(allocator, &mut a), Ok(page));
+    }
+    free(&mut a, 20);
+    assert_eq!(take(allocator, &mut a), Err(AllocError::NeedsFlush));
+    // A has submitted its invalidation; now B clears and frees another page.
+    free(&mut b, 30);
+    allocator.flushed(&mut a, domain_flushed());
+    assert_eq!(take(allocator, &mut a), Ok(20));
+    assert_eq!(
+        take(allocator, &mut a),
+        Err(AllocError::NeedsFlush),
+        "page 30 is not flushed yet"
+    );
+    free(&mut a, 31);
+    // B, never told to flush, reports one that it began before: nothing follows from it.
+    allocator.flushed(&mut b, domain_flushed());
+    assert_eq!(take(allocator, &mut b), Err(AllocError::NeedsFlush));
+    // B was told after both frees or takes part in A's flush: either way 30 comes back now, and at most 31.
+    allocator.flushed(&mut b, domain_flushed());
+    let page = take(allocator, &mut b);
+    assert!(page == Ok(30) || page == Ok(31), "{page:?}");
+}
+
+#[test]
+fn a_flush_releases_only_what_was_freed_before_it_was_asked_for() {
+    flushes_overtake(&Bitmap::new(space(), RefCell::new).unwrap());
+    let memory = Words::holding(space());
+    flushes_overtake(&TableBitmap::new(&memory, PhysAddr::ZERO, space(), RefCell::new).unwrap());
+}
+
+/// A's proof, reported late, must not release what was freed for B's next flush.
+fn late_proof<A: IovaAllocator<Returned = Unmapped>>(allocator: &A) {
+    let (mut a, mut b) = (allocator.per_cpu(), allocator.per_cpu());
+    for page in 16..=47 {
+        assert_eq!(take(allocator, &mut a), Ok(page));
+    }
+    assert!(allocator.free(&mut a, unmapped(pages(20, 20))));
+    assert_eq!(take(allocator, &mut a), Err(AllocError::NeedsFlush));
+    let late = domain_flushed();
+    assert_eq!(take(allocator, &mut b), Err(AllocError::NeedsFlush));
+    allocator.flushed(&mut b, domain_flushed());
+    assert_eq!(take(allocator, &mut b), Ok(20));
+    assert!(allocator.free(&mut b, unmapped(pages(21, 21))));
+    assert_eq!(take(allocator, &mut b), Err(AllocError::NeedsFlush));
+    allocator.flushed(&mut a, late);
+    assert_eq!(
+        take(allocator, &mut b),
+        Err(AllocError::NeedsFlush),
+        "21 reused on an old proof"
+    );
+}
+
+#[test]
+fn a_late_proof_releases_nothing() {
+    late_proof(&Bitmap::new(space(), RefCell::new).unwrap());
+    let memory = Words::holding(space());
+    late_proof(&TableBitmap::new(&memory, PhysAddr::ZERO, space(), RefCell::new).unwrap());
+}
+
+#[test]
+fn one_flush_a_lap() {
+    let allocator = Bitmap::new(pages(0, 4095), RefCell::new).unwrap();
+    let mut cpu = allocator.per_cpu();
+    let (mut flushes, mut live) = (0, std::collections::VecDeque::new());
+    for _ in 0..10 * 4096 {
+        let found = loop {
+            match allocator.alloc(&mut cpu, &ONE) {
+                Ok(found) => break found,
+                Err(error) => {
+                    assert_eq!(error, AllocError::NeedsFlush);
+                    allocator.flushed(&mut cpu, domain_flushed());
+                    flushes += 1;
+                }
+            }
+        };
+        live.push_back(found.range);
+        if live.len() > 100 {
+            assert!(allocator.free(&mut cpu, unmapped(live.pop_front().unwrap())));
+        }
+    }
+    assert!((9..=11).contains(&flushes), "{flushes}");
+}
+
+#[test]
+fn a_table_keeps_absent_and_free_apart() {
+    let memory = Words::holding(space());
+    let allocator = TableBitmap::new(&memory, PhysAddr::ZERO, space(), RefCell::new).unwrap();
+    let mut cpu = allocator.per_cpu();
+    let entry = |page: u64| memory.word(PhysAddr::new(page * 8)).unwrap();
+    let relaxed = std::sync::atomic::Ordering::Relaxed;
+    let absent = |page| entry(page).load(relaxed) & 3 == 0;
+    assert!((16..=47).all(absent), "no free entry translates");
+    // Handed out and not installed yet: absent, and not handed out again.
+    assert_eq!(take(&allocator, &mut cpu), Ok(16));
+    assert!(absent(16));
+    assert_eq!(take(&allocator, &mut cpu), Ok(17));
+    entry(16).store(0xabc_d003, relaxed);
+    let token = || unmapped(pages(16, 16));
+    assert_eq!(token().range(), Returned::range(&token()));
+    assert!(!allocator.free(&mut cpu, token()), "still mapped");
+    entry(16).store(0, relaxed);
+    assert!(allocator.free(&mut cpu, token()));
+    assert!(absent(16));
+    assert!(!allocator.free(&mut cpu, token()), "freed twice");
+}
+
+#[test]
+fn a_table_outside_memory_is_an_error() {
+    let memory = Words::holding(space());
+    for (table, space) in [
+        (8, space()),
+        (0, pages(16, 48)),
+        (0, pages(15, 47)),
+        (u64::MAX - 7, space()),
+    ] {
+        assert!(TableBitmap::new(&memory, PhysAddr::new(table), space, RefCell::new).is_err());
+    }
+}

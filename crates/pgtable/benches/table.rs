@@ -1,1 +1,309 @@
-fn main() {}
+//! What a change of a table costs, in TSC cycles: sides interleaved in one run, medians, spread and ratios.
+//!
+//! `cargo bench -p ringfence-pgtable`, `-- --quick` for a tenth of the time. Absolute cycles are those of the machine and the moment;
+//! ratios are what counts.
+
+use std::hint::black_box;
+
+use ringfence_memory::{Arena, Frames, WriteBack};
+use ringfence_pgtable::{Coherency, Dirty, LeafCache, Levels, MapRequest, SecondStage, Table};
+use ringfence_types::{
+    DomainId, FrameSource, Permissions, Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange,
+};
+
+const FORMAT: SecondStage = SecondStage::new(Levels::Four);
+/// Operations per sample: one burst of the documents (OS07).
+const OPS: u64 = 200;
+
+#[cfg(target_arch = "x86_64")]
+fn cycles() -> u64 {
+    // SAFETY: reads the time stamp counter, which every x86-64 processor lets programs read on Linux.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn cycles() -> u64 {
+    std::time::Instant::now().elapsed().as_nanos() as u64
+}
+
+struct Platform {
+    mem: &'static Arena,
+    frames: Frames<&'static Arena>,
+}
+
+impl Platform {
+    fn new(kind: WriteBack) -> Self {
+        let mem: &'static Arena = Box::leak(Box::new(
+            Arena::with_write_back(64 << 20, kind).expect("arena"),
+        ));
+        let region = PhysRange::new(PhysAddr::ZERO, 64 << 20).expect("not empty");
+        Self {
+            mem,
+            frames: Frames::new(mem, region),
+        }
+    }
+
+    fn table(&self, coherency: Coherency) -> Table<SecondStage> {
+        let table = Table::new(FORMAT, DomainId::new(1), coherency, self.mem, &self.frames)
+            .expect("frames");
+        // Warm: 48 leaf tables linked, one page in each that stays.
+        for leaf in 0..48 {
+            let place = request(leaf * 512 + 511, 1);
+            table.map(self.mem, &self.frames, place).expect("frames");
+        }
+        table
+    }
+}
+
+#[inline(always)]
+fn request(first: u64, pages: u64) -> MapRequest {
+    MapRequest {
+        iova: Pfn::new(first).iova(),
+        pa: PhysAddr::new((1 << 32) + (first << 12)),
+        pages,
+        permissions: Permissions::READ_WRITE,
+    }
+}
+
+#[inline(always)]
+fn range(first: u64, pages: u64) -> PfnRange {
+    match PfnRange::new(Pfn::new(first), pages) {
+        Some(range) => range,
+        None => unreachable!("pages is not zero"),
+    }
+}
+
+/// Pages as a ring hands them out: downward, one after the other.
+#[inline(always)]
+fn ring(op: u64) -> u64 {
+    2047 - 512 - op % 500
+}
+
+/// Pages of 48 tables in turn.
+#[inline(always)]
+fn scattered(op: u64) -> u64 {
+    op % 48 * 512 + op / 48
+}
+
+#[inline(always)]
+fn plain_pair<M: PhysMemory, S: FrameSource>(
+    table: &Table<SecondStage>,
+    mem: &M,
+    frames: &S,
+    first: u64,
+    pages: u64,
+) {
+    table
+        .map(mem, frames, request(black_box(first), pages))
+        .expect("free");
+    let _ = black_box(table.unmap(mem, range(black_box(first), pages))).expect("mapped");
+}
+
+#[inline(always)]
+fn cached_pair<M: PhysMemory, S: FrameSource>(
+    cache: &mut LeafCache,
+    table: &Table<SecondStage>,
+    mem: &M,
+    frames: &S,
+    first: u64,
+    pages: u64,
+) {
+    cache
+        .map(table, mem, frames, request(black_box(first), pages))
+        .expect("free");
+    let _ = black_box(cache.unmap(table, mem, range(black_box(first), pages))).expect("mapped");
+}
+
+struct Side {
+    name: String,
+    /// Divides a sample: operations, or pages.
+    units: u64,
+    run: Box<dyn FnMut()>,
+    samples: Vec<f64>,
+}
+
+fn side(name: &str, units: u64, run: impl FnMut() + 'static) -> Side {
+    Side {
+        name: name.into(),
+        units,
+        run: Box::new(run),
+        samples: Vec::new(),
+    }
+}
+
+fn main() {
+    let quick = std::env::args().any(|arg| arg == "--quick" || arg == "--test");
+    let rounds = if quick { 200 } else { 4000 };
+    let mut sides = Vec::new();
+    sides.push(side("empty loop", OPS, || {
+        for op in 0..OPS {
+            black_box(range(black_box(ring(op)), 1));
+        }
+    }));
+    coherent(&mut sides);
+    for kind in WriteBack::available() {
+        if kind != WriteBack::FenceOnly {
+            non_coherent(&mut sides, kind);
+        }
+    }
+    for round in 0..rounds + rounds / 10 {
+        for side in &mut sides {
+            let start = cycles();
+            (side.run)();
+            let spent = cycles().wrapping_sub(start);
+            if round >= rounds / 10 {
+                side.samples.push(spent as f64 / side.units as f64);
+            }
+        }
+    }
+    report(&mut sides);
+}
+
+fn coherent(sides: &mut Vec<Side>) {
+    let platform: &'static Platform = Box::leak(Box::new(Platform::new(WriteBack::best())));
+    let table: &'static Table<SecondStage> =
+        Box::leak(Box::new(platform.table(Coherency::Coherent)));
+    let (mem, frames) = (platform.mem, &platform.frames);
+    for (name, place) in [
+        ("ring", ring as fn(u64) -> u64),
+        ("48 tables in turn", scattered),
+    ] {
+        // The function is called through a pointer by both sides alike; inlined below for the first.
+        let scattered_places = name != "ring";
+        let _ = place;
+        sides.push(side(&format!("plain walk pair, {name}"), OPS, move || {
+            for op in 0..OPS {
+                let first = if scattered_places {
+                    scattered(op)
+                } else {
+                    ring(op)
+                };
+                plain_pair(table, mem, frames, first, 1);
+            }
+        }));
+        let mut cache = table.leaf_cache();
+        sides.push(side(&format!("leaf cache pair, {name}"), OPS, move || {
+            for op in 0..OPS {
+                let first = if scattered_places {
+                    scattered(op)
+                } else {
+                    ring(op)
+                };
+                cached_pair(&mut cache, table, mem, frames, first, 1);
+            }
+        }));
+    }
+    sides.push(side("plain 16 pages, per page", OPS * 16, move || {
+        for op in 0..OPS {
+            plain_pair(table, mem, frames, op % 31 * 16, 16);
+        }
+    }));
+    let mut cache = table.leaf_cache();
+    sides.push(side("leaf cache 16 pages, per page", OPS * 16, move || {
+        for op in 0..OPS {
+            cached_pair(&mut cache, table, mem, frames, op % 31 * 16, 16);
+        }
+    }));
+}
+
+fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
+    let platform: &'static Platform = Box::leak(Box::new(Platform::new(kind)));
+    let table: &'static Table<SecondStage> =
+        Box::leak(Box::new(platform.table(Coherency::NonCoherent)));
+    let (mem, frames) = (platform.mem, &platform.frames);
+    sides.push(side(
+        &format!("{kind:?}: pair, flushed per operation"),
+        OPS,
+        move || {
+            for op in 0..OPS {
+                plain_pair(table, mem, frames, ring(op), 1);
+            }
+        },
+    ));
+    let mut dirty = Dirty::new();
+    sides.push(side(
+        &format!("{kind:?}: pair, burst of {OPS}"),
+        OPS,
+        move || {
+            // A burst of maps, one sync, a burst of unmaps, one sync.
+            for op in 0..OPS {
+                let map = request(black_box(ring(op)), 1);
+                table
+                    .map_deferred(mem, frames, map, &mut dirty)
+                    .expect("free");
+            }
+            dirty.sync(mem);
+            for op in 0..OPS {
+                let range = range(black_box(ring(op)), 1);
+                let _ = black_box(table.unmap_deferred(mem, range, &mut dirty)).expect("mapped");
+            }
+            dirty.sync(mem);
+        },
+    ));
+    let mut dirty = Dirty::new();
+    let mut cache = table.leaf_cache();
+    sides.push(side(
+        &format!("{kind:?}: leaf cache pair, burst of {OPS}"),
+        OPS,
+        move || {
+            for op in 0..OPS {
+                let map = request(black_box(ring(op)), 1);
+                cache
+                    .map_deferred(table, mem, frames, map, &mut dirty)
+                    .expect("free");
+            }
+            dirty.sync(mem);
+            for op in 0..OPS {
+                let range = range(black_box(ring(op)), 1);
+                let _ =
+                    black_box(cache.unmap_deferred(table, mem, range, &mut dirty)).expect("mapped");
+            }
+            dirty.sync(mem);
+        },
+    ));
+}
+
+fn quantile(sorted: &[f64], part: f64) -> f64 {
+    sorted[((sorted.len() - 1) as f64 * part) as usize]
+}
+
+fn report(sides: &mut [Side]) {
+    println!("{:<52} {:>8} {:>8} {:>8}", "cycles", "median", "10%", "90%");
+    let mut medians = Vec::new();
+    for side in sides.iter_mut() {
+        side.samples.sort_by(f64::total_cmp);
+        let median = quantile(&side.samples, 0.5);
+        let (low, high) = (quantile(&side.samples, 0.1), quantile(&side.samples, 0.9));
+        println!("{:<52} {median:>8.1} {low:>8.1} {high:>8.1}", side.name);
+        medians.push((side.name.clone(), median));
+    }
+    let of = |name: &str| medians.iter().find(|(n, _)| n == name).map(|(_, m)| *m);
+    println!();
+    let mut ratio = |what: &str, a: &str, b: &str, bound: &str| {
+        if let (Some(a), Some(b)) = (of(a), of(b)) {
+            println!("{what:<64} {:>7.4}  (wanted: {bound})", a / b);
+        }
+    };
+    for place in ["ring", "48 tables in turn"] {
+        ratio(
+            &format!("leaf cache pair / plain walk pair, {place}"),
+            &format!("leaf cache pair, {place}"),
+            &format!("plain walk pair, {place}"),
+            "<= 0.5",
+        );
+    }
+    for kind in WriteBack::available() {
+        ratio(
+            &format!("{kind:?}: burst of {OPS} / flushed per operation"),
+            &format!("{kind:?}: pair, burst of {OPS}"),
+            &format!("{kind:?}: pair, flushed per operation"),
+            "<= 0.0333",
+        );
+        ratio(
+            &format!("{kind:?}: leaf cache burst / flushed per operation"),
+            &format!("{kind:?}: leaf cache pair, burst of {OPS}"),
+            &format!("{kind:?}: pair, flushed per operation"),
+            "<= 0.0333",
+        );
+    }
+}

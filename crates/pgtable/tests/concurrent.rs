@@ -1,0 +1,211 @@
+//! Several processors in one table: chosen interleavings, and threads.
+
+mod common;
+
+use std::cell::Cell;
+use std::sync::atomic::AtomicU64;
+
+use common::{DOMAIN, Memory, Source, flushed, frames, memory, page, range};
+use ringfence_pgtable::{
+    Coherency, Cursor, Levels, MapRequest, SecondStage, Table, UnmapError, walk,
+};
+use ringfence_types::{
+    FrameSource, MemoryError, OutOfFrames, Permissions, PhysAddr, PhysMemory, TABLE_WORDS,
+};
+
+const FORMAT: SecondStage = SecondStage::new(Levels::Four);
+
+fn request(first: u64, pages: u64) -> MapRequest {
+    MapRequest {
+        iova: page(first),
+        pa: PhysAddr::new(first << 12),
+        pages,
+        permissions: Permissions::READ_WRITE,
+    }
+}
+
+/// Lets another processor run at the `at`th time that memory or the frame source is used.
+struct Interleaved<'a, T> {
+    inner: T,
+    calls: &'a Cell<u32>,
+    at: u32,
+    other: &'a dyn Fn(),
+}
+
+impl<T> Interleaved<'_, T> {
+    fn step(&self) {
+        let turn = self.calls.get();
+        self.calls.set(turn + 1);
+        if turn == self.at {
+            (self.other)();
+        }
+    }
+}
+
+impl PhysMemory for Interleaved<'_, &Memory> {
+    fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
+        self.step();
+        self.inner.word(at)
+    }
+    fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError> {
+        self.step();
+        self.inner.table(at)
+    }
+    fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
+        self.step();
+        self.inner.words(at, count)
+    }
+    fn write_back(&self, at: PhysAddr, bytes: u64) {
+        self.step();
+        self.inner.write_back(at, bytes);
+    }
+    fn drain(&self) {
+        self.step();
+        self.inner.drain();
+    }
+}
+
+impl FrameSource for Interleaved<'_, &Source<'_>> {
+    fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
+        self.step();
+        self.inner.alloc_zeroed()
+    }
+    fn free(&self, frame: PhysAddr) {
+        self.step();
+        self.inner.free(frame);
+    }
+}
+
+/// One processor maps `mine`; at each of its steps in turn, another maps `theirs` in between.
+fn interleave(coherency: Coherency, mine: (u64, u64), theirs: (u64, u64)) -> u32 {
+    let mut lost = 0;
+    for at in 0.. {
+        let mem = memory();
+        let frames = frames(&mem);
+        let table = Table::new(FORMAT, DOMAIN, coherency, &mem, &frames).expect("frames");
+        let ran = Cell::new(false);
+        let other = || {
+            let map = request(theirs.0, theirs.1);
+            assert_eq!(table.map(&mem, &frames, map), Ok(()));
+            // What this processor now tells its device must hold, whatever the first one has not finished.
+            assert!(found(&mem, &table, coherency, theirs), "step {at}");
+            ran.set(true);
+        };
+        let calls = Cell::new(0);
+        let outer = Interleaved {
+            inner: &mem,
+            calls: &calls,
+            at,
+            other: &other,
+        };
+        let source = Interleaved {
+            inner: &frames,
+            calls: &calls,
+            at,
+            other: &other,
+        };
+        let asked = frames.asked();
+        assert_eq!(
+            table.map(&outer, &source, request(mine.0, mine.1)),
+            Ok(()),
+            "step {at}"
+        );
+        if !ran.get() {
+            assert!(at > 5, "there were steps to interleave with");
+            return lost;
+        }
+        assert!(found(&mem, &table, coherency, mine), "step {at}");
+        assert!(found(&mem, &table, coherency, theirs), "step {at}");
+        let linked = table.table_bytes() / 4096;
+        assert_eq!(
+            frames.outstanding() as u64,
+            linked,
+            "a loser's frame goes back"
+        );
+        lost += u32::from(frames.asked() - asked > linked - 1);
+        for (first, pages) in [mine, theirs] {
+            assert!(table.unmap(&mem, range(first, pages)).is_ok());
+        }
+        assert!(table.destroy(&mem, &frames, &flushed()).is_ok());
+        assert_eq!((frames.outstanding(), frames.wrong_frees()), (0, 0));
+    }
+    lost
+}
+
+fn found(
+    mem: &Memory,
+    table: &Table<SecondStage>,
+    coherency: Coherency,
+    (first, pages): (u64, u64),
+) -> bool {
+    (first..first + pages).all(|pfn| {
+        let start = Cursor::root(&FORMAT, table.root());
+        let leaf = match coherency {
+            Coherency::Coherent => walk(&FORMAT, mem, start, page(pfn), |_| {}),
+            Coherency::NonCoherent => walk(&FORMAT, mem.device_view(), start, page(pfn), |_| {}),
+        };
+        leaf.is_ok_and(|leaf| leaf.base == request(pfn, 1).pa)
+    })
+}
+
+#[test]
+fn two_mappers_in_every_interleaving_of_their_steps() {
+    for coherency in [Coherency::Coherent, Coherency::NonCoherent] {
+        // The same leaf table, neighbours under one directory and one root entry, and a range over three tables: all want tables
+        // that the other wants too. Under another root entry nothing is shared.
+        let cases = [
+            ((8, 1), true),
+            ((512, 1), true),
+            ((1 << 18, 1), true),
+            ((500, 600), true),
+            ((1 << 27, 1), false),
+        ];
+        for (theirs, shared) in cases {
+            let lost = interleave(coherency, (7, 1), theirs);
+            assert_eq!(
+                lost > 0,
+                shared,
+                "{coherency:?} {theirs:?}: superfluous frames"
+            );
+        }
+        interleave(coherency, (100, 1300), (1400, 700));
+    }
+}
+
+#[test]
+fn threads_share_the_path() {
+    for coherency in [Coherency::Coherent, Coherency::NonCoherent] {
+        let mem = memory();
+        let frames = frames(&mem);
+        let table = Table::new(FORMAT, DOMAIN, coherency, &mem, &frames).expect("frames");
+        std::thread::scope(|scope| {
+            for lane in 0..3_u64 {
+                let (table, mem, frames) = (&table, &mem, &frames);
+                scope.spawn(move || {
+                    let mut cache = table.leaf_cache();
+                    for turn in 0..600_u64 {
+                        // Every lane comes into the same fresh tables at about the same time.
+                        let first = turn % 150 * 512 + lane * 160;
+                        let pages = 1 + turn % 150;
+                        let map = request(first, pages);
+                        let unmapped = if turn % 2 == 0 {
+                            assert_eq!(table.map(mem, frames, map), Ok(()));
+                            assert!(found(mem, table, coherency, (first, pages)));
+                            table.unmap(mem, range(first, pages))
+                        } else {
+                            assert_eq!(cache.map(table, mem, frames, map), Ok(()));
+                            assert!(found(mem, table, coherency, (first, pages)));
+                            cache.unmap(table, mem, range(first, pages))
+                        };
+                        assert!(unmapped.is_ok());
+                        let again = table.unmap(mem, range(first, pages)).err();
+                        assert_eq!(again, Some(UnmapError::NotMapped { iova: page(first) }));
+                    }
+                });
+            }
+        });
+        assert_eq!(frames.outstanding() as u64, table.table_bytes() / 4096);
+        assert!(table.destroy(&mem, &frames, &flushed()).is_ok());
+        assert_eq!((frames.outstanding(), frames.wrong_frees()), (0, 0));
+    }
+}

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use ringfence_types::{DeviceId, DomainId, Iova};
+use ringfence_types::{DeviceId, Iova};
 
 use ringfence_pgtable::Format;
 
@@ -35,15 +35,6 @@ impl<F: Format> Cached<F> {
             device,
             attachment,
             highest,
-        }
-    }
-
-    /// The domain whose table the device's accesses are translated by, if there is a table.
-    #[inline]
-    pub(crate) const fn translated_domain(&self) -> Option<DomainId> {
-        match self.attachment.route {
-            Route::Table { .. } => Some(self.attachment.domain),
-            Route::PassThrough { .. } => None,
         }
     }
 }

@@ -10,7 +10,7 @@ impl<D: Directory> Iommu<D> {
     /// Purges what `request` names, at once.
     #[inline]
     pub fn invalidate(&mut self, request: &Invalidation) {
-        let counts = &mut self.stats.invalidations;
+        let counts = &mut self.walker.stats.invalidations;
         let count = match request {
             Invalidation::Pages { .. } => &mut counts.pages,
             Invalidation::Domain(_) => &mut counts.domain,
@@ -23,8 +23,8 @@ impl<D: Directory> Iommu<D> {
             (Invalidation::Global, _) => self.invalidate_translations(),
             (_, Purge::WholeOnly) => self.widen(),
             (Invalidation::Domain(domain), Purge::Selective) => {
-                self.iotlb.invalidate_domain(*domain);
-                self.walk_caches.invalidate_domain(*domain);
+                self.walker.iotlb.invalidate_domain(*domain);
+                self.walker.walk_caches.invalidate_domain(*domain);
             }
             (
                 Invalidation::Pages {
@@ -34,9 +34,9 @@ impl<D: Directory> Iommu<D> {
                 },
                 Purge::Selective,
             ) => {
-                self.iotlb.invalidate_pages(*domain, range);
+                self.walker.iotlb.invalidate_pages(*domain, range);
                 if *levels == CachedLevels::All {
-                    self.walk_caches.invalidate_pages(*domain, range);
+                    self.walker.walk_caches.invalidate_pages(*domain, range);
                 }
             }
         }
@@ -44,13 +44,13 @@ impl<D: Directory> Iommu<D> {
 
     /// All translations of all domains. Contexts stay: they have an invalidation of their own.
     fn invalidate_translations(&mut self) {
-        self.iotlb.invalidate_all();
-        self.walk_caches.invalidate_all();
+        self.walker.iotlb.invalidate_all();
+        self.walker.walk_caches.invalidate_all();
     }
 
     #[cold]
     fn widen(&mut self) {
-        self.stats.widened = self.stats.widened.wrapping_add(1);
+        self.walker.stats.widened = self.walker.stats.widened.wrapping_add(1);
         self.invalidate_translations();
     }
 
@@ -59,8 +59,12 @@ impl<D: Directory> Iommu<D> {
     fn invalidate_context(&mut self, device: DeviceId) {
         match (self.contexts.remove(device), self.purge) {
             (Some(cached), Purge::Selective) => {
-                self.iotlb.invalidate_domain(cached.attachment.domain);
-                self.walk_caches.invalidate_domain(cached.attachment.domain);
+                self.walker
+                    .iotlb
+                    .invalidate_domain(cached.attachment.domain);
+                self.walker
+                    .walk_caches
+                    .invalidate_domain(cached.attachment.domain);
             }
             _ => self.widen(),
         }

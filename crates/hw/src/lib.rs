@@ -29,6 +29,7 @@ mod translate;
 mod translation;
 mod unit;
 mod walk_cache;
+mod walker;
 
 pub use cache::{Geometry, GeometryError, Replacement};
 pub use directory::{Attachment, Directory, Route};

@@ -1,6 +1,8 @@
 //! Translation of a device's access: context, IOTLB, walk (rIOMMU section 2.2; VT-d specification, chapter 3).
 
-use ringfence_pgtable::{Cursor, Leaf, WalkErrorKind, walk};
+use alloc::vec::Vec;
+
+use ringfence_pgtable::Format;
 use ringfence_types::{
     Access, DeviceId, Fault, FaultReason, Iova, IovaRange, PageSize, PhysAddr, PhysMemory,
     PhysRange,
@@ -8,13 +10,17 @@ use ringfence_types::{
 
 use crate::context_cache::Cached;
 use crate::unit::Power;
-use crate::{Attachment, Directory, Iommu, Route, Translation};
+use crate::walker::{Source, Walker};
+use crate::{Directory, Iommu, Route, Translation};
 
 /// The longest access that is translated by a table, 1 GiB. No bus carries one in a single request; the bound keeps a table that
 /// points at itself, and so translates every address, from keeping the unit busy for ever.
 pub const MAX_TRANSLATED_BYTES: u64 = 1 << 30;
 
 const GRANULE: u64 = PageSize::Size4K.bytes();
+
+/// Where an access stops, and why.
+type Stop = (Iova, FaultReason);
 
 impl<D: Directory> Iommu<D> {
     /// Translates an access of `bytes` bytes at `iova`: the whole of it before any byte counts as accessed (HW09; the defect of rIOMMU
@@ -34,32 +40,24 @@ impl<D: Directory> Iommu<D> {
         bytes: u64,
         access: Access,
     ) -> Result<Translation<'_>, Fault> {
-        // The access most devices make: within a page, of a known device, with its translation cached.
-        if self.power == Power::On
-            && bytes.wrapping_sub(1) < GRANULE.wrapping_sub(iova.offset_in(GRANULE))
+        if self.power == Power::Off {
+            return match PhysRange::new(PhysAddr::new(iova.get()), bytes) {
+                Some(range) => Ok(Translation::one(self.pass_through(range))),
+                None => Err(self.stop(device, access, (iova, FaultReason::BadLength))),
+            };
+        }
+        // The access that most devices make: within a page, of a device whose context is cached.
+        if bytes.wrapping_sub(1) < GRANULE.wrapping_sub(iova.offset_in(GRANULE))
             && let Some(context) = self.contexts.lookup(device)
             && iova <= context.highest
-            && let Some(domain) = context.translated_domain()
-            && let Some(leaf) = self.iotlb.lookup(domain, iova)
-            && leaf.permissions.allows(access)
-            && let Some(range) = PhysRange::new(leaf.translate(iova), bytes)
+            && let Some(source) = context.source()
         {
-            self.stats.iotlb_hits = self.stats.iotlb_hits.wrapping_add(1);
-            return Ok(Translation::one(range));
+            return match one_page(&mut self.walker, mem, source, iova, bytes, access) {
+                Ok(range) => Ok(Translation::one(range)),
+                Err(reason) => Err(self.stop(device, access, (iova, reason))),
+            };
         }
-        self.translate_slowly(mem, device, iova, bytes, access)
-    }
-
-    #[inline(never)]
-    fn translate_slowly<M: PhysMemory + ?Sized>(
-        &mut self,
-        mem: &M,
-        device: DeviceId,
-        iova: Iova,
-        bytes: u64,
-        access: Access,
-    ) -> Result<Translation<'_>, Fault> {
-        match self.try_translate(mem, device, iova, bytes, access) {
+        match self.translate_any(mem, device, iova, bytes, access) {
             Ok(Some(range)) => Ok(Translation::one(range)),
             Ok(None) => Translation::many(&self.ranges).ok_or(Fault {
                 device,
@@ -67,175 +65,143 @@ impl<D: Directory> Iommu<D> {
                 access,
                 reason: FaultReason::BadLength,
             }),
-            Err((iova, reason)) => {
-                let fault = Fault {
-                    device,
-                    iova,
-                    access,
-                    reason,
-                };
-                self.stats.faults = self.stats.faults.wrapping_add(1);
-                self.faults.record(&fault);
-                Err(fault)
-            }
+            Err(stop) => Err(self.stop(device, access, stop)),
         }
     }
 
-    /// The one range of the access; `None` if its ranges are in `self.ranges`.
-    #[inline]
-    fn try_translate<M: PhysMemory + ?Sized>(
+    /// Any access of a unit that is switched on. The one range it leads to; `None` if there are several, in `self.ranges`.
+    #[inline(never)]
+    fn translate_any<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
         device: DeviceId,
         iova: Iova,
         bytes: u64,
         access: Access,
-    ) -> Result<Option<PhysRange>, (Iova, FaultReason)> {
-        let at_start = |reason| (iova, reason);
-        let untranslated = PhysAddr::new(iova.get());
-        let (Some(range), Some(identity)) = (
+    ) -> Result<Option<PhysRange>, Stop> {
+        let stop = |reason| (iova, reason);
+        let (Some(range), Some(untranslated)) = (
             IovaRange::new(iova, bytes),
-            PhysRange::new(untranslated, bytes),
+            PhysRange::new(PhysAddr::new(iova.get()), bytes),
         ) else {
-            return Err(at_start(FaultReason::BadLength));
+            return Err(stop(FaultReason::BadLength));
         };
-        if self.power == Power::Off {
-            self.stats.passed_through = self.stats.passed_through.wrapping_add(1);
-            return Ok(Some(identity));
-        }
-        let context = self.context(mem, device).map_err(at_start)?;
-        if iova > context.highest {
-            return Err(at_start(FaultReason::AddressBeyondWidth));
-        }
-        match context.attachment.route {
-            Route::PassThrough { .. } if range.last() <= context.highest => {
-                self.stats.passed_through = self.stats.passed_through.wrapping_add(1);
-                Ok(Some(identity))
+        let read;
+        let context = match self.contexts.lookup(device) {
+            Some(cached) => cached,
+            None => {
+                self.walker.stats.context_misses = self.walker.stats.context_misses.wrapping_add(1);
+                read = Cached::new(device, self.directory.find(mem, device).map_err(stop)?);
+                self.contexts.fill(read);
+                &read
             }
-            Route::PassThrough { .. } => Err((
-                context.highest.wrapping_add(1),
-                FaultReason::AddressBeyondWidth,
-            )),
-            Route::Table { .. } if bytes > MAX_TRANSLATED_BYTES => {
-                Err(at_start(FaultReason::BadLength))
-            }
-            Route::Table { .. } if range.pages(PageSize::Size4K) == 1 => {
-                let leaf = self
-                    .page(mem, &context.attachment, iova, access)
-                    .map_err(at_start)?;
-                PhysRange::new(leaf.translate(iova), bytes)
+        };
+        let highest = context.highest;
+        if iova > highest {
+            return Err(stop(FaultReason::AddressBeyondWidth));
+        }
+        match context.source() {
+            Some(_) if bytes > MAX_TRANSLATED_BYTES => Err(stop(FaultReason::BadLength)),
+            Some(source) if range.pages(PageSize::Size4K) == 1 => {
+                one_page(&mut self.walker, mem, source, iova, bytes, access)
                     .map(Some)
-                    .ok_or_else(|| at_start(FaultReason::TableAccess))
+                    .map_err(stop)
             }
-            Route::Table { .. } => self.pages(mem, &context, &range, access),
+            Some(source) => {
+                self.ranges.clear();
+                let pages = Pages {
+                    walker: &mut self.walker,
+                    mem,
+                    source,
+                    highest,
+                    access,
+                };
+                pages.translate(&range, &mut self.ranges)
+            }
+            None if range.last() <= highest => Ok(Some(self.pass_through(untranslated))),
+            None => Err((highest.wrapping_add(1), FaultReason::AddressBeyondWidth)),
         }
     }
 
-    /// Where the accesses of `device` go.
     #[inline]
-    fn context<M: PhysMemory + ?Sized>(
-        &mut self,
-        mem: &M,
-        device: DeviceId,
-    ) -> Result<Cached<D::Format>, FaultReason> {
-        if let Some(cached) = self.contexts.lookup(device) {
-            return Ok(*cached);
-        }
-        self.stats.context_misses = self.stats.context_misses.wrapping_add(1);
-        let cached = Cached::new(device, self.directory.find(mem, device)?);
-        self.contexts.fill(cached);
-        Ok(cached)
+    fn pass_through(&mut self, range: PhysRange) -> PhysRange {
+        let stats = &mut self.walker.stats;
+        stats.passed_through = stats.passed_through.wrapping_add(1);
+        range
     }
 
-    /// The page that `iova` lies on, from the IOTLB or by a walk that fills it.
-    #[inline]
-    fn page<M: PhysMemory + ?Sized>(
-        &mut self,
-        mem: &M,
-        attachment: &Attachment<D::Format>,
-        iova: Iova,
-        access: Access,
-    ) -> Result<Leaf, FaultReason> {
-        let Route::Table { format, root } = attachment.route else {
-            return Err(FaultReason::ContextInvalid);
-        };
-        let domain = attachment.domain;
-        let stats = &mut self.stats;
-        if let Some(leaf) = self.iotlb.lookup(domain, iova) {
-            stats.iotlb_hits = stats.iotlb_hits.wrapping_add(1);
-            return permitted(leaf, access);
-        }
-        stats.iotlb_misses = stats.iotlb_misses.wrapping_add(1);
-
-        let root = Cursor::root(&format, root);
-        let walk_caches = &mut self.walk_caches;
-        let cached = walk_caches.lookup(&format, root.level(), domain, iova, |level, hit| {
-            let counts = if hit {
-                &mut stats.walk_cache_hits
-            } else {
-                &mut stats.walk_cache_misses
-            };
-            if let Some(count) = counts.get_mut(level) {
-                *count = count.wrapping_add(1);
-            }
-        });
-        // One word for the table the walk begins at, and one for each that it is led to.
-        let mut references = 1;
-        let found = walk(&format, mem, cached.unwrap_or(root), iova, |table| {
-            references += 1;
-            walk_caches.fill(&format, domain, iova, table);
-        });
-        stats.walk_references = stats.walk_references.wrapping_add(references);
-        match found {
-            Ok(leaf) => {
-                let leaf = permitted(leaf, access)?;
-                let evicted = self.iotlb.fill(domain, iova, &leaf);
-                stats.iotlb_evictions = stats.iotlb_evictions.wrapping_add(u64::from(evicted));
-                Ok(leaf)
-            }
-            Err(error) => Err(error.kind.fault_reason(access)),
-        }
-    }
-
-    /// An access of several pages: all of them are translated, into `self.ranges`, or none counts.
+    /// Counts and records a fault.
+    #[cold]
     #[inline(never)]
-    fn pages<M: PhysMemory + ?Sized>(
-        &mut self,
-        mem: &M,
-        context: &Cached<D::Format>,
+    fn stop(&mut self, device: DeviceId, access: Access, (iova, reason): Stop) -> Fault {
+        let fault = Fault {
+            device,
+            iova,
+            access,
+            reason,
+        };
+        self.walker.stats.faults = self.walker.stats.faults.wrapping_add(1);
+        self.faults.record(&fault);
+        fault
+    }
+}
+
+impl<F: Format> Cached<F> {
+    /// The table that translates for the device; `None` if it is passed through.
+    #[inline]
+    fn source(&self) -> Option<Source<'_, F>> {
+        match &self.attachment.route {
+            Route::Table { format, root } => Some(Source {
+                domain: self.attachment.domain,
+                format,
+                root: *root,
+            }),
+            Route::PassThrough { .. } => None,
+        }
+    }
+}
+
+/// An access within one page.
+#[inline]
+fn one_page<F: Format, M: PhysMemory + ?Sized>(
+    walker: &mut Walker,
+    mem: &M,
+    source: Source<'_, F>,
+    iova: Iova,
+    bytes: u64,
+    access: Access,
+) -> Result<PhysRange, FaultReason> {
+    let leaf = walker.page(mem, source, iova, access)?;
+    PhysRange::new(leaf.translate(iova), bytes).ok_or(FaultReason::TableAccess)
+}
+
+/// An access of several pages.
+struct Pages<'a, F, M: ?Sized> {
+    walker: &'a mut Walker,
+    mem: &'a M,
+    source: Source<'a, F>,
+    highest: Iova,
+    access: Access,
+}
+
+impl<F: Format, M: PhysMemory + ?Sized> Pages<'_, F, M> {
+    /// Translates all pages of `range`, or stops at the first that is not allowed. The one range they lead to; `None` if there are
+    /// several, in `ranges`.
+    fn translate(
+        mut self,
         range: &IovaRange,
-        access: Access,
-    ) -> Result<Option<PhysRange>, (Iova, FaultReason)> {
-        self.ranges.clear();
+        ranges: &mut Vec<PhysRange>,
+    ) -> Result<Option<PhysRange>, Stop> {
         let mut at = range.start();
-        let mut last: Option<PhysRange> = None;
+        let mut open: Option<PhysRange> = None;
         loop {
-            let fail = |reason| (at, reason);
-            if at > context.highest {
-                return Err(fail(WalkErrorKind::BeyondWidth.fault_reason(access)));
-            }
-            let leaf = self
-                .page(mem, &context.attachment, at, access)
-                .map_err(fail)?;
-            // Up to the end of this page, whatever its size, or of the access.
-            let offset = at.offset_in(leaf.page.bytes());
-            let page_end = at.wrapping_add(leaf.page.bytes().wrapping_sub(offset).wrapping_sub(1));
-            let end = page_end.min(range.last());
-            let piece = PhysRange::new(
-                leaf.translate(at),
-                end.get().wrapping_sub(at.get()).wrapping_add(1),
-            )
-            .ok_or_else(|| fail(FaultReason::TableAccess))?;
-            last = match last {
+            let (piece, end) = self.piece(at, range.last())?;
+            open = match open {
                 Some(before) if before.last().checked_add(1) == Some(piece.start()) => {
                     PhysRange::inclusive(before.start(), piece.last())
                 }
                 Some(before) => {
-                    // Memory for the list is the only thing that can run out; an access that long is too long.
-                    if self.ranges.try_reserve(1).is_err() {
-                        return Err(fail(FaultReason::BadLength));
-                    }
-                    self.ranges.push(before);
+                    push(ranges, before).map_err(|reason| (at, reason))?;
                     Some(piece)
                 }
                 None => Some(piece),
@@ -245,27 +211,36 @@ impl<D: Directory> Iommu<D> {
             }
             at = end.wrapping_add(1);
         }
-        match last {
-            Some(only) if self.ranges.is_empty() => return Ok(Some(only)),
-            Some(last) => {
-                if self.ranges.try_reserve(1).is_err() {
-                    return Err((at, FaultReason::BadLength));
-                }
-                self.ranges.push(last);
+        match open {
+            Some(last) if !ranges.is_empty() => {
+                push(ranges, last).map_err(|reason| (at, reason))?;
+                Ok(None)
             }
-            None => {}
+            only => Ok(only),
         }
-        Ok(None)
+    }
+
+    /// From `at` to the end of its page, whatever the page's size, or to `last`: where that leads, and its last address.
+    fn piece(&mut self, at: Iova, last: Iova) -> Result<(PhysRange, Iova), Stop> {
+        let stop = |reason| (at, reason);
+        if at > self.highest {
+            return Err(stop(FaultReason::AddressBeyondWidth));
+        }
+        let leaf = self
+            .walker
+            .page(self.mem, self.source, at, self.access)
+            .map_err(stop)?;
+        let mask = leaf.page.bytes().wrapping_sub(1);
+        let end = Iova::new(at.get() | mask).min(last);
+        let piece = PhysRange::inclusive(leaf.translate(at), leaf.translate(end))
+            .ok_or_else(|| stop(FaultReason::TableAccess))?;
+        Ok((piece, end))
     }
 }
 
-#[inline]
-const fn permitted(leaf: Leaf, access: Access) -> Result<Leaf, FaultReason> {
-    if leaf.permissions.allows(access) {
-        return Ok(leaf);
-    }
-    Err(match access {
-        Access::Read => FaultReason::ReadDenied,
-        Access::Write => FaultReason::WriteDenied,
-    })
+/// Memory for the list is the only thing here that can run out; an access that long is too long.
+fn push(ranges: &mut Vec<PhysRange>, range: PhysRange) -> Result<(), FaultReason> {
+    ranges.try_reserve(1).map_err(|_| FaultReason::BadLength)?;
+    ranges.push(range);
+    Ok(())
 }

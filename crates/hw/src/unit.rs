@@ -6,9 +6,10 @@ use ringfence_pgtable::Levels;
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
 
 use crate::context_cache::ContextCache;
+use crate::walker::Walker;
 use crate::{
-    Directory, FaultLog, Geometry, HostBridge, HostBridges, Iotlb, Replacement, RootTable, Stats,
-    WALK_CACHES, WalkCaches,
+    Directory, FaultLog, Geometry, HostBridge, HostBridges, Replacement, RootTable, Stats,
+    WALK_CACHES,
 };
 
 /// Whether a unit can purge less than everything (HW07).
@@ -67,10 +68,8 @@ pub struct Iommu<D: Directory> {
     pub(crate) power: Power,
     pub(crate) purge: Purge,
     pub(crate) contexts: ContextCache<D::Format>,
-    pub(crate) iotlb: Iotlb,
-    pub(crate) walk_caches: WalkCaches,
+    pub(crate) walker: Walker,
     pub(crate) faults: FaultLog,
-    pub(crate) stats: Stats,
     /// The ranges of the last access of several pages; kept for its storage.
     pub(crate) ranges: Vec<PhysRange>,
     /// Sequence number of the last invalidation.
@@ -91,10 +90,8 @@ impl<D: Directory> Iommu<D> {
             power: Power::Off,
             purge: config.purge,
             contexts: ContextCache::new(config.contexts),
-            iotlb: Iotlb::new(config.iotlb, config.replacement),
-            walk_caches: WalkCaches::new(config.walk_caches, config.replacement),
+            walker: Walker::new(config),
             faults: FaultLog::new(config.fault_log),
-            stats: Stats::default(),
             ranges: Vec::new(),
             last_ticket: 0,
         }
@@ -127,29 +124,29 @@ impl<D: Directory> Iommu<D> {
 
     /// The counters.
     pub fn stats(&self) -> &Stats {
-        &self.stats
+        &self.walker.stats
     }
 
     /// Counts from zero again; the caches are untouched.
     pub fn reset_stats(&mut self) {
-        self.stats = Stats::default();
+        self.walker.stats = Stats::default();
     }
 
     /// The IOTLB's entries in use.
     pub fn iotlb_live(&self) -> u32 {
-        self.iotlb.live()
+        self.walker.iotlb.live()
     }
 
     /// The walk caches' entries in use, by level less one.
     pub fn walk_caches_live(&self) -> [u32; WALK_CACHES] {
-        self.walk_caches.live()
+        self.walker.walk_caches.live()
     }
 
     /// Drops all that is cached, contexts included.
     pub(crate) fn purge_all(&mut self) {
         self.contexts.clear();
-        self.iotlb.invalidate_all();
-        self.walk_caches.invalidate_all();
+        self.walker.iotlb.invalidate_all();
+        self.walker.walk_caches.invalidate_all();
     }
 }
 

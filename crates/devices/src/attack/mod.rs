@@ -184,7 +184,8 @@ pub(crate) mod tests {
     #[test]
     fn pages_cover_the_buffer_exactly() {
         let top = u64::MAX - 0xfff;
-        let cases: [(u64, u64, &[(u64, u64)]); 5] = [
+        type Pieces = &'static [(u64, u64)];
+        let cases: [(u64, u64, Pieces); 5] = [
             (0x1000, 1, &[(0x1000, 1)]),
             (0x1fff, 2, &[(0x1fff, 1), (0x2000, 1)]),
             (0x1000, 0x1000, &[(0x1000, 0x1000)]),

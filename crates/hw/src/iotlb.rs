@@ -1,7 +1,9 @@
 //! The IOTLB: leaf translations, tagged with their domain (HW06).
 
+use core::num::NonZeroU64;
+
 use ringfence_pgtable::Leaf;
-use ringfence_types::{DomainId, Iova, PageSize, Permissions, PfnRange, PhysAddr};
+use ringfence_types::{Access, DomainId, Iova, PageSize, Permissions, PfnRange, PhysAddr};
 
 use crate::cache::SetAssociative;
 use crate::tag;
@@ -16,26 +18,47 @@ const fn kind_of(size: PageSize) -> u64 {
     }
 }
 
-/// What one entry says: the page's base, with the permissions in the two low bits.
-#[derive(Debug, Clone, Copy, Default)]
-struct Packed(u64);
+const PERMISSIONS: u64 = 0b11;
+const KIND_SHIFT: u32 = 2;
+const BASE: u64 = !0xfff;
 
-impl Packed {
+/// A leaf in one word, so that it stays in a register on its way from the cache to the device: permissions (0..=1, never none),
+/// size (2..=3), base (12..=63).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Page(NonZeroU64);
+
+impl Page {
     #[inline]
-    const fn new(leaf: &Leaf) -> Self {
-        Self(leaf.base.align_down(leaf.page.bytes()).get() | leaf.permissions.bits())
+    pub(crate) const fn new(leaf: &Leaf) -> Self {
+        let base = leaf.base.align_down(leaf.page.bytes()).get();
+        let word = base | kind_of(leaf.page) << KIND_SHIFT | leaf.permissions.bits();
+        match NonZeroU64::new(word) {
+            Some(word) => Self(word),
+            // Permissions are never empty.
+            None => Self(NonZeroU64::MIN),
+        }
     }
 
     #[inline]
-    const fn unpack(self, page: PageSize) -> Option<Leaf> {
-        match Permissions::from_bits(self.0) {
-            Some(permissions) => Some(Leaf {
-                page,
-                base: PhysAddr::new(self.0 & !3),
-                permissions,
-            }),
-            None => None,
+    pub(crate) const fn allows(self, access: Access) -> bool {
+        match Permissions::from_bits(self.0.get() & PERMISSIONS) {
+            Some(permissions) => permissions.allows(access),
+            None => false,
         }
+    }
+
+    /// All bits of an address that lie within the page.
+    #[inline]
+    pub(crate) const fn mask(self) -> u64 {
+        // 12, 21 or 30 bits.
+        let kind = (self.0.get() >> KIND_SHIFT) & 3;
+        (0x1000_u64 << (9 * kind)).wrapping_sub(1)
+    }
+
+    /// Where `iova`, an address on this page, leads.
+    #[inline]
+    pub(crate) const fn translate(self, iova: Iova) -> PhysAddr {
+        PhysAddr::new(self.0.get() & BASE | iova.get() & self.mask())
     }
 }
 
@@ -44,30 +67,30 @@ impl Packed {
 /// Addresses given to it lie below 2^57. An entry stays until it is invalidated or replaced, whatever becomes of the table it was
 /// read from: that is what makes a stale translation.
 #[derive(Debug, Clone)]
-pub struct Iotlb {
-    entries: SetAssociative<Packed>,
+pub(crate) struct Iotlb {
+    entries: SetAssociative<Page>,
     /// Entries per page size: sizes that are not there are not looked for.
     live: [u32; 3],
 }
 
 impl Iotlb {
     /// An empty IOTLB.
-    pub fn new(geometry: Geometry, replacement: Replacement) -> Self {
+    pub(crate) fn new(geometry: Geometry, replacement: Replacement) -> Self {
         Self {
-            entries: SetAssociative::new(geometry, replacement),
+            entries: SetAssociative::new(geometry, replacement, Page(NonZeroU64::MIN)),
             live: [0; 3],
         }
     }
 
     /// Number of entries in use.
     #[inline]
-    pub fn live(&self) -> u32 {
+    pub(crate) fn live(&self) -> u32 {
         self.entries.live()
     }
 
     /// The entry that translates `iova` in `domain`.
     #[inline]
-    pub fn lookup(&mut self, domain: DomainId, iova: Iova) -> Option<Leaf> {
+    pub(crate) fn lookup(&mut self, domain: DomainId, iova: Iova) -> Option<Page> {
         let small = self.lookup_size(domain, iova, PageSize::Size4K);
         let [_, two_mib, one_gib] = self.live;
         if small.is_none() && two_mib | one_gib != 0 {
@@ -77,32 +100,38 @@ impl Iotlb {
     }
 
     #[inline]
-    fn lookup_size(&mut self, domain: DomainId, iova: Iova, size: PageSize) -> Option<Leaf> {
+    fn lookup_size(&mut self, domain: DomainId, iova: Iova, size: PageSize) -> Option<Page> {
         let page = iova.get() >> size.shift();
         self.entries
             .lookup(
                 tag::selector(domain, page),
                 tag::key(domain, kind_of(size), page),
-            )?
-            .unpack(size)
+            )
+            .copied()
     }
 
-    fn lookup_large(&mut self, domain: DomainId, iova: Iova) -> Option<Leaf> {
+    fn lookup_large(&mut self, domain: DomainId, iova: Iova) -> Option<Page> {
         self.lookup_size(domain, iova, PageSize::Size2M)
             .or_else(|| self.lookup_size(domain, iova, PageSize::Size1G))
     }
 
-    /// Keeps `leaf`, which translates `iova` in `domain` and was not found by [`lookup`](Self::lookup). Says whether another entry had
+    /// Keeps `translation`, of a page of `size` bytes that holds `iova` and was not found by [`lookup`](Self::lookup). Says whether another entry had
     /// to go.
     #[inline]
-    pub fn fill(&mut self, domain: DomainId, iova: Iova, leaf: &Leaf) -> bool {
+    pub(crate) fn fill(
+        &mut self,
+        domain: DomainId,
+        iova: Iova,
+        size: PageSize,
+        translation: Page,
+    ) -> bool {
         let before = self.entries.live();
-        let page = iova.get() >> leaf.page.shift();
-        let kind = kind_of(leaf.page);
+        let page = iova.get() >> size.shift();
+        let kind = kind_of(size);
         let evicted = self.entries.insert(
             tag::selector(domain, page),
             tag::key(domain, kind, page),
-            Packed::new(leaf),
+            translation,
         );
         if let Some(old) = evicted {
             self.forget(tag::kind(old), 1);
@@ -124,7 +153,7 @@ impl Iotlb {
 
     /// Drops every entry of `domain` that translates any byte of `range`. Costs at most one visit to every entry, however long the
     /// range is.
-    pub fn invalidate_pages(&mut self, domain: DomainId, range: &PfnRange) {
+    pub(crate) fn invalidate_pages(&mut self, domain: DomainId, range: &PfnRange) {
         for size in PageSize::ALL {
             let kind = kind_of(size);
             if self.live.get(kind as usize) == Some(&0) {
@@ -143,7 +172,7 @@ impl Iotlb {
     }
 
     /// Drops every entry of `domain`.
-    pub fn invalidate_domain(&mut self, domain: DomainId) {
+    pub(crate) fn invalidate_domain(&mut self, domain: DomainId) {
         let live = &mut self.live;
         self.entries.remove_if(|key| {
             let doomed = tag::is_of(key, domain);
@@ -155,7 +184,7 @@ impl Iotlb {
     }
 
     /// Drops every entry.
-    pub fn invalidate_all(&mut self) {
+    pub(crate) fn invalidate_all(&mut self) {
         self.entries.clear();
         self.live = [0; 3];
     }
@@ -171,12 +200,12 @@ mod tests {
         Iotlb::new(Geometry::new(sets, ways).unwrap(), Replacement::Lru)
     }
 
-    fn leaf(page: PageSize, base: u64) -> Leaf {
-        Leaf {
-            page,
+    fn page(size: PageSize, base: u64) -> Page {
+        Page::new(&Leaf {
+            page: size,
             base: PhysAddr::new(base),
             permissions: Permissions::READ_WRITE,
-        }
+        })
     }
 
     const A: DomainId = DomainId::new(1);
@@ -196,7 +225,12 @@ mod tests {
     fn filled(sets: u32) -> Iotlb {
         let mut iotlb = iotlb(sets, 8);
         for (i, (_, domain, iova, size)) in ENTRIES.into_iter().enumerate() {
-            assert!(!iotlb.fill(domain, Iova::new(iova), &leaf(size, (i as u64 + 1) << 30)));
+            assert!(!iotlb.fill(
+                domain,
+                Iova::new(iova),
+                size,
+                page(size, (i as u64 + 1) << 30)
+            ));
         }
         iotlb
     }
@@ -206,7 +240,7 @@ mod tests {
             .into_iter()
             .filter(|(_, domain, iova, size)| {
                 let found = iotlb.lookup(*domain, Iova::new(*iova));
-                assert!(found.is_none_or(|leaf| leaf.page == *size));
+                assert!(found.is_none_or(|page| page.mask() == size.bytes() - 1));
                 found.is_some()
             })
             .map(|(name, ..)| name)
@@ -269,16 +303,45 @@ mod tests {
     }
 
     #[test]
+    fn a_page_holds_what_its_leaf_holds() {
+        for (size, base) in [
+            (PageSize::Size4K, 0x000f_ffff_ffff_f000),
+            (PageSize::Size2M, 0x000f_ffff_ffe0_0000),
+            (PageSize::Size1G, 0x000f_ffff_c000_0000),
+        ] {
+            for permissions in [
+                Permissions::READ,
+                Permissions::WRITE,
+                Permissions::READ_WRITE,
+            ] {
+                let leaf = Leaf {
+                    page: size,
+                    base: PhysAddr::new(base),
+                    permissions,
+                };
+                let page = Page::new(&leaf);
+                for access in [Access::Read, Access::Write] {
+                    assert_eq!(page.allows(access), permissions.allows(access));
+                }
+                for offset in [0, 0x123, size.bytes() - 1] {
+                    let iova = Iova::new(0x7f00_0000_0000_0000 & !(size.bytes() - 1) | offset);
+                    assert_eq!(page.translate(iova), leaf.translate(iova));
+                }
+            }
+        }
+    }
+
+    #[test]
     fn counts_per_size_survive_eviction() {
         let mut iotlb = iotlb(1, 1);
-        iotlb.fill(A, Iova::new(0), &leaf(PageSize::Size2M, 0));
-        assert!(iotlb.fill(A, Iova::new(0), &leaf(PageSize::Size4K, 0)));
+        iotlb.fill(A, Iova::new(0), PageSize::Size2M, page(PageSize::Size2M, 0));
+        assert!(iotlb.fill(A, Iova::new(0), PageSize::Size4K, page(PageSize::Size4K, 0)));
         assert_eq!(iotlb.live, [1, 0, 0]);
-        assert!(iotlb.fill(B, Iova::new(0), &leaf(PageSize::Size1G, 0)));
+        assert!(iotlb.fill(B, Iova::new(0), PageSize::Size1G, page(PageSize::Size1G, 0)));
         assert_eq!(iotlb.live, [0, 0, 1]);
         assert!(iotlb.lookup(B, Iova::new(0x3fff_ffff)).is_some());
         let mut none = Iotlb::new(Geometry::ABSENT, Replacement::Lru);
-        assert!(!none.fill(A, Iova::new(0), &leaf(PageSize::Size2M, 0)));
+        assert!(!none.fill(A, Iova::new(0), PageSize::Size2M, page(PageSize::Size2M, 0)));
         assert_eq!(none.live, [0; 3]);
     }
 }

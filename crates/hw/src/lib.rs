@@ -5,8 +5,8 @@
 //! in the hardware's formats and obeys [`Invalidator`](ringfence_types::Invalidator) requests, and never sees a structure of the mapping
 //! layer: the two meet in memory, as a kernel and its hardware do.
 //!
-//! An access walks through [`translate`](Iommu::translate) (`translate.rs`), [`Iotlb`] and, on a miss, [`WalkCaches`] and
-//! [`walk`](ringfence_pgtable::walk), and ends as a [`Translation`] or in the [`FaultLog`].
+//! An access goes through [`translate`](Iommu::translate) (`translate.rs`) to the IOTLB (`iotlb.rs`), on a miss to the walk caches and
+//! [`walk`](ringfence_pgtable::walk) (`walker.rs`), and ends as a [`Translation`] or in the [`FaultLog`].
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -35,10 +35,9 @@ pub use cache::{Geometry, GeometryError, Replacement};
 pub use directory::{Attachment, Directory, Route};
 pub use fault::{FaultLog, FaultRecord};
 pub use host_bridge::{HostBridge, HostBridges};
-pub use iotlb::Iotlb;
 pub use root_table::RootTable;
 pub use stats::{InvalidationCounts, Stats};
 pub use translate::MAX_TRANSLATED_BYTES;
 pub use translation::Translation;
 pub use unit::{CalgaryUnit, Iommu, Purge, UnitConfig, VtdUnit};
-pub use walk_cache::{WALK_CACHES, WalkCaches};
+pub use walk_cache::WALK_CACHES;

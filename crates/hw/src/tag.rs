@@ -39,7 +39,7 @@ pub(crate) const fn selector(domain: DomainId, page: u64) -> u64 {
 
 /// Drops every entry of `domain` and `kind` whose block of 2^shift bytes shares a page with `lo..=hi`; returns how many. A range of more
 /// blocks than the cache has sets is compared with every entry instead of being looked up block by block.
-pub(crate) fn remove_range<V: Copy + Default>(
+pub(crate) fn remove_range<V: Copy>(
     cache: &mut SetAssociative<V>,
     domain: DomainId,
     kind_wanted: u64,

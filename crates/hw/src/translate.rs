@@ -171,8 +171,8 @@ fn one_page<F: Format, M: PhysMemory + ?Sized>(
     bytes: u64,
     access: Access,
 ) -> Result<PhysRange, FaultReason> {
-    let leaf = walker.page(mem, source, iova, access)?;
-    PhysRange::new(leaf.translate(iova), bytes).ok_or(FaultReason::TableAccess)
+    let page = walker.page(mem, source, iova, access)?;
+    PhysRange::new(page.translate(iova), bytes).ok_or(FaultReason::TableAccess)
 }
 
 /// An access of several pages.
@@ -226,13 +226,12 @@ impl<F: Format, M: PhysMemory + ?Sized> Pages<'_, F, M> {
         if at > self.highest {
             return Err(stop(FaultReason::AddressBeyondWidth));
         }
-        let leaf = self
+        let page = self
             .walker
             .page(self.mem, self.source, at, self.access)
             .map_err(stop)?;
-        let mask = leaf.page.bytes().wrapping_sub(1);
-        let end = Iova::new(at.get() | mask).min(last);
-        let piece = PhysRange::inclusive(leaf.translate(at), leaf.translate(end))
+        let end = Iova::new(at.get() | page.mask()).min(last);
+        let piece = PhysRange::inclusive(page.translate(at), page.translate(end))
             .ok_or_else(|| stop(FaultReason::TableAccess))?;
         Ok((piece, end))
     }

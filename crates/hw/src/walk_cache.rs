@@ -3,8 +3,8 @@
 //! F&S (SOSP'24) numbers them from the root of a four-level table: its L1 holds pointers to tables of level 3, L2 of level 2, and L3 of
 //! level 1, so that a hit in L3 leaves one memory reference to the walk. Here they go by the level of the table they lead to.
 
-use ringfence_pgtable::{Cursor, Format, Level};
-use ringfence_types::{DomainId, Iova, PfnRange};
+use ringfence_pgtable::{CalgaryTce, Cursor, Format, Level};
+use ringfence_types::{DomainId, Iova, PfnRange, PhysAddr};
 
 use crate::cache::SetAssociative;
 use crate::tag;
@@ -20,13 +20,13 @@ const KIND: u64 = 0;
 /// is only one such shift per level.
 #[derive(Debug, Clone)]
 struct Cache {
-    tables: SetAssociative<Option<Cursor>>,
+    tables: SetAssociative<Cursor>,
     shift: u32,
 }
 
 /// Caches of the tables of levels 1 to 3, tagged with their domain.
 #[derive(Debug, Clone)]
-pub struct WalkCaches {
+pub(crate) struct WalkCaches {
     /// By level less one.
     caches: [Cache; WALK_CACHES],
 }
@@ -41,56 +41,63 @@ fn covered<F: Format>(format: &F, level: Level) -> u32 {
 
 impl WalkCaches {
     /// Empty caches; `geometries[0]` is that of the pointers to level 1 tables.
-    pub fn new(geometries: [Geometry; WALK_CACHES], replacement: Replacement) -> Self {
+    pub(crate) fn new(geometries: [Geometry; WALK_CACHES], replacement: Replacement) -> Self {
+        let filler = Cursor::root(&CalgaryTce::FULL, PhysAddr::ZERO);
         Self {
             caches: geometries.map(|geometry| Cache {
-                tables: SetAssociative::new(geometry, replacement),
+                tables: SetAssociative::new(geometry, replacement, filler),
                 shift: 63,
             }),
         }
     }
 
     /// Entries in use, by level less one.
-    pub fn live(&self) -> [u32; WALK_CACHES] {
+    pub(crate) fn live(&self) -> [u32; WALK_CACHES] {
         self.caches.each_ref().map(|cache| cache.tables.live())
     }
 
-    /// The deepest table known on the path to `iova`, below the table of level `root`. `probed` is told each level looked at,
-    /// as its index into [`WALK_CACHES`] arrays, and whether it hit.
+    /// The deepest table known on the path to `iova`, or `root`. `probed` is told each level looked at, as its index into
+    /// [`WALK_CACHES`] arrays, and whether it hit.
     #[inline]
-    pub fn lookup<F: Format>(
+    pub(crate) fn start<F: Format>(
         &mut self,
         format: &F,
-        root: Level,
+        root: Cursor,
         domain: DomainId,
         iova: Iova,
         mut probed: impl FnMut(usize, bool),
-    ) -> Option<Cursor> {
+    ) -> Cursor {
         let mut level = Level::LEAF;
         for (index, cache) in self.caches.iter_mut().enumerate() {
-            if level >= root {
-                return None;
+            if level >= root.level() {
+                break;
             }
             let prefix = iova.get().wrapping_shr(covered(format, level));
+            let selector = tag::selector(domain, prefix);
             let found = cache
                 .tables
-                .lookup(
-                    tag::selector(domain, prefix),
-                    tag::key(domain, KIND, prefix),
-                )
-                .flatten();
+                .lookup(selector, tag::key(domain, KIND, prefix));
             probed(index, found.is_some());
-            if found.is_some() {
-                return found;
+            if let Some(cursor) = found {
+                return *cursor;
             }
-            level = level.above()?;
+            match level.above() {
+                Some(above) => level = above,
+                None => break,
+            }
         }
-        None
+        root
     }
 
-    /// Keeps `cursor`, a table on the path to `iova` that [`lookup`](Self::lookup) did not find.
+    /// Keeps `cursor`, a table on the path to `iova` that [`start`](Self::start) did not find.
     #[inline]
-    pub fn fill<F: Format>(&mut self, format: &F, domain: DomainId, iova: Iova, cursor: Cursor) {
+    pub(crate) fn fill<F: Format>(
+        &mut self,
+        format: &F,
+        domain: DomainId,
+        iova: Iova,
+        cursor: Cursor,
+    ) {
         let index = usize::from(cursor.level().get()).wrapping_sub(1);
         if let Some(cache) = self.caches.get_mut(index) {
             cache.shift = covered(format, cursor.level());
@@ -98,13 +105,13 @@ impl WalkCaches {
             cache.tables.insert(
                 tag::selector(domain, prefix),
                 tag::key(domain, KIND, prefix),
-                Some(cursor),
+                cursor,
             );
         }
     }
 
     /// Drops the tables of `domain` that cover any page of `range`, at every level. At most one visit to every entry.
-    pub fn invalidate_pages(&mut self, domain: DomainId, range: &PfnRange) {
+    pub(crate) fn invalidate_pages(&mut self, domain: DomainId, range: &PfnRange) {
         for cache in &mut self.caches {
             if cache.tables.live() == 0 {
                 continue;
@@ -121,14 +128,14 @@ impl WalkCaches {
     }
 
     /// Drops everything of `domain`.
-    pub fn invalidate_domain(&mut self, domain: DomainId) {
+    pub(crate) fn invalidate_domain(&mut self, domain: DomainId) {
         for cache in &mut self.caches {
             cache.tables.remove_if(|key| tag::is_of(key, domain));
         }
     }
 
     /// Drops everything.
-    pub fn invalidate_all(&mut self) {
+    pub(crate) fn invalidate_all(&mut self) {
         for cache in &mut self.caches {
             cache.tables.clear();
         }

@@ -1,9 +1,11 @@
 //! From an address of a domain to its page: the IOTLB, and the walk behind it.
 
-use ringfence_pgtable::{Cursor, Format, Leaf, walk};
+use ringfence_pgtable::{Cursor, Format, walk};
 use ringfence_types::{Access, DomainId, FaultReason, Iova, PhysAddr, PhysMemory};
 
-use crate::{Iotlb, Stats, UnitConfig, WalkCaches};
+use crate::iotlb::{Iotlb, Page};
+use crate::walk_cache::WalkCaches;
+use crate::{Stats, UnitConfig};
 
 /// The table of one domain.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +21,8 @@ pub(crate) struct Walker {
     pub(crate) iotlb: Iotlb,
     pub(crate) walk_caches: WalkCaches,
     pub(crate) stats: Stats,
+    /// Why the last walk that found nothing did so. Not part of a result, so that what is found fits a register.
+    stopped: FaultReason,
 }
 
 impl Walker {
@@ -27,6 +31,7 @@ impl Walker {
             iotlb: Iotlb::new(config.iotlb, config.replacement),
             walk_caches: WalkCaches::new(config.walk_caches, config.replacement),
             stats: Stats::default(),
+            stopped: FaultReason::NotPresent,
         }
     }
 
@@ -38,17 +43,25 @@ impl Walker {
         source: Source<'_, F>,
         iova: Iova,
         access: Access,
-    ) -> Result<Leaf, FaultReason> {
-        match self.iotlb.lookup(source.domain, iova) {
-            Some(leaf) => {
+    ) -> Result<Page, FaultReason> {
+        let page = match self.iotlb.lookup(source.domain, iova) {
+            Some(page) => {
                 self.stats.iotlb_hits = self.stats.iotlb_hits.wrapping_add(1);
-                permitted(leaf, access)
+                page
             }
-            None => self.fetch(mem, source, iova, access),
+            None => match self.fetch(mem, source, iova, access) {
+                Some(page) => page,
+                None => return Err(self.stopped),
+            },
+        };
+        if page.allows(access) {
+            return Ok(page);
         }
+        Err(denied(access))
     }
 
-    /// Walks the table for a page that the IOTLB does not have, and keeps what is found and allowed.
+    /// Walks the table for a page that the IOTLB does not have, and keeps what is found and allowed. `None` if nothing is, with the
+    /// reason in `self.stopped`.
     #[inline(never)]
     fn fetch<F: Format, M: PhysMemory + ?Sized>(
         &mut self,
@@ -56,7 +69,7 @@ impl Walker {
         source: Source<'_, F>,
         iova: Iova,
         access: Access,
-    ) -> Result<Leaf, FaultReason> {
+    ) -> Option<Page> {
         let Source {
             domain,
             format,
@@ -66,10 +79,11 @@ impl Walker {
             iotlb,
             walk_caches,
             stats,
+            stopped,
         } = self;
         stats.iotlb_misses = stats.iotlb_misses.wrapping_add(1);
         let root = Cursor::root(format, root);
-        let cached = walk_caches.lookup(format, root.level(), domain, iova, |level, hit| {
+        let start = walk_caches.start(format, root, domain, iova, |level, hit| {
             let counts = if hit {
                 &mut stats.walk_cache_hits
             } else {
@@ -81,26 +95,33 @@ impl Walker {
         });
         // One word for the table the walk begins at, and one for each that it is led to.
         let mut references = 1_u64;
-        let found = walk(format, mem, cached.unwrap_or(root), iova, |table| {
+        let found = walk(format, mem, start, iova, |table| {
             references = references.wrapping_add(1);
             walk_caches.fill(format, domain, iova, table);
         });
         stats.walk_references = stats.walk_references.wrapping_add(references);
-        let leaf = found.map_err(|error| error.kind.fault_reason(access))?;
-        let leaf = permitted(leaf, access)?;
-        let evicted = iotlb.fill(domain, iova, &leaf);
-        stats.iotlb_evictions = stats.iotlb_evictions.wrapping_add(u64::from(evicted));
-        Ok(leaf)
+        match found {
+            Ok(leaf) if leaf.permissions.allows(access) => {
+                let page = Page::new(&leaf);
+                let evicted = iotlb.fill(domain, iova, leaf.page, page);
+                stats.iotlb_evictions = stats.iotlb_evictions.wrapping_add(u64::from(evicted));
+                Some(page)
+            }
+            Ok(_) => {
+                *stopped = denied(access);
+                None
+            }
+            Err(error) => {
+                *stopped = error.kind.fault_reason(access);
+                None
+            }
+        }
     }
 }
 
-#[inline]
-const fn permitted(leaf: Leaf, access: Access) -> Result<Leaf, FaultReason> {
-    if leaf.permissions.allows(access) {
-        return Ok(leaf);
-    }
-    Err(match access {
+const fn denied(access: Access) -> FaultReason {
+    match access {
         Access::Read => FaultReason::ReadDenied,
         Access::Write => FaultReason::WriteDenied,
-    })
+    }
 }

@@ -126,7 +126,8 @@ fn main() {
         }
         Err(fault) => panic!("{fault}"),
     };
-    let (mut hit, mut first_way, mut miss, mut mapped, mut off, mut sixteen) = (
+    let (mut hit, mut first_way, mut miss, mut mapped, mut off, mut sixteen, mut cycled) = (
+        unit(large),
         unit(large),
         unit(large),
         unit(Geometry::ABSENT),
@@ -167,6 +168,15 @@ fn main() {
                 translate(&mut miss, *at, 8);
             }
         }),
+        Side::new(
+            "miss and walk, fill, eviction, sequential",
+            ACCESSES,
+            || {
+                for page in 0..ACCESSES as u64 {
+                    translate(&mut cycled, iova(page), 8);
+                }
+            },
+        ),
         Side::new(
             "miss and walk, fill, invalidation of the page",
             ACCESSES,

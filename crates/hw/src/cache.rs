@@ -188,6 +188,14 @@ impl<V: Copy> SetAssociative<V> {
         set.get(at).map(|slot| &slot.value)
     }
 
+    /// The value under `key` if that is what its set would replace last. Enough for most hits, and no more than one comparison.
+    #[inline]
+    pub(crate) fn newest(&self, selector: u64, key: u64) -> Option<&V> {
+        let base = ((selector & self.set_mask) as usize) << self.way_shift;
+        let slot = self.slots.get(base)?;
+        (slot.key == key).then_some(&slot.value)
+    }
+
     /// Adds an entry whose key is not there yet; returns the key it took the place of.
     #[inline]
     pub(crate) fn insert(&mut self, selector: u64, key: u64, value: V) -> Option<u64> {

@@ -88,6 +88,18 @@ impl Iotlb {
         self.entries.live()
     }
 
+    /// The 4 KiB entry that translates `iova` in `domain`, if it is the youngest of its set.
+    #[inline]
+    pub(crate) fn newest(&self, domain: DomainId, iova: Iova) -> Option<Page> {
+        let page = iova.get() >> PageSize::Size4K.shift();
+        self.entries
+            .newest(
+                tag::selector(domain, page),
+                tag::key(domain, kind_of(PageSize::Size4K), page),
+            )
+            .copied()
+    }
+
     /// The entry that translates `iova` in `domain`.
     #[inline]
     pub(crate) fn lookup(&mut self, domain: DomainId, iova: Iova) -> Option<Page> {

@@ -10,7 +10,7 @@ use ringfence_types::{
 
 use crate::context_cache::Cached;
 use crate::unit::Power;
-use crate::walker::{Source, Walker};
+use crate::walker::{Source, Stopped, Walker};
 use crate::{Directory, Iommu, Route, Translation};
 
 /// The longest access that is translated by a table, 1 GiB. No bus carries one in a single request; the bound keeps a table that
@@ -18,9 +18,6 @@ use crate::{Directory, Iommu, Route, Translation};
 pub const MAX_TRANSLATED_BYTES: u64 = 1 << 30;
 
 const GRANULE: u64 = PageSize::Size4K.bytes();
-
-/// Where an access stops, and why.
-type Stop = (Iova, FaultReason);
 
 impl<D: Directory> Iommu<D> {
     /// Translates an access of `bytes` bytes at `iova`: the whole of it before any byte counts as accessed (HW09; the defect of rIOMMU
@@ -43,21 +40,38 @@ impl<D: Directory> Iommu<D> {
         if self.power == Power::Off {
             return match PhysRange::new(PhysAddr::new(iova.get()), bytes) {
                 Some(range) => Ok(Translation::one(self.pass_through(range))),
-                None => Err(self.stop(device, access, (iova, FaultReason::BadLength))),
+                None => {
+                    let stopped = self.walker.stop_at(iova, FaultReason::BadLength);
+                    Err(self.fault(device, access, stopped))
+                }
             };
         }
-        // The access that most devices make: within a page, of a device whose context is cached.
+        // The access that most devices make: within a page, of a device whose context is cached, to a page that it used just now.
         if bytes.wrapping_sub(1) < GRANULE.wrapping_sub(iova.offset_in(GRANULE))
             && let Some(context) = self.contexts.lookup(device)
             && iova <= context.highest
             && let Some(source) = context.source()
+            && let Some(page) = self.walker.iotlb.newest(source.domain, iova)
+            && page.allows(access)
+            && let Some(range) = PhysRange::new(page.translate(iova), bytes)
         {
-            return match one_page(&mut self.walker, mem, source, iova, bytes, access) {
-                Ok(range) => Ok(Translation::one(range)),
-                Err(reason) => Err(self.stop(device, access, (iova, reason))),
-            };
+            self.walker.stats.iotlb_hits = self.walker.stats.iotlb_hits.wrapping_add(1);
+            return Ok(Translation::one(range));
         }
-        match self.translate_any(mem, device, iova, bytes, access) {
+        self.translate_on(mem, device, iova, bytes, access)
+    }
+
+    /// Any access of a unit that is switched on.
+    #[inline(never)]
+    fn translate_on<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        device: DeviceId,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Translation<'_>, Fault> {
+        match self.try_translate(mem, device, iova, bytes, access) {
             Ok(Some(range)) => Ok(Translation::one(range)),
             Ok(None) => Translation::many(&self.ranges).ok_or(Fault {
                 device,
@@ -65,52 +79,60 @@ impl<D: Directory> Iommu<D> {
                 access,
                 reason: FaultReason::BadLength,
             }),
-            Err(stop) => Err(self.stop(device, access, stop)),
+            Err(stopped) => Err(self.fault(device, access, stopped)),
         }
     }
 
-    /// Any access of a unit that is switched on. The one range it leads to; `None` if there are several, in `self.ranges`.
-    #[inline(never)]
-    fn translate_any<M: PhysMemory + ?Sized>(
+    /// The one range that the access leads to; `None` if there are several, in `self.ranges`.
+    #[inline]
+    fn try_translate<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
         device: DeviceId,
         iova: Iova,
         bytes: u64,
         access: Access,
-    ) -> Result<Option<PhysRange>, Stop> {
-        let stop = |reason| (iova, reason);
+    ) -> Result<Option<PhysRange>, Stopped> {
         let (Some(range), Some(untranslated)) = (
             IovaRange::new(iova, bytes),
             PhysRange::new(PhysAddr::new(iova.get()), bytes),
         ) else {
-            return Err(stop(FaultReason::BadLength));
+            return Err(self.walker.stop_at(iova, FaultReason::BadLength));
         };
+        let walker = &mut self.walker;
         let read;
         let context = match self.contexts.lookup(device) {
             Some(cached) => cached,
             None => {
-                self.walker.stats.context_misses = self.walker.stats.context_misses.wrapping_add(1);
-                read = Cached::new(device, self.directory.find(mem, device).map_err(stop)?);
+                walker.stats.context_misses = walker.stats.context_misses.wrapping_add(1);
+                let attachment = self.directory.find(mem, device);
+                read = Cached::new(
+                    device,
+                    attachment.map_err(|reason| walker.stop_at(iova, reason))?,
+                );
                 self.contexts.fill(read);
                 &read
             }
         };
         let highest = context.highest;
         if iova > highest {
-            return Err(stop(FaultReason::AddressBeyondWidth));
+            return Err(walker.stop_at(iova, FaultReason::AddressBeyondWidth));
         }
         match context.source() {
-            Some(_) if bytes > MAX_TRANSLATED_BYTES => Err(stop(FaultReason::BadLength)),
+            Some(_) if bytes > MAX_TRANSLATED_BYTES => {
+                Err(walker.stop_at(iova, FaultReason::BadLength))
+            }
             Some(source) if range.pages(PageSize::Size4K) == 1 => {
-                one_page(&mut self.walker, mem, source, iova, bytes, access)
-                    .map(Some)
-                    .map_err(stop)
+                let page = walker.page(mem, source, iova, access)?;
+                match PhysRange::new(page.translate(iova), bytes) {
+                    Some(range) => Ok(Some(range)),
+                    None => Err(walker.stop_at(iova, FaultReason::TableAccess)),
+                }
             }
             Some(source) => {
                 self.ranges.clear();
                 let pages = Pages {
-                    walker: &mut self.walker,
+                    walker,
                     mem,
                     source,
                     highest,
@@ -119,7 +141,7 @@ impl<D: Directory> Iommu<D> {
                 pages.translate(&range, &mut self.ranges)
             }
             None if range.last() <= highest => Ok(Some(self.pass_through(untranslated))),
-            None => Err((highest.wrapping_add(1), FaultReason::AddressBeyondWidth)),
+            None => Err(walker.stop_at(highest.wrapping_add(1), FaultReason::AddressBeyondWidth)),
         }
     }
 
@@ -130,10 +152,11 @@ impl<D: Directory> Iommu<D> {
         range
     }
 
-    /// Counts and records a fault.
+    /// Counts and records the fault.
     #[cold]
     #[inline(never)]
-    fn stop(&mut self, device: DeviceId, access: Access, (iova, reason): Stop) -> Fault {
+    fn fault(&mut self, device: DeviceId, access: Access, _: Stopped) -> Fault {
+        let (iova, reason) = self.walker.stop();
         let fault = Fault {
             device,
             iova,
@@ -161,20 +184,6 @@ impl<F: Format> Cached<F> {
     }
 }
 
-/// An access within one page.
-#[inline]
-fn one_page<F: Format, M: PhysMemory + ?Sized>(
-    walker: &mut Walker,
-    mem: &M,
-    source: Source<'_, F>,
-    iova: Iova,
-    bytes: u64,
-    access: Access,
-) -> Result<PhysRange, FaultReason> {
-    let page = walker.page(mem, source, iova, access)?;
-    PhysRange::new(page.translate(iova), bytes).ok_or(FaultReason::TableAccess)
-}
-
 /// An access of several pages.
 struct Pages<'a, F, M: ?Sized> {
     walker: &'a mut Walker,
@@ -191,7 +200,7 @@ impl<F: Format, M: PhysMemory + ?Sized> Pages<'_, F, M> {
         mut self,
         range: &IovaRange,
         ranges: &mut Vec<PhysRange>,
-    ) -> Result<Option<PhysRange>, Stop> {
+    ) -> Result<Option<PhysRange>, Stopped> {
         let mut at = range.start();
         let mut open: Option<PhysRange> = None;
         loop {
@@ -201,7 +210,7 @@ impl<F: Format, M: PhysMemory + ?Sized> Pages<'_, F, M> {
                     PhysRange::inclusive(before.start(), piece.last())
                 }
                 Some(before) => {
-                    push(ranges, before).map_err(|reason| (at, reason))?;
+                    self.keep(ranges, before, at)?;
                     Some(piece)
                 }
                 None => Some(piece),
@@ -213,7 +222,7 @@ impl<F: Format, M: PhysMemory + ?Sized> Pages<'_, F, M> {
         }
         match open {
             Some(last) if !ranges.is_empty() => {
-                push(ranges, last).map_err(|reason| (at, reason))?;
+                self.keep(ranges, last, at)?;
                 Ok(None)
             }
             only => Ok(only),
@@ -221,25 +230,31 @@ impl<F: Format, M: PhysMemory + ?Sized> Pages<'_, F, M> {
     }
 
     /// From `at` to the end of its page, whatever the page's size, or to `last`: where that leads, and its last address.
-    fn piece(&mut self, at: Iova, last: Iova) -> Result<(PhysRange, Iova), Stop> {
-        let stop = |reason| (at, reason);
+    #[inline]
+    fn piece(&mut self, at: Iova, last: Iova) -> Result<(PhysRange, Iova), Stopped> {
         if at > self.highest {
-            return Err(stop(FaultReason::AddressBeyondWidth));
+            return Err(self.walker.stop_at(at, FaultReason::AddressBeyondWidth));
         }
-        let page = self
-            .walker
-            .page(self.mem, self.source, at, self.access)
-            .map_err(stop)?;
+        let page = self.walker.page(self.mem, self.source, at, self.access)?;
         let end = Iova::new(at.get() | page.mask()).min(last);
-        let piece = PhysRange::inclusive(page.translate(at), page.translate(end))
-            .ok_or_else(|| stop(FaultReason::TableAccess))?;
-        Ok((piece, end))
+        match PhysRange::inclusive(page.translate(at), page.translate(end)) {
+            Some(piece) => Ok((piece, end)),
+            None => Err(self.walker.stop_at(at, FaultReason::TableAccess)),
+        }
     }
-}
 
-/// Memory for the list is the only thing here that can run out; an access that long is too long.
-fn push(ranges: &mut Vec<PhysRange>, range: PhysRange) -> Result<(), FaultReason> {
-    ranges.try_reserve(1).map_err(|_| FaultReason::BadLength)?;
-    ranges.push(range);
-    Ok(())
+    /// Memory for the list is the only thing here that can run out; an access that long is too long.
+    #[inline]
+    fn keep(
+        &mut self,
+        ranges: &mut Vec<PhysRange>,
+        range: PhysRange,
+        at: Iova,
+    ) -> Result<(), Stopped> {
+        if ranges.try_reserve(1).is_err() {
+            return Err(self.walker.stop_at(at, FaultReason::BadLength));
+        }
+        ranges.push(range);
+        Ok(())
+    }
 }

@@ -39,15 +39,12 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
             sessions.extend(shown.into_iter().map(|shown| (path.clone(), shown)));
         }
     }
-    let path = if sessions.is_empty() {
-        None
-    } else {
-        Some(search_path(repo)?)
-    };
+    anyhow::ensure!(!sessions.is_empty(), "no document shows a command");
+    let path = search_path(repo)?;
     let mut found = Vec::new();
     for (document, shown) in &sessions {
         println!("$ {}", shown.command);
-        if let Err(reason) = execute(repo, shown, path.as_ref()) {
+        if let Err(reason) = execute(repo, shown, Some(&path)) {
             found.push(Violation::error(
                 document,
                 shown.line,

@@ -9,7 +9,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
@@ -20,8 +21,12 @@ use crate::violation::Violation;
 
 const PATCHES: &str = "tests/mutations";
 
-/// A mutant may loop for ever; that is a kill too.
-const LIMIT_SECONDS: u32 = 600;
+/// Longest time that a build, or the unchanged suite, may take.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// A mutant may loop for ever; that is a kill too. It gets this many times what the unchanged suite took, and `GRACE`.
+const PATIENCE: u32 = 5;
+const GRACE: Duration = Duration::from_secs(20);
 
 /// What `timeout` exits with when it had to end the command.
 const TIMED_OUT: i32 = 124;
@@ -81,13 +86,12 @@ pub(crate) fn run(repo: &Repo, names: &[String]) -> anyhow::Result<bool> {
     ensure!(!mutations.is_empty(), "no mutation of that name");
 
     let scratch = Scratch::prepare(repo)?;
-    // A suite that fails anyway notices nothing.
-    let mut pristine: BTreeMap<TestCommand, bool> = BTreeMap::new();
+    // A suite that fails anyway notices nothing. How long the others take bounds their mutants.
+    let mut pristine: BTreeMap<TestCommand, Option<Duration>> = BTreeMap::new();
     for mutation in &mutations {
         if !pristine.contains_key(&mutation.kill) {
             println!("pristine: {}", mutation.kill);
-            let passes = scratch.test(&mutation.kill)? == Some(0);
-            pristine.insert(mutation.kill.clone(), passes);
+            pristine.insert(mutation.kill.clone(), scratch.pristine(&mutation.kill)?);
         }
     }
 
@@ -95,8 +99,8 @@ pub(crate) fn run(repo: &Repo, names: &[String]) -> anyhow::Result<bool> {
     let mut sound = true;
     for mutation in &mutations {
         let start = Instant::now();
-        let verdict = if pristine[&mutation.kill] {
-            let fate = scratch.fate(repo, mutation)?;
+        let verdict = if let Some(time) = pristine[&mutation.kill] {
+            let fate = scratch.fate(repo, mutation, time * PATIENCE + GRACE)?;
             sound &= fate.is_kill();
             fate.shown()
         } else {
@@ -262,7 +266,7 @@ impl Scratch {
         Ok(())
     }
 
-    fn fate(&self, repo: &Repo, mutation: &Mutation) -> anyhow::Result<Fate> {
+    fn fate(&self, repo: &Repo, mutation: &Mutation, limit: Duration) -> anyhow::Result<Fate> {
         let patch = repo.root.join(&mutation.path);
         let touched = process::capture(
             process::command(&self.tree, "git")
@@ -274,7 +278,7 @@ impl Scratch {
         let (Ok(touched), Ok(_)) = (touched, applied) else {
             return Ok(Fate::DoesNotApply);
         };
-        let fate = self.run_mutant(&mutation.kill);
+        let fate = self.run_mutant(&mutation.kill, limit);
         for entry in touched.split('\0').filter(|entry| !entry.is_empty()) {
             // Added lines, removed lines, path.
             let path = entry
@@ -286,39 +290,53 @@ impl Scratch {
         fate
     }
 
-    fn run_mutant(&self, kill: &TestCommand) -> anyhow::Result<Fate> {
+    fn run_mutant(&self, kill: &TestCommand, limit: Duration) -> anyhow::Result<Fate> {
         // A mutant that the compiler refuses says nothing about the tests.
-        if self.cargo_test(&kill.build_only())? != Some(0) {
+        if self.build(kill)? != Some(0) {
             return Ok(Fate::DoesNotBuild);
         }
-        Ok(match self.test(kill)? {
+        Ok(match self.test(kill, limit)? {
             Some(0) => Fate::Survived,
             Some(TIMED_OUT) => Fate::TimedOut,
             _ => Fate::Killed,
         })
     }
 
-    fn test(&self, command: &TestCommand) -> anyhow::Result<Option<i32>> {
-        let words: Vec<&str> = command.0.iter().map(String::as_str).collect();
-        self.cargo_test(&words)
+    /// How long the tests take on the unchanged copy; `None` if they fail.
+    fn pristine(&self, command: &TestCommand) -> anyhow::Result<Option<Duration>> {
+        if self.build(command)? != Some(0) {
+            return Ok(None);
+        }
+        let start = Instant::now();
+        let passes = self.test(command, LIMIT)? == Some(0);
+        Ok(passes.then(|| start.elapsed()))
     }
 
-    /// Runs `cargo test` in the copy; its output is shown only where it fails to build, as that needs attention.
-    fn cargo_test(&self, arguments: &[&str]) -> anyhow::Result<Option<i32>> {
-        let output = process::command(&self.tree, "timeout")
-            .args(["--kill-after=10", &LIMIT_SECONDS.to_string()])
+    fn test(&self, command: &TestCommand, limit: Duration) -> anyhow::Result<Option<i32>> {
+        let words: Vec<&str> = command.0.iter().map(String::as_str).collect();
+        Ok(self.cargo_test(&words, limit)?.status.code())
+    }
+
+    /// Builds the tests. A failure is shown: it needs attention.
+    fn build(&self, command: &TestCommand) -> anyhow::Result<Option<i32>> {
+        let output = self.cargo_test(&command.build_only(), LIMIT)?;
+        if !output.status.success() {
+            eprint!("{}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(output.status.code())
+    }
+
+    fn cargo_test(&self, arguments: &[&str], limit: Duration) -> anyhow::Result<Output> {
+        process::command(&self.tree, "timeout")
+            .args(["--kill-after=10", &limit.as_secs().to_string()])
             .args(["cargo", "test", "--quiet"])
             .args(arguments)
             .env("CARGO_TARGET_DIR", &self.target)
             // What a failing property test remembers would be a change to the copy.
             .env("PROPTEST_FAILURE_PERSISTENCE", "off")
-            .stdin(std::process::Stdio::null())
+            .stdin(Stdio::null())
             .output()
-            .context("timeout cargo test")?;
-        if arguments.contains(&"--no-run") && !output.status.success() {
-            eprint!("{}", String::from_utf8_lossy(&output.stderr));
-        }
-        Ok(output.status.code())
+            .context("timeout cargo test")
     }
 }
 

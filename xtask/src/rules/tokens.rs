@@ -19,6 +19,8 @@ const ATTESTATIONS: &[Attestation] = &[
             "crates/types/src/obligation.rs",
             "crates/pgtable/src/",
             "crates/dma/src/space",
+            // Stands in for a table when the meter leaves the table out: it has no entries.
+            "crates/lab/src/meter/stubs.rs",
         ],
     },
 ];

@@ -126,17 +126,12 @@ fn main() {
         }
         Err(fault) => panic!("{fault}"),
     };
-    let (mut hit, mut first_way, mut miss, mut mapped, mut off, mut sixteen, mut cycled) = (
-        unit(large),
-        unit(large),
-        unit(large),
-        unit(Geometry::ABSENT),
-        unit(large),
-        unit(large),
-        unit(large),
-    );
+    let (mut hit, mut sequential, mut off, mut sixteen) =
+        (unit(large), unit(large), unit(large), unit(large));
+    let (mut cycled, mut mapped) = (unit(large), unit(large));
+    // Without an IOTLB every access walks.
+    let mut miss = unit(Geometry::ABSENT);
     off.disable();
-    // Sequential addresses, each invalidated after use: the life of a strict mapping.
     let mut sides = [
         Side::new("yardstick: loads", ACCESSES, || {
             for at in &warm {
@@ -150,7 +145,7 @@ fn main() {
         }),
         Side::new("IOTLB hit, sequential", ACCESSES, || {
             for page in 0..ACCESSES as u64 {
-                translate(&mut first_way, iova(page % WARM), 8);
+                translate(&mut sequential, iova(page % WARM), 8);
             }
         }),
         Side::new("switched off", ACCESSES, || {
@@ -177,6 +172,7 @@ fn main() {
                 }
             },
         ),
+        // Each page invalidated after its use: the life of a strict mapping.
         Side::new(
             "miss and walk, fill, invalidation of the page",
             ACCESSES,

@@ -8,7 +8,7 @@ use ringfence_types::{DeviceId, Iova};
 use ringfence_pgtable::Format;
 
 use crate::tag::MAX_WIDTH;
-use crate::{Attachment, Geometry, Route};
+use crate::{Attachment, Geometry, Source};
 
 /// A cached context. The widest address is kept beside it, so that the check of every access is one comparison.
 #[derive(Debug, Clone, Copy)]
@@ -22,9 +22,9 @@ pub(crate) struct Cached<F> {
 impl<F: Format> Cached<F> {
     #[inline]
     pub(crate) fn new(device: DeviceId, attachment: Attachment<F>) -> Self {
-        let width = match &attachment.route {
-            Route::Table { format, .. } => format.width().min(MAX_WIDTH),
-            Route::PassThrough { width } => (*width).min(64),
+        let width = match &attachment {
+            Attachment::Translated(source) => source.format.width().min(MAX_WIDTH),
+            Attachment::PassThrough { width, .. } => (*width).min(64),
         };
         let highest = Iova::new(
             u64::MAX
@@ -35,6 +35,15 @@ impl<F: Format> Cached<F> {
             device,
             attachment,
             highest,
+        }
+    }
+
+    /// What translates for the device; `None` if it is passed through.
+    #[inline]
+    pub(crate) const fn source(&self) -> Option<&Source<F>> {
+        match &self.attachment {
+            Attachment::Translated(source) => Some(source),
+            Attachment::PassThrough { .. } => None,
         }
     }
 }

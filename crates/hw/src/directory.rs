@@ -7,28 +7,37 @@ use ringfence_types::{DeviceId, DomainId, FaultReason, PhysAddr, PhysMemory};
 
 /// Where the accesses of one device go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attachment<F> {
-    /// Tags what is cached for the device.
-    pub domain: DomainId,
-    /// How its addresses are translated.
-    pub route: Route<F>,
-}
-
-/// How addresses are translated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Route<F> {
-    /// By a table.
-    Table {
-        /// Its format.
-        format: F,
-        /// Its root.
-        root: PhysAddr,
-    },
-    /// Not at all: the address is physical (HW10).
+pub enum Attachment<F> {
+    /// To where a table says.
+    Translated(Source<F>),
+    /// To the physical address of the same number (HW10).
     PassThrough {
+        /// The domain the device is in, though no translation is cached for it.
+        domain: DomainId,
         /// Address bits that the unit accepts.
         width: u32,
     },
+}
+
+/// What translates the addresses of a domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Source<F> {
+    /// Tags what is cached.
+    pub domain: DomainId,
+    /// The format of the table.
+    pub format: F,
+    /// The root of the table.
+    pub root: PhysAddr,
+}
+
+impl<F> Attachment<F> {
+    /// The domain.
+    #[inline]
+    pub const fn domain(&self) -> DomainId {
+        match self {
+            Self::Translated(Source { domain, .. }) | Self::PassThrough { domain, .. } => *domain,
+        }
+    }
 }
 
 /// The part of a unit that goes from a requester to its domain: root and context tables in memory ([`RootTable`](crate::RootTable)),

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use ringfence_pgtable::CalgaryTce;
 use ringfence_types::{DeviceId, DomainId, FaultReason, PhysAddr, PhysMemory};
 
-use crate::{Attachment, Directory, Route};
+use crate::{Attachment, Directory, Source};
 
 /// One host bridge: the buses behind it, and its table address register. All devices behind it share one space (CG02).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,12 +56,10 @@ impl Directory for HostBridges {
             .iter()
             .find(|bridge| (bridge.first_bus..=bridge.last_bus).contains(&device.bus()))
             .ok_or(FaultReason::Blocked)?;
-        Ok(Attachment {
+        Ok(Attachment::Translated(Source {
             domain: bridge.domain,
-            route: Route::Table {
-                format: bridge.format,
-                root: bridge.table,
-            },
-        })
+            format: bridge.format,
+            root: bridge.table,
+        }))
     }
 }

@@ -59,12 +59,9 @@ impl<D: Directory> Iommu<D> {
     fn invalidate_context(&mut self, device: DeviceId) {
         match (self.contexts.remove(device), self.purge) {
             (Some(cached), Purge::Selective) => {
-                self.walker
-                    .iotlb
-                    .invalidate_domain(cached.attachment.domain);
-                self.walker
-                    .walk_caches
-                    .invalidate_domain(cached.attachment.domain);
+                let domain = cached.attachment.domain();
+                self.walker.iotlb.invalidate_domain(domain);
+                self.walker.walk_caches.invalidate_domain(domain);
             }
             _ => self.widen(),
         }

@@ -32,7 +32,7 @@ mod walk_cache;
 mod walker;
 
 pub use cache::{Geometry, GeometryError, Replacement};
-pub use directory::{Attachment, Directory, Route};
+pub use directory::{Attachment, Directory, Source};
 pub use fault::{FaultLog, FaultRecord};
 pub use host_bridge::{HostBridge, HostBridges};
 pub use root_table::RootTable;

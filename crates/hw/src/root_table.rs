@@ -4,7 +4,7 @@ use ringfence_pgtable::Levels;
 use ringfence_pgtable::{SecondStage, Translation, find_context};
 use ringfence_types::{DeviceId, FaultReason, PageSize, PhysAddr, PhysMemory};
 
-use crate::{Attachment, Directory, Route};
+use crate::{Attachment, Directory, Source};
 
 /// The root table address register (RTADDR_REG), and what the unit supports of what contexts can ask for.
 #[derive(Debug, Clone, Copy)]
@@ -41,20 +41,23 @@ impl Directory for RootTable {
         let root_table = self.at.ok_or(FaultReason::Blocked)?;
         let context =
             find_context(mem, root_table, device).map_err(|error| error.fault_reason())?;
-        let route = match context.translation {
-            Translation::Table { root, levels } if levels <= self.widest => Route::Table {
-                format: SecondStage::new(levels).with_pages_up_to(self.largest),
-                root,
-            },
-            Translation::PassThrough { levels } if levels <= self.widest => Route::PassThrough {
-                width: levels.width(),
-            },
+        let domain = context.domain;
+        match context.translation {
+            Translation::Table { root, levels } if levels <= self.widest => {
+                Ok(Attachment::Translated(Source {
+                    domain,
+                    format: SecondStage::new(levels).with_pages_up_to(self.largest),
+                    root,
+                }))
+            }
+            Translation::PassThrough { levels } if levels <= self.widest => {
+                Ok(Attachment::PassThrough {
+                    domain,
+                    width: levels.width(),
+                })
+            }
             // AW asks for more levels than the unit walks.
-            _ => return Err(FaultReason::ContextInvalid),
-        };
-        Ok(Attachment {
-            domain: context.domain,
-            route,
-        })
+            _ => Err(FaultReason::ContextInvalid),
+        }
     }
 }

@@ -10,8 +10,8 @@ use ringfence_types::{
 
 use crate::context_cache::Cached;
 use crate::unit::Power;
-use crate::walker::{Source, Stopped, Walker};
-use crate::{Directory, Iommu, Route, Translation};
+use crate::walker::{Stopped, Walker};
+use crate::{Directory, Iommu, Source, Translation};
 
 /// The longest access that is translated by a table, 1 GiB. No bus carries one in a single request; the bound keeps a table that
 /// points at itself, and so translates every address, from keeping the unit busy for ever.
@@ -40,23 +40,29 @@ impl<D: Directory> Iommu<D> {
         if self.power == Power::Off {
             return match PhysRange::new(PhysAddr::new(iova.get()), bytes) {
                 Some(range) => Ok(Translation::one(self.pass_through(range))),
-                None => {
-                    let stopped = self.walker.stop_at(iova, FaultReason::BadLength);
-                    Err(self.fault(device, access, stopped))
-                }
+                None => Err(self.fault_at(device, iova, access, FaultReason::BadLength)),
             };
         }
-        // The access that most devices make: within a page, of a device whose context is cached, to a page that it used just now.
+        // The access that most devices make: within a page, of a device whose context is cached; often to a page used just now.
         if bytes.wrapping_sub(1) < GRANULE.wrapping_sub(iova.offset_in(GRANULE))
             && let Some(context) = self.contexts.lookup(device)
             && iova <= context.highest
             && let Some(source) = context.source()
-            && let Some(page) = self.walker.iotlb.newest(source.domain, iova)
-            && page.allows(access)
-            && let Some(range) = PhysRange::new(page.translate(iova), bytes)
         {
-            self.walker.stats.iotlb_hits = self.walker.stats.iotlb_hits.wrapping_add(1);
-            return Ok(Translation::one(range));
+            let found = match self.walker.iotlb.newest(source.domain, iova) {
+                Some(page) if page.allows(access) => {
+                    self.walker.stats.iotlb_hits = self.walker.stats.iotlb_hits.wrapping_add(1);
+                    Ok(page)
+                }
+                _ => self.walker.page(mem, source, iova, access),
+            };
+            return match found {
+                Ok(page) => match PhysRange::new(page.translate(iova), bytes) {
+                    Some(range) => Ok(Translation::one(range)),
+                    None => Err(self.fault_at(device, iova, access, FaultReason::TableAccess)),
+                },
+                Err(stopped) => Err(self.fault(device, access, stopped)),
+            };
         }
         self.translate_on(mem, device, iova, bytes, access)
     }
@@ -152,6 +158,19 @@ impl<D: Directory> Iommu<D> {
         range
     }
 
+    #[cold]
+    #[inline(never)]
+    fn fault_at(
+        &mut self,
+        device: DeviceId,
+        iova: Iova,
+        access: Access,
+        reason: FaultReason,
+    ) -> Fault {
+        let stopped = self.walker.stop_at(iova, reason);
+        self.fault(device, access, stopped)
+    }
+
     /// Counts and records the fault.
     #[cold]
     #[inline(never)]
@@ -169,26 +188,11 @@ impl<D: Directory> Iommu<D> {
     }
 }
 
-impl<F: Format> Cached<F> {
-    /// The table that translates for the device; `None` if it is passed through.
-    #[inline]
-    fn source(&self) -> Option<Source<'_, F>> {
-        match &self.attachment.route {
-            Route::Table { format, root } => Some(Source {
-                domain: self.attachment.domain,
-                format,
-                root: *root,
-            }),
-            Route::PassThrough { .. } => None,
-        }
-    }
-}
-
 /// An access of several pages.
 struct Pages<'a, F, M: ?Sized> {
     walker: &'a mut Walker,
     mem: &'a M,
-    source: Source<'a, F>,
+    source: &'a Source<F>,
     highest: Iova,
     access: Access,
 }

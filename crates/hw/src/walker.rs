@@ -1,19 +1,11 @@
 //! From an address of a domain to its page: the IOTLB, and the walk behind it.
 
 use ringfence_pgtable::{Cursor, Format, walk};
-use ringfence_types::{Access, DomainId, FaultReason, Iova, PhysAddr, PhysMemory};
+use ringfence_types::{Access, FaultReason, Iova, PhysMemory};
 
 use crate::iotlb::{Iotlb, Page};
 use crate::walk_cache::WalkCaches;
-use crate::{Stats, UnitConfig};
-
-/// The table of one domain.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Source<'a, F> {
-    pub(crate) domain: DomainId,
-    pub(crate) format: &'a F,
-    pub(crate) root: PhysAddr,
-}
+use crate::{Source, Stats, UnitConfig};
 
 /// The caches of translations, with the counters that tell how they did.
 #[derive(Debug, Clone)]
@@ -53,11 +45,11 @@ impl Walker {
     }
 
     /// The page that `iova` lies on, if `access` to it is allowed. An entry in the IOTLB decides alone, its permissions included.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn page<F: Format, M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        source: Source<'_, F>,
+        source: &Source<F>,
         iova: Iova,
         access: Access,
     ) -> Result<Page, Stopped> {
@@ -75,11 +67,11 @@ impl Walker {
     }
 
     /// Walks the table for a page that the IOTLB does not have, and keeps what is found and allowed.
-    #[inline(never)]
+    #[inline]
     fn fetch<F: Format, M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
-        source: Source<'_, F>,
+        source: &Source<F>,
         iova: Iova,
         access: Access,
     ) -> Result<Page, Stopped> {
@@ -88,6 +80,7 @@ impl Walker {
             format,
             root,
         } = source;
+        let domain = *domain;
         let Self {
             iotlb,
             walk_caches,
@@ -95,7 +88,7 @@ impl Walker {
             ..
         } = self;
         stats.iotlb_misses = stats.iotlb_misses.wrapping_add(1);
-        let root = Cursor::root(format, root);
+        let root = Cursor::root(format, *root);
         let start = walk_caches.start(format, root, domain, iova, |level, hit| {
             let counts = if hit {
                 &mut stats.walk_cache_hits

@@ -41,6 +41,8 @@ pub struct Summary {
     /// `iommu:map` lines that no driver's map explains: from before the first device's first event, or leading
     /// to themselves (identity maps of firmware, reserved regions). No operation.
     pub setup_maps: u64,
+    /// `iommu:*` lines at the end of the trace whose `dma:*` line may be cut off: no operation.
+    pub cut_lines: u64,
     /// Maps whose printed scatterlist was cut.
     pub truncated_lists: u64,
     /// Maps whose segment lengths are a guess.

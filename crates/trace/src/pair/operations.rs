@@ -118,7 +118,8 @@ impl<R: Read> Operations<R> {
             return self.drain(chunk);
         }
         if self.stage == Stage::Draining {
-            self.window.finish();
+            self.resolver.summary.cut_lines = self.window.finish();
+            self.resolver.at_end = true;
             self.drain(chunk)?;
             self.resolver.finish();
             self.stage = Stage::Ended;

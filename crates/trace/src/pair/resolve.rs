@@ -74,6 +74,8 @@ pub(super) struct Resolver {
     fresh: HashMap<MappingId, (PhysAddr, u64)>,
     segments: Vec<Segment>,
     now: Nanos,
+    /// What comes now was still undecided at the end of the trace.
+    pub(super) at_end: bool,
 }
 
 impl Resolver {
@@ -475,7 +477,11 @@ impl Resolver {
         let (first, last) = (iova.get(), iova.get().wrapping_add(size - 1));
         let ended = self.live.end_only(first, last);
         if ended.is_empty() {
-            self.summary.unmatched_iommu_unmaps += 1;
+            // The line that explains it may be cut off.
+            match self.at_end {
+                true => self.summary.cut_lines += 1,
+                false => self.summary.unmatched_iommu_unmaps += 1,
+            }
             return Ok(());
         }
         for only in ended {

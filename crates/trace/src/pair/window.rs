@@ -101,8 +101,9 @@ struct Waiting {
 
 #[derive(Debug, Clone, Copy)]
 enum Wait {
-    /// `iommu:map`, for the `dma:*` line behind it.
-    Map(Piece),
+    /// `iommu:map`, for the `dma:*` line behind it; `head` is the slot of the first piece that, to all
+    /// appearances, belongs to the same call, and `start` its IOVA.
+    Map { piece: Piece, head: u64, start: u64 },
     /// `iommu:unmap`, for the `dma_unmap_phys` line behind it.
     Unmap { iova: u64, size: u64 },
     /// `dma_unmap_sg` or `dma_free`, for the `iommu:unmap` line behind it; the IOVA if known.
@@ -127,6 +128,8 @@ pub(super) struct Window {
     group: Vec<Piece>,
     /// By device: whether an `iommu:map` line ever belonged to one of its maps.
     translated: Vec<bool>,
+    /// The `iommu:unmap` lines in the window: slot, IOVA, size.
+    unmaps: VecDeque<(u64, u64, u64)>,
 }
 
 impl Window {
@@ -140,6 +143,7 @@ impl Window {
             pieces: Fifo::default(),
             group: Vec::new(),
             translated: Vec::new(),
+            unmaps: VecDeque::new(),
         }
     }
 
@@ -186,19 +190,23 @@ impl Window {
                     phys: phys.get(),
                     size,
                 };
-                if !self.extends_last(cpu, event.context, &piece) {
-                    self.close_ended(cpu, event.context);
-                }
-                wait = Some(Wait::Map(piece));
+                let before = self.touched(cpu, event.context, &piece);
+                self.close_ended(cpu, event.context, before.is_some());
+                let (head, start) = before
+                    .filter(|&(head, start)| self.can_go_on(head, start, &piece))
+                    .unwrap_or((number, piece.iova));
+                wait = Some(Wait::Map { piece, head, start });
             }
             RawKind::IommuUnmap { iova, size } => {
                 let iova = iova.get();
+                self.split_groups(iova, size);
+                self.unmaps.push_back((number, iova, size));
                 if self.follow_up(cpu, event.context, iova) {
                     slot.state = State::Absorbed;
                 } else {
                     wait = Some(Wait::Unmap { iova, size });
                 }
-                self.close_ended(cpu, event.context);
+                self.close_ended(cpu, event.context, false);
             }
             RawKind::Map {
                 device,
@@ -216,7 +224,7 @@ impl Window {
                     false,
                 );
                 self.settle_map(&mut slot, device.index());
-                self.close_ended(cpu, event.context);
+                self.close_ended(cpu, event.context, false);
             }
             RawKind::Alloc {
                 device,
@@ -229,7 +237,7 @@ impl Window {
                 slot.pieces =
                     self.take_pieces(cpu, event.context, &[iova.get()], &[size], None, false);
                 self.settle_map(&mut slot, device.index());
-                self.close_ended(cpu, event.context);
+                self.close_ended(cpu, event.context, false);
             }
             RawKind::MapSg {
                 device,
@@ -254,31 +262,31 @@ impl Window {
                     ents > dma_addrs.count,
                 );
                 self.settle_map(&mut slot, device.index());
-                self.close_ended(cpu, event.context);
+                self.close_ended(cpu, event.context, false);
             }
             RawKind::Unmap { iova, .. } => {
                 if self.take_unmap(cpu, event.context, iova.get()) {
                     slot.lines = 2;
                 }
-                self.close_ended(cpu, event.context);
+                self.close_ended(cpu, event.context, false);
             }
             RawKind::UnmapSg {
                 device, phys_addrs, ..
             } => {
                 slot.lists.phys_addrs = self.keep(chunk, phys_addrs);
-                self.close_ended(cpu, event.context);
+                self.close_ended(cpu, event.context, false);
                 if self.is_translated(device.index()) {
                     wait = Some(Wait::FollowUp(None));
                 }
             }
             RawKind::Free { device, iova, .. } => {
-                self.close_ended(cpu, event.context);
+                self.close_ended(cpu, event.context, false);
                 if self.is_translated(device.index()) {
                     wait = Some(Wait::FollowUp(Some(iova.get())));
                 }
             }
             RawKind::Sync { .. } | RawKind::Void { .. } | RawKind::Mark(_) => {
-                self.close_ended(cpu, event.context);
+                self.close_ended(cpu, event.context, false);
             }
         }
         if let Some(what) = wait
@@ -311,6 +319,9 @@ impl Window {
             let slot = self.slots.pop_front()?;
             let number = self.base;
             self.base = self.base.wrapping_add(1);
+            while self.unmaps.front().is_some_and(|unmap| unmap.0 < self.base) {
+                self.unmaps.pop_front();
+            }
             match slot.state {
                 State::Absorbed | State::Waiting => {}
                 State::Head => {
@@ -344,11 +355,28 @@ impl Window {
         }
     }
 
-    /// Decides everything: the trace has ended.
-    pub(super) fn finish(&mut self) {
+    /// Decides everything: the trace has ended. Drops `iommu:map` lines that still wait, for whether a `dma:*`
+    /// line would have followed is cut off, and says how many.
+    pub(super) fn finish(&mut self) -> u64 {
+        let mut cut = 0;
         for cpu in 0..self.cpus.len() {
+            let waiting = self.cpus.get_mut(cpu).map(|cpu| &mut cpu.waiting);
+            let maps: Vec<u64> = waiting
+                .into_iter()
+                .flat_map(|waiting| {
+                    waiting.extract_if(.., |one| matches!(one.what, Wait::Map { .. }))
+                })
+                .map(|map| map.slot)
+                .collect();
+            for number in maps {
+                cut += 1;
+                if let Some(slot) = self.slot_mut(number) {
+                    slot.state = State::Absorbed;
+                }
+            }
             self.close(cpu, |_| true);
         }
+        cut
     }
 
     fn keep(&mut self, chunk: &RawChunk, span: ListSpan) -> FifoSpan {
@@ -360,14 +388,53 @@ impl Window {
         self.slots.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// Whether the piece goes on where the last waiting line of the same context ended, as the pieces of one
-    /// call do.
-    fn extends_last(&self, cpu: usize, context: Context, piece: &Piece) -> bool {
-        let last = self.cpus.get(cpu).and_then(|cpu| cpu.waiting.last());
-        last.is_some_and(|last| {
-            last.context == context
-                && matches!(&last.what, Wait::Map(before) if before.end() == piece.iova)
-        })
+    /// The call (first slot and IOVA) whose last piece, waiting in the same context, ends where this one
+    /// begins.
+    fn touched(&self, cpu: usize, context: Context, piece: &Piece) -> Option<(u64, u64)> {
+        let mut waiting = self.cpus.get(cpu)?.waiting.iter().rev();
+        match waiting.find(|waiting| waiting.context == context)?.what {
+            Wait::Map {
+                piece: before,
+                head,
+                start,
+            } if before.end() == piece.iova => Some((head, start)),
+            _ => None,
+        }
+    }
+
+    /// Whether a piece that touches a call's last one can be of that call, or is of another that happens to
+    /// lie behind it. A call allocates its IOVAs before its first piece, so none of them was unmapped since;
+    /// and Linux aligns an allocation to its size.
+    fn can_go_on(&self, head: u64, start: u64, piece: &Piece) -> bool {
+        let mut since = self.unmaps.iter().rev().take_while(|unmap| unmap.0 > head);
+        fits_alignment(start, piece.end())
+            && !since.any(|&(_, iova, size)| {
+                piece.iova.wrapping_sub(iova) < size || start.wrapping_sub(iova) < size
+            })
+    }
+
+    /// An unmap of a call's first piece shows where that call ended: waiting pieces behind it that were taken
+    /// for its own are of another call, which happens to lie there.
+    fn split_groups(&mut self, iova: u64, size: u64) {
+        let within = |address: u64| address.wrapping_sub(iova) < size;
+        for cpu in &mut self.cpus {
+            // The call that was split, and the one that its rest is.
+            let mut split: Option<(u64, u64, u64)> = None;
+            for waiting in &mut cpu.waiting {
+                let Wait::Map { piece, head, start } = &mut waiting.what else {
+                    continue;
+                };
+                if !within(*start) || within(piece.iova) {
+                    continue;
+                }
+                let (_, new_head, new_start) = match split {
+                    Some(split) if split.0 == *head => split,
+                    _ => (*head, waiting.slot, piece.iova),
+                };
+                split = Some((*head, new_head, new_start));
+                (*head, *start) = (new_head, new_start);
+            }
+        }
     }
 
     /// Moves the waiting pieces that cover the DMA segments to the piece arena, in their order.
@@ -389,7 +456,7 @@ impl Window {
             return mark;
         };
         let leads = |waiting: &Waiting| match &waiting.what {
-            Wait::Map(piece) => {
+            Wait::Map { piece, .. } => {
                 piece.contains(first)
                     && phys.is_none_or(|phys| {
                         first.wrapping_sub(piece.iova).wrapping_add(piece.phys) == phys
@@ -425,7 +492,7 @@ impl Window {
             return mark;
         };
         cpu.waiting.retain(|waiting| {
-            let Wait::Map(piece) = &waiting.what else {
+            let Wait::Map { piece, .. } = &waiting.what else {
                 return true;
             };
             if waiting.context != context {
@@ -518,13 +585,17 @@ impl Window {
 
     /// Decides what a line of `context` shows to have ended: the rest of this context, and contexts inside
     /// it or beside it that cannot be alive. Where the trace does not print the level, nothing is shown.
-    fn close_ended(&mut self, cpu: usize, context: Context) {
+    /// With `keep`, this context goes on.
+    fn close_ended(&mut self, cpu: usize, context: Context, keep: bool) {
         let level = rank(context);
         self.close(cpu, |waiting| {
             let Some((level, inner)) = level.zip(rank(waiting.context)) else {
                 return false;
             };
-            waiting.context == context || inner > level || (inner == level && inner > 0)
+            match waiting.context == context {
+                true => !keep,
+                false => inner > level || (inner == level && inner > 0),
+            }
         });
     }
 
@@ -540,8 +611,7 @@ impl Window {
         }
     }
 
-    /// Decides the waiting lines that `ended` picks, as unexplained. Pieces of one context that follow each
-    /// other without a gap become one mapping.
+    /// Decides the waiting lines that `ended` picks, as unexplained. The pieces of one call become one mapping.
     fn close(&mut self, cpu: usize, ended: impl Fn(&Waiting) -> bool) {
         let Some(this) = self.cpus.get_mut(cpu) else {
             return;
@@ -550,8 +620,8 @@ impl Window {
             return;
         }
         let (slots, base) = (&mut self.slots, self.base);
-        // The mapping that the last closed piece belongs to: where it began, and that piece.
-        let mut open: Option<(u64, Context, Piece, u64)> = None;
+        // Head and last slot of the mapping that the last closed piece belongs to.
+        let mut open: Option<(u64, u64)> = None;
         this.waiting.retain(|waiting| {
             if !ended(waiting) {
                 return true;
@@ -559,23 +629,19 @@ impl Window {
             let at = |number: u64| number.wrapping_sub(base) as usize;
             let state = match waiting.what {
                 Wait::Unmap { .. } | Wait::FollowUp(_) => State::Ready,
-                Wait::Map(piece) => match open {
-                    Some((start, context, before, number))
-                        if context == waiting.context
-                            && before.end() == piece.iova
-                            && fits_alignment(start, piece.end()) =>
-                    {
-                        if let Some(slot) = slots.get_mut(at(number)) {
-                            slot.next = Some(waiting.slot);
+                Wait::Map { head, .. } => {
+                    let before = open.filter(|open| open.0 == head).map(|open| open.1);
+                    open = Some((head, waiting.slot));
+                    match before {
+                        Some(before) => {
+                            if let Some(slot) = slots.get_mut(at(before)) {
+                                slot.next = Some(waiting.slot);
+                            }
+                            State::Absorbed
                         }
-                        open = Some((start, context, piece, waiting.slot));
-                        State::Absorbed
+                        None => State::Head,
                     }
-                    _ => {
-                        open = Some((piece.iova, waiting.context, piece, waiting.slot));
-                        State::Head
-                    }
-                },
+                }
             };
             if let Some(slot) = slots.get_mut(at(waiting.slot)) {
                 slot.state = state;

@@ -19,7 +19,7 @@ impl Coherency {
     #[inline]
     pub(crate) fn write_back<M: PhysMemory + ?Sized>(self, mem: &M, at: PhysAddr, bytes: u64) {
         if self == Self::NonCoherent {
-            mem.write_back(at, bytes);
+            write_back_slow(mem, at, bytes);
         }
     }
 
@@ -27,7 +27,19 @@ impl Coherency {
     #[inline]
     pub(crate) fn drain<M: PhysMemory + ?Sized>(self, mem: &M) {
         if self == Self::NonCoherent {
-            mem.drain();
+            drain_slow(mem);
         }
     }
+}
+
+// Out of line: a call is nothing beside a write-back, and the coherent path stays short.
+
+#[inline(never)]
+fn write_back_slow<M: PhysMemory + ?Sized>(mem: &M, at: PhysAddr, bytes: u64) {
+    mem.write_back(at, bytes);
+}
+
+#[inline(never)]
+fn drain_slow<M: PhysMemory + ?Sized>(mem: &M) {
+    mem.drain();
 }

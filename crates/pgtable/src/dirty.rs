@@ -58,22 +58,36 @@ const LINES: usize = SLOTS / 2;
 /// returns. Dropping it with lines in it breaks that contract; tables of a coherent platform never put any in.
 ///
 /// Holds 256 lines: when it is full, it writes them back without waiting and starts anew; the wait still comes once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Dirty {
     /// Lines in the order of their first touch: number, and slot.
     lines: Vec<(u64, usize)>,
     /// Open addressing: 0 or 1 + line number.
     slots: Vec<u64>,
     /// The last line touched: runs and bursts come back to it.
-    last: Option<u64>,
+    last: u64,
     /// Some line was written back early and not waited for.
     undrained: bool,
 }
 
+/// No line: line numbers have 58 bits.
+const NO_LINE: u64 = u64::MAX;
+
+impl Default for Dirty {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Dirty {
     /// An empty set. Allocates on its first line only.
-    pub fn new() -> Self {
-        Self::default()
+    pub const fn new() -> Self {
+        Self {
+            lines: Vec::new(),
+            slots: Vec::new(),
+            last: NO_LINE,
+            undrained: false,
+        }
     }
 
     /// Whether every line touched has reached memory.
@@ -103,14 +117,16 @@ impl Dirty {
     fn add<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr, bytes: u64) {
         let first = at.get() / LINE;
         let last = at.wrapping_add(bytes.saturating_sub(1)).get() / LINE;
-        for line in first..=last {
-            if self.last != Some(line) {
-                self.insert(mem, line);
-                self.last = Some(line);
-            }
+        if first == last && first == self.last {
+            return;
         }
+        for line in first..=last {
+            self.insert(mem, line);
+        }
+        self.last = last;
     }
 
+    #[inline(never)]
     fn insert<M: PhysMemory + ?Sized>(&mut self, mem: &M, line: u64) {
         if self.slots.is_empty() {
             self.slots.resize(SLOTS, 0);
@@ -143,7 +159,7 @@ impl Dirty {
                 *slot = 0;
             }
         }
-        self.last = None;
+        self.last = NO_LINE;
         self.undrained = true;
     }
 }

@@ -81,7 +81,8 @@ pub enum Entry {
 /// # Contract
 /// Indices and shifts grow with the level without gap or overlap; a word of zero decodes to [`Entry::Absent`] at every level;
 /// [`decode`](Self::decode) inverts [`leaf`](Self::leaf) and [`table`](Self::table). `decode` takes any word: tables are shared with
-/// hardware and may hold anything.
+/// hardware and may hold anything. A word is absent if certain bits are zero, so that the disjunction of several is absent if
+/// and only if all of them are.
 pub trait Format: Copy + fmt::Debug {
     /// Software bit of a table entry that says that the entry and the page behind it have been written back to memory.
     /// Zero if the format has no table entries.
@@ -110,6 +111,10 @@ pub trait Format: Copy + fmt::Debug {
 
     /// Whether the hardware ignores an entry: the same as `decode(..) == Entry::Absent`, at any level.
     fn is_absent(&self, raw: u64) -> bool;
+
+    /// Where an entry of a table above level 1 leads, if it is as [`table`](Self::table) writes it. For the processor's own descent,
+    /// which meets no others unless somebody else writes its tables.
+    fn descend(&self, raw: u64) -> Option<PhysAddr>;
 
     /// The entry of a page of `leaf_size(level)` at `base`, which is aligned to it and fits `physical_bits`.
     fn leaf(&self, level: Level, base: PhysAddr, permissions: Permissions) -> u64;

@@ -98,7 +98,7 @@ impl LeafCache {
         self.unmap_with(table, mem, range, Deferred(table.coherency, dirty))
     }
 
-    #[inline]
+    #[inline(always)]
     fn map_with<F: Format, M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &mut self,
         table: &Table<F>,
@@ -107,18 +107,32 @@ impl LeafCache {
         request: MapRequest,
         mut sink: impl Sink,
     ) -> Result<(), MapError> {
-        table.check_request(&request)?;
         if let Some(at) = self.entry(table, request.iova, request.pages) {
+            // The width needs no check: the whole run lies in a table that is linked.
+            table.check_granules(&request)?;
             table.fill_leaf_table(mem, at, &request, &mut sink)?;
             sink.finish(mem);
             return Ok(());
         }
+        self.map_missed(table, mem, frames, request, sink)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn map_missed<F: Format, M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+        &mut self,
+        table: &Table<F>,
+        mem: &M,
+        frames: &S,
+        request: MapRequest,
+        sink: impl Sink,
+    ) -> Result<(), MapError> {
         table.map_with(mem, frames, request, sink, NoBook)?;
         self.learn(table, mem, request.iova);
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn unmap_with<F: Format, M: PhysMemory + ?Sized>(
         &mut self,
         table: &Table<F>,
@@ -126,7 +140,6 @@ impl LeafCache {
         range: PfnRange,
         mut sink: impl Sink,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
-        table.check_range(&range)?;
         if let Some(at) = self.entry(table, range.lo().iova(), range.pages()) {
             table.clear_leaf_table(mem, at, &range, &mut sink)?;
             sink.finish(mem);
@@ -135,13 +148,25 @@ impl LeafCache {
                 CachedLevels::Leaves,
             ));
         }
+        self.unmap_missed(table, mem, range, sink)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn unmap_missed<F: Format, M: PhysMemory + ?Sized>(
+        &mut self,
+        table: &Table<F>,
+        mem: &M,
+        range: PfnRange,
+        sink: impl Sink,
+    ) -> Result<(Unmapped, CachedLevels), UnmapError> {
         let done = table.unmap_with(mem, range, sink, NoBook)?;
         self.learn(table, mem, range.lo().iova());
         Ok(done)
     }
 
     /// Address of the entry for `iova`, if its leaf table is known and holds the entries of all `pages` pages.
-    #[inline]
+    #[inline(always)]
     fn entry<F: Format>(&self, table: &Table<F>, iova: Iova, pages: u64) -> Option<PhysAddr> {
         let format = table.format();
         let index = format.index(Level::LEAF, iova);
@@ -153,7 +178,6 @@ impl LeafCache {
         known.then(|| slot.table.wrapping_add((index as u64).wrapping_mul(8)))
     }
 
-    #[cold]
     fn learn<F: Format, M: PhysMemory + ?Sized>(&mut self, table: &Table<F>, mem: &M, iova: Iova) {
         let format = table.format();
         let own = Arc::ptr_eq(&self.of, &table.identity);

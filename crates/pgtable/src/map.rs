@@ -28,7 +28,7 @@ pub struct MapRequest {
 impl MapRequest {
     /// The part of the request from its `skipped`th page on, which lies inside it.
     #[inline]
-    fn from_page(&self, skipped: u64) -> Self {
+    fn after(&self, skipped: u64) -> Self {
         let bytes = skipped.wrapping_mul(GRANULE.bytes());
         Self {
             iova: self.iova.wrapping_add(bytes),
@@ -77,7 +77,7 @@ impl<F: Format> Table<F> {
         )
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn map_with<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,
         mem: &M,
@@ -102,23 +102,29 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_request(&self, request: &MapRequest) -> Result<(), MapError> {
+        self.check_granules(request)?;
+        let MapRequest { iova, pages, .. } = *request;
+        if last_page(iova.get(), pages) >> (self.format.width() - GRANULE.shift()) != 0 {
+            return Err(MapError::BeyondWidth { iova });
+        }
+        Ok(())
+    }
+
+    /// [`check_request`](Self::check_request) but for the width.
+    #[inline(always)]
+    pub(crate) fn check_granules(&self, request: &MapRequest) -> Result<(), MapError> {
         let MapRequest {
             iova, pa, pages, ..
         } = *request;
-        let Some(extra) = pages.checked_sub(1) else {
+        if pages == 0 {
             return Err(MapError::Empty);
-        };
+        }
         if (iova.get() | pa.get()) & (GRANULE.bytes() - 1) != 0 {
             return Err(MapError::Misaligned);
         }
-        // In pages nothing here overflows: addresses are below 2^52 pages, and a sum with the count saturates.
-        let last = |first: u64| (first >> GRANULE.shift()).saturating_add(extra);
-        if last(iova.get()) >> (self.format.width() - GRANULE.shift()) != 0 {
-            return Err(MapError::BeyondWidth { iova });
-        }
-        if last(pa.get()) >> (self.format.physical_bits() - GRANULE.shift()) != 0 {
+        if last_page(pa.get(), pages) >> (self.format.physical_bits() - GRANULE.shift()) != 0 {
             return Err(MapError::PhysicalBeyondWidth { at: pa });
         }
         Ok(())
@@ -133,7 +139,7 @@ impl<F: Format> Table<F> {
     }
 
     /// Fills the absent entries of a leaf table from the one at `at` on, all or none.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fill_leaf_table<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,
@@ -154,18 +160,42 @@ impl<F: Format> Table<F> {
             sink.touched(mem, at, 8);
             return Ok(());
         }
-        let words = self.leaf_words(mem, at, request)?;
-        if let Some(taken) = words
-            .iter()
-            .position(|word| !self.format.is_absent(word.load(Ordering::Relaxed)))
-        {
-            return Err(MapError::AlreadyMapped {
-                iova: request.from_page(taken as u64).iova,
-            });
-        }
-        self.store_run(words, request);
+        self.fill_run(mem, at, request)?;
         sink.touched(mem, at, request.pages.wrapping_mul(8));
         Ok(())
+    }
+
+    /// [`fill_leaf_table`](Self::fill_leaf_table) for several pages, on the whole run as one slice.
+    #[inline]
+    fn fill_run<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        at: PhysAddr,
+        request: &MapRequest,
+    ) -> Result<(), MapError> {
+        let words = self.leaf_words(mem, at, request)?;
+        self.check_absent(words, request)?;
+        self.store_run(words, request);
+        Ok(())
+    }
+
+    #[inline]
+    fn check_absent(&self, words: &[AtomicU64], request: &MapRequest) -> Result<(), MapError> {
+        let format = self.format;
+        // All at once, by the contract of `Format`; one by one only to name the culprit.
+        let all = words
+            .iter()
+            .fold(0, |all, word| all | word.load(Ordering::Relaxed));
+        if format.is_absent(all) {
+            return Ok(());
+        }
+        let taken = words
+            .iter()
+            .position(|word| !format.is_absent(word.load(Ordering::Relaxed)))
+            .unwrap_or_default();
+        Err(MapError::AlreadyMapped {
+            iova: request.after(taken as u64).iova,
+        })
     }
 
     #[inline]
@@ -181,9 +211,11 @@ impl<F: Format> Table<F> {
 
     #[inline]
     fn store_run(&self, words: &[AtomicU64], request: &MapRequest) {
+        // By value: through `self` it would be read again after every store.
+        let format = self.format;
         let mut pa = request.pa;
         for word in words {
-            let leaf = self.format.leaf(Level::LEAF, pa, request.permissions);
+            let leaf = format.leaf(Level::LEAF, pa, request.permissions);
             // Release: whoever finds the entry finds the page's contents as they were before the map.
             word.store(leaf, Ordering::Release);
             pa = pa.wrapping_add(GRANULE.bytes());
@@ -206,7 +238,7 @@ impl<F: Format> Table<F> {
         let mut reserve = Reserve::new(mem, frames, missing).map_err(|_| MapError::OutOfFrames)?;
         let mut done = 0;
         while done < request.pages {
-            let rest = request.from_page(done);
+            let rest = request.after(done);
             match self.install_step(mem, &mut reserve, &rest, sink, book) {
                 Ok(pages) => done = done.saturating_add(pages.max(1)),
                 Err(error) => {
@@ -231,7 +263,7 @@ impl<F: Format> Table<F> {
         let mut done = 0;
         let mut lookups = 0;
         while done < request.pages {
-            let rest = request.from_page(done);
+            let rest = request.after(done);
             let iova = rest.iova;
             let corrupt = MapError::Corrupt { iova };
             let spot = self.spot(mem, iova).map_err(|Corrupt| corrupt)?;
@@ -241,14 +273,7 @@ impl<F: Format> Table<F> {
                 pages = self.pages_in(&spot, &rest);
                 let run = MapRequest { pages, ..rest };
                 let words = self.leaf_words(mem, self.entry_address(&spot, iova), &run)?;
-                if let Some(taken) = words
-                    .iter()
-                    .position(|word| !self.format.is_absent(word.load(Ordering::Relaxed)))
-                {
-                    return Err(MapError::AlreadyMapped {
-                        iova: rest.from_page(taken as u64).iova,
-                    });
-                }
+                self.check_absent(words, &rest)?;
             } else {
                 let word = mem
                     .word(self.entry_address(&spot, iova))
@@ -403,7 +428,7 @@ impl<F: Format> Table<F> {
     ) {
         let mut cleared = 0;
         while cleared < done {
-            let rest = request.from_page(cleared);
+            let rest = request.after(cleared);
             let Ok(spot) = self.spot(mem, rest.iova) else {
                 return;
             };
@@ -421,6 +446,13 @@ impl<F: Format> Table<F> {
             cleared = cleared.saturating_add(pages.max(1));
         }
     }
+}
+
+/// Number of the last of `pages` pages from `first` on; `pages` is not zero. In pages nothing overflows 64 bits but a senseless
+/// count, and that saturates.
+#[inline(always)]
+fn last_page(first: u64, pages: u64) -> u64 {
+    (first >> GRANULE.shift()).saturating_add(pages.wrapping_sub(1))
 }
 
 /// Why a table was not linked.

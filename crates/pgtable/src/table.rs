@@ -211,12 +211,71 @@ impl<F: Format> Table<F> {
     }
 
     /// Descends towards `iova` as far as tables are linked.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn spot<'m, M: PhysMemory + ?Sized>(
         &self,
         mem: &'m M,
         iova: Iova,
     ) -> Result<Spot<'m>, Corrupt> {
+        // The depth of nearly every table, as a constant: its shifts become constants too.
+        match self.format.root_level() {
+            Level::FOUR => self.spot_below(mem, iova, Level::FOUR),
+            root => self.spot_below_any(mem, iova, root),
+        }
+    }
+
+    #[inline(never)]
+    fn spot_below_any<'m, M: PhysMemory + ?Sized>(
+        &self,
+        mem: &'m M,
+        iova: Iova,
+        root: Level,
+    ) -> Result<Spot<'m>, Corrupt> {
+        self.spot_below(mem, iova, root)
+    }
+
+    #[inline(always)]
+    fn spot_below<'m, M: PhysMemory + ?Sized>(
+        &self,
+        mem: &'m M,
+        iova: Iova,
+        root: Level,
+    ) -> Result<Spot<'m>, Corrupt> {
+        let format = self.format;
+        let mut spot = Spot {
+            level: root,
+            table: self.root,
+            parent: None,
+        };
+        let mut written_back = F::WRITTEN_BACK;
+        while let Some(below) = spot.level.below() {
+            let word = mem
+                .word(self.entry_address(&spot, iova))
+                .map_err(|_| Corrupt)?;
+            let raw = word.load(Ordering::Acquire);
+            let Some(table) = format.descend(raw) else {
+                break;
+            };
+            written_back &= raw;
+            spot = Spot {
+                level: below,
+                table,
+                parent: Some(word),
+            };
+        }
+        if self.coherency == Coherency::NonCoherent && written_back != F::WRITTEN_BACK {
+            self.publish_path(mem, iova);
+        }
+        Ok(spot)
+    }
+
+    /// Makes sure that the table entries on the path to `iova` are in memory.
+    ///
+    /// Whoever linked one may not have come to that yet; relying on it would let this processor tell a device an address whose
+    /// path is still in another processor's cache.
+    #[cold]
+    #[inline(never)]
+    fn publish_path<M: PhysMemory + ?Sized>(&self, mem: &M, iova: Iova) {
         let mut spot = Spot {
             level: self.format.root_level(),
             table: self.root,
@@ -224,27 +283,23 @@ impl<F: Format> Table<F> {
         };
         while let Some(below) = spot.level.below() {
             let at = self.entry_address(&spot, iova);
-            let word = mem.word(at).map_err(|_| Corrupt)?;
+            let Ok(word) = mem.word(at) else { return };
             let raw = word.load(Ordering::Acquire);
-            let Entry::Table { at: table, .. } = self.format.decode(spot.level, raw) else {
-                break;
+            let Some(table) = self.format.descend(raw) else {
+                return;
             };
-            if self.coherency == Coherency::NonCoherent && raw & F::WRITTEN_BACK == 0 {
+            if raw & F::WRITTEN_BACK == 0 {
                 self.publish(mem, word, at);
             }
             spot = Spot {
                 level: below,
                 table,
-                parent: Some(word),
+                parent: None,
             };
         }
-        Ok(spot)
     }
 
-    /// Makes sure that a table entry is in memory, and notes that in the entry.
-    ///
-    /// Whoever linked it may not have come to that yet; relying on it would let this processor tell a device an address whose
-    /// path is still in another processor's cache.
+    /// Sees to it that a table entry is in memory, and notes that in the entry.
     #[cold]
     pub(crate) fn publish<M: PhysMemory + ?Sized>(&self, mem: &M, entry: &AtomicU64, at: PhysAddr) {
         self.coherency.write_back(mem, at, 8);
@@ -253,7 +308,7 @@ impl<F: Format> Table<F> {
     }
 
     /// Address of the entry for `iova` in the table of `spot`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn entry_address(&self, spot: &Spot<'_>, iova: Iova) -> PhysAddr {
         let index = self.format.index(spot.level, iova) as u64;
         spot.table.wrapping_add(index.wrapping_mul(8))

@@ -52,7 +52,7 @@ impl<F: Format> Table<F> {
         self.unmap_with(mem, range, Deferred(self.coherency, dirty), NoBook)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn unmap_with<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,
@@ -81,7 +81,7 @@ impl<F: Format> Table<F> {
         ))
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_range(&self, range: &PfnRange) -> Result<(), UnmapError> {
         if range.hi().get() >> (self.format.width() - GRANULE.shift()) != 0 {
             return Err(UnmapError::BeyondWidth {
@@ -92,7 +92,7 @@ impl<F: Format> Table<F> {
     }
 
     /// Clears the present entries of a leaf table from the one at `at` on, all or none.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn clear_leaf_table<M: PhysMemory + ?Sized>(
         &self,
         mem: &M,
@@ -111,12 +111,27 @@ impl<F: Format> Table<F> {
             sink.touched(mem, at, 8);
             return Ok(());
         }
+        self.clear_run(mem, at, range)?;
+        sink.touched(mem, at, pages.wrapping_mul(8));
+        Ok(())
+    }
+
+    /// [`clear_leaf_table`](Self::clear_leaf_table) for several pages, on the whole run as one slice.
+    #[inline]
+    fn clear_run<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        at: PhysAddr,
+        range: &PfnRange,
+    ) -> Result<(), UnmapError> {
+        let format = self.format;
+        let iova = range.lo().iova();
         let words = mem
-            .words(at, pages as usize)
+            .words(at, range.pages() as usize)
             .map_err(|_| UnmapError::Corrupt { iova })?;
         if let Some(hole) = words
             .iter()
-            .position(|word| self.format.is_absent(word.load(Ordering::Relaxed)))
+            .position(|word| format.is_absent(word.load(Ordering::Relaxed)))
         {
             return Err(UnmapError::NotMapped {
                 iova: page_at(iova, hole as u64),
@@ -125,7 +140,6 @@ impl<F: Format> Table<F> {
         for word in words {
             word.store(0, Ordering::Release);
         }
-        sink.touched(mem, at, pages.wrapping_mul(8));
         Ok(())
     }
 

@@ -570,7 +570,7 @@ fn ranges_that_cannot_be() {
                     pages: u64::MAX,
                     ..good
                 },
-                MapError::BeyondWidth { iova: good.iova },
+                MapError::PhysicalBeyondWidth { at: good.pa },
             ),
             (
                 MapRequest {

@@ -94,6 +94,11 @@ impl Format for CalgaryTce {
         ((base.get() & RPN) | permissions.bits()).to_be()
     }
 
+    #[inline]
+    fn descend(&self, _raw: u64) -> Option<PhysAddr> {
+        None
+    }
+
     // A flat table has no table entries: what stands below is never reached, and is absent if it ever were.
     #[inline]
     fn table(&self, _at: PhysAddr) -> u64 {

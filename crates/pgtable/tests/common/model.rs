@@ -56,11 +56,11 @@ impl Model {
         if request.iova.get() % 4096 != 0 || request.pa.get() % 4096 != 0 {
             return Err(MapError::Misaligned);
         }
-        if u128::from(first) + u128::from(pages) > 1 << (self.width - 12) {
-            return Err(MapError::BeyondWidth { iova: request.iova });
-        }
         if u128::from(request.pa.get() >> 12) + u128::from(pages) > 1 << (self.physical_bits - 12) {
             return Err(MapError::PhysicalBeyondWidth { at: request.pa });
+        }
+        if u128::from(first) + u128::from(pages) > 1 << (self.width - 12) {
+            return Err(MapError::BeyondWidth { iova: request.iova });
         }
         if let Some(iova) = self.first_taken(first, pages) {
             return Err(MapError::AlreadyMapped { iova });

@@ -1,6 +1,7 @@
 //! The token rule: a constructor that attests something is called only by code that can vouch for it.
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::path::{Component, Path};
 
 use crate::source::Source;
 use crate::violation::Violation;
@@ -49,6 +50,15 @@ pub(super) fn check(sources: &[Source]) -> Vec<Violation> {
 
 impl Attestation {
     fn permits(&self, path: &Path) -> bool {
+        // Benches and examples drive one crate alone, as tests do: they play the part of the others.
+        let plays_others = |part: Component<'_>| {
+            ["benches", "examples"]
+                .map(OsStr::new)
+                .contains(&part.as_os_str())
+        };
+        if path.components().any(plays_others) {
+            return true;
+        }
         path.to_str()
             .is_some_and(|path| self.allowed.iter().any(|allowed| path.starts_with(allowed)))
     }
@@ -68,6 +78,7 @@ mod tests {
             ("crates/dma/src/map.rs", 1),
             ("crates/iova/src/magazine.rs", 1),
             ("crates/lab/src/replay.rs", 1),
+            ("crates/iova/benches/alloc.rs", 0),
         ] {
             assert_eq!(check(&[source(path, call)]).len(), expected, "{path}");
         }

@@ -256,7 +256,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 .map_err(|(_, error)| error)?
                 .wait(platform.invalidator())
                 .map_err(|(_, error)| error)?;
-        space.flushed(own, platform, proof);
+        space.flushed(own, proof);
         Ok(())
     }
 }

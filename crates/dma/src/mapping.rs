@@ -28,6 +28,12 @@ impl<B> Mapping<B> {
         self.range
     }
 
+    /// What stands for the buffer.
+    #[inline]
+    pub fn buffer(&self) -> &B {
+        &self.buffer
+    }
+
     /// The direction.
     #[inline]
     pub fn direction(&self) -> Direction {

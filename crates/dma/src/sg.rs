@@ -44,6 +44,12 @@ impl<B> SgMapping<B> {
         self.range
     }
 
+    /// What stands for the buffer.
+    #[inline]
+    pub fn buffer(&self) -> &B {
+        &self.buffer
+    }
+
     /// The direction.
     pub fn direction(&self) -> Direction {
         self.direction

@@ -1,1 +1,20 @@
-//! Modes, replay, oracle, meter and reports.
+//! The laboratory: modes, replay, oracle, meter and reports.
+//!
+//! A trace comes in as operations ([`ringfence_trace`]); [`plan`] decides once for all modes what happens when; [`build`] turns a mode's row of
+//! answers into types; [`replay`] performs the plan with devices, hardware and [`oracle`]; [`meter`] times the layer alone;
+//! [`compare`] puts a row together from both.
+
+pub mod build;
+pub mod compare;
+mod error;
+pub mod machine;
+pub mod meter;
+pub mod modes;
+pub mod oracle;
+pub mod plan;
+mod profile;
+pub mod replay;
+pub mod row;
+
+pub use error::LabError;
+pub use profile::Profile;

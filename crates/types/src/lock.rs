@@ -24,6 +24,10 @@ impl<T> Lock<T> for std::sync::Mutex<T> {
     fn with<R>(&self, critical: impl FnOnce(&mut T) -> R) -> R {
         // A panic elsewhere leaves the value as that thread left it; the state is kept valid between statements, so the
         // poison flag carries no information here.
-        critical(&mut self.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        critical(
+            &mut self
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        )
     }
 }

@@ -1,6 +1,7 @@
 //! The port to physical memory: how tables and rings are read and written.
 
 use core::fmt;
+use core::ops::Deref;
 use core::sync::atomic::AtomicU64;
 
 use crate::PhysAddr;
@@ -32,7 +33,8 @@ pub trait PhysMemory {
     fn drain(&self);
 }
 
-impl<M: PhysMemory + ?Sized> PhysMemory for &M {
+/// Whatever leads to memory is memory: references, `Rc`, `Arc`, `Box`.
+impl<P: Deref<Target: PhysMemory>> PhysMemory for P {
     #[inline]
     fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
         (**self).word(at)

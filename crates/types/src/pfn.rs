@@ -116,7 +116,10 @@ impl PfnRange {
     /// The byte range of these pages.
     #[inline]
     pub const fn iovas(&self) -> IovaRange {
-        IovaRange::spanning(self.lo.iova(), (self.hi.0 - self.lo.0) << 12 | (PageSize::Size4K.bytes() - 1))
+        IovaRange::spanning(
+            self.lo.iova(),
+            (self.hi.0 - self.lo.0) << 12 | (PageSize::Size4K.bytes() - 1),
+        )
     }
 }
 

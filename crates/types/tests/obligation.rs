@@ -95,7 +95,10 @@ fn waiting_ends_with_the_completion() {
     let pending = Pending::submit(&mut invalidator, Invalidation::Global, unmapped()).unwrap();
     let flushed: Flushed = pending.wait(&mut invalidator).unwrap();
     assert_eq!((flushed.domain(), flushed.range()), (DOMAIN, range(8, 4)));
-    assert!(invalidator.answers.is_empty(), "every answer was waited for");
+    assert!(
+        invalidator.answers.is_empty(),
+        "every answer was waited for"
+    );
 }
 
 #[test]

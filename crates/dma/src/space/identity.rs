@@ -77,7 +77,7 @@ impl Space for Identity {
     #[inline]
     fn release(&self, _cpu: &mut (), _range: Flushed) {}
 
-    fn flushed<P: Platform>(&self, _: &mut (), _: &mut P, _: Flushed<WholeDomain>) {}
+    fn flushed(&self, _cpu: &mut (), _proof: Flushed<WholeDomain>) {}
 
     fn drain(&self, _cpu: &mut ()) {}
 }

@@ -165,13 +165,8 @@ pub trait Space {
     /// Takes a range back.
     fn release(&self, cpu: &mut Self::PerCpu, range: Self::Returned);
 
-    /// Everything unmapped in the domain before `proof` may be reused; table pages retired before it may be freed.
-    fn flushed<P: Platform>(
-        &self,
-        cpu: &mut Self::PerCpu,
-        platform: &mut P,
-        proof: Flushed<WholeDomain>,
-    );
+    /// Everything unmapped in the domain before `proof` may be reused.
+    fn flushed(&self, cpu: &mut Self::PerCpu, proof: Flushed<WholeDomain>);
 
     /// Gives what the handle caches back to the space.
     fn drain(&self, cpu: &mut Self::PerCpu);

@@ -261,13 +261,7 @@ impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
         self.allocator.free(&mut cpu.allocator, range);
     }
 
-    fn flushed<P: Platform>(
-        &self,
-        cpu: &mut Self::PerCpu,
-        platform: &mut P,
-        proof: Flushed<WholeDomain>,
-    ) {
-        self.table.flushed(&mut cpu.table, platform, &proof);
+    fn flushed(&self, cpu: &mut Self::PerCpu, proof: Flushed<WholeDomain>) {
         self.allocator.flushed(&mut cpu.allocator, proof);
     }
 

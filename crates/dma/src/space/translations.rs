@@ -3,7 +3,7 @@
 use ringfence_pgtable::{
     Dirty, Format, LeafCache, MapError, MapRequest, ReclaimingTable, Retired, Table, UnmapError,
 };
-use ringfence_types::{Batch, CachedLevels, DomainId, Flushed, Lock, PfnRange, Unmapped};
+use ringfence_types::{Batch, CachedLevels, DomainId, Flushed, Lock, PfnRange, PhysAddr, Unmapped};
 
 use crate::Platform;
 
@@ -217,6 +217,11 @@ impl<F: Format, L: Lock<ReclaimingTable<F>>> Reclaiming<F, L> {
             table: lock(table),
             format: core::marker::PhantomData,
         }
+    }
+
+    /// Address of the root.
+    pub fn root(&self) -> PhysAddr {
+        self.table.with(|table| table.root())
     }
 
     /// Bytes that the tables take.

@@ -1,0 +1,100 @@
+//! What can go wrong with an experiment.
+
+use std::fmt;
+
+use ringfence_hw::GeometryError;
+use ringfence_iova::AllocError;
+use ringfence_memory::ArenaError;
+use ringfence_pgtable::{MapError, TableError};
+use ringfence_trace::TraceError;
+
+/// Why an experiment could not be run.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum LabError {
+    /// The arena could not be mapped.
+    Arena(ArenaError),
+    /// No room for tables.
+    Table(TableError),
+    /// The static table could not be filled.
+    Static(MapError),
+    /// An allocator could not be made.
+    Alloc(AllocError),
+    /// IOTLB or walk caches of an impossible shape.
+    Geometry(GeometryError),
+    /// The trace.
+    Trace(TraceError),
+    /// A mode that does not exist.
+    NoSuchMode(String),
+    /// A row that makes sense and that nothing here carries out.
+    NotBuilt(String),
+    /// A device that the trace does not name.
+    NoSuchDevice(String),
+    /// More devices than domains.
+    TooManyDevices,
+    /// A defect of Ringfence.
+    Internal(&'static str),
+}
+
+impl fmt::Display for LabError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Arena(e) => write!(f, "no memory for the replay: {e}"),
+            Self::Table(e) => e.fmt(f),
+            Self::Static(e) => write!(f, "cannot map all memory: {e}"),
+            Self::Alloc(e) => e.fmt(f),
+            Self::Geometry(e) => e.fmt(f),
+            Self::Trace(e) => e.fmt(f),
+            Self::NoSuchMode(name) => write!(f, "no mode is called {name}; see `ringfence modes`"),
+            Self::NotBuilt(name) => write!(f, "mode {name} is not built into this program"),
+            Self::NoSuchDevice(name) => write!(f, "the trace names no device {name}"),
+            Self::TooManyDevices => f.write_str("more devices than there are domains"),
+            Self::Internal(what) => write!(f, "defect in ringfence: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for LabError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Trace(e) => e.source(),
+            _ => None,
+        }
+    }
+}
+
+impl From<ArenaError> for LabError {
+    fn from(e: ArenaError) -> Self {
+        Self::Arena(e)
+    }
+}
+
+impl From<TableError> for LabError {
+    fn from(e: TableError) -> Self {
+        Self::Table(e)
+    }
+}
+
+impl From<MapError> for LabError {
+    fn from(e: MapError) -> Self {
+        Self::Static(e)
+    }
+}
+
+impl From<AllocError> for LabError {
+    fn from(e: AllocError) -> Self {
+        Self::Alloc(e)
+    }
+}
+
+impl From<GeometryError> for LabError {
+    fn from(e: GeometryError) -> Self {
+        Self::Geometry(e)
+    }
+}
+
+impl From<TraceError> for LabError {
+    fn from(e: TraceError) -> Self {
+        Self::Trace(e)
+    }
+}

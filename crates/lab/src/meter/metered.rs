@@ -1,0 +1,373 @@
+//! The replicas of one mode, and what they add up to.
+
+use std::rc::Rc;
+
+use ringfence_dma::flush::Flush;
+use ringfence_dma::space::{Identity, Paged, Rounding, Space};
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::Coherency;
+use ringfence_types::{DomainId, Invalidator, Nanos, PhysAddr, PhysMemory, PhysRange};
+
+use super::components::{Totals, components};
+use super::{
+    Bench, Components, FlushFor, Idle, Immediate, InvalidationQueue, NoFind, NullTable, Recorded,
+    Replica, Runs, Tape, cycles,
+};
+use crate::build::{Recipe, TableMaker};
+use crate::error::LabError;
+use crate::plan::Plan;
+
+/// Memory of one replica: tables only, no buffers.
+const ARENA: u64 = 2 << 30;
+/// Frames touched beforehand, so that no page fault of this process is taken for work of the layer.
+const WARM_FRAMES: u64 = 64;
+
+/// The meter of one mode.
+pub trait Meter {
+    /// Replays one chunk in every replica.
+    fn chunk(&mut self, plan: &Plan) -> Result<(), LabError>;
+    /// What the chunks so far add up to.
+    fn finish(&self) -> Components;
+}
+
+/// A platform for one replica.
+fn bench<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> Result<Bench<I>, LabError> {
+    let arena = Rc::new(Arena::new(ARENA)?);
+    // The first two pages are the invalidation queue's.
+    let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
+        .ok_or(LabError::Internal("replica region"))?;
+    for page in 0..WARM_FRAMES {
+        if let Ok(word) = arena.word(PhysAddr::new(page << 12)) {
+            word.store(0, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let frames = Frames::new(Rc::clone(&arena), region);
+    let invalidator = invalidator(&arena);
+    Ok(Bench {
+        arena,
+        frames,
+        invalidator,
+        now: Nanos(0),
+    })
+}
+
+fn queued(arena: &Rc<Arena>) -> InvalidationQueue {
+    InvalidationQueue::new(Rc::clone(arena), PhysAddr::new(0), PhysAddr::new(0x1000))
+}
+
+fn immediate(_: &Rc<Arena>) -> Immediate {
+    Immediate
+}
+
+/// A replica that can be driven without knowing its types.
+trait Driven {
+    fn prepare(&mut self, plan: &Plan) -> Result<(), LabError>;
+    fn timed(&mut self, plan: &Plan) -> u64;
+    fn probed(&mut self, plan: &Plan, runs: &mut Runs);
+    fn taped(&mut self, plan: &Plan, tape: &Tape);
+}
+
+impl<S: Space, F: Flush<S, u64>, I: Invalidator> Driven for Replica<S, F, I> {
+    fn prepare(&mut self, plan: &Plan) -> Result<(), LabError> {
+        Replica::prepare(self, plan)
+    }
+
+    fn timed(&mut self, plan: &Plan) -> u64 {
+        self.run(plan, &mut (), None)
+    }
+
+    fn probed(&mut self, plan: &Plan, runs: &mut Runs) {
+        runs.start();
+        self.run(plan, runs, None);
+        runs.close();
+    }
+
+    fn taped(&mut self, plan: &Plan, tape: &Tape) {
+        self.run(plan, &mut (), Some(tape));
+    }
+}
+
+impl Driven for Idle {
+    fn prepare(&mut self, _plan: &Plan) -> Result<(), LabError> {
+        Ok(())
+    }
+
+    fn timed(&mut self, plan: &Plan) -> u64 {
+        self.run(plan, &mut ())
+    }
+
+    fn probed(&mut self, plan: &Plan, runs: &mut Runs) {
+        runs.start();
+        self.run(plan, runs);
+        runs.close();
+    }
+
+    fn taped(&mut self, _plan: &Plan, _tape: &Tape) {}
+}
+
+const CONFIGS: usize = 8;
+
+/// One replica of each configuration, in the order of [`Totals`]. Identity modes have fewer.
+struct Set {
+    replicas: [Option<Box<dyn Driven>>; CONFIGS],
+}
+
+/// All sets of a mode.
+pub struct Sets {
+    tape: Rc<Tape>,
+    /// Records what the others play.
+    scout: Box<dyn Driven>,
+    probed: Set,
+    timed: Vec<Set>,
+    whole: [f64; CONFIGS],
+    maps: [f64; CONFIGS],
+    unmaps: [f64; CONFIGS],
+    spread: (f64, f64),
+    map_count: u64,
+    unmap_count: u64,
+    chunks: usize,
+    overhead: u64,
+}
+
+impl Sets {
+    fn new(
+        repetitions: usize,
+        tape: Rc<Tape>,
+        scout: Box<dyn Driven>,
+        mut set: impl FnMut() -> Result<Set, LabError>,
+    ) -> Result<Self, LabError> {
+        let mut timed = Vec::with_capacity(repetitions);
+        for _ in 0..repetitions.max(1) {
+            timed.push(set()?);
+        }
+        Ok(Self {
+            tape,
+            scout,
+            probed: set()?,
+            timed,
+            whole: [0.0; CONFIGS],
+            maps: [0.0; CONFIGS],
+            unmaps: [0.0; CONFIGS],
+            spread: (0.0, 0.0),
+            map_count: 0,
+            unmap_count: 0,
+            chunks: 0,
+            overhead: clock_overhead(),
+        })
+    }
+
+    /// The meter of a mode with an allocator and a table.
+    pub fn paged<A, T, F>(
+        recipe: Recipe<A, T, F>,
+        coherency: Coherency,
+        repetitions: usize,
+    ) -> Result<Self, LabError>
+    where
+        A: ringfence_iova::IovaAllocator + 'static,
+        T: TableMaker,
+        F: FlushFor<A, T> + 'static,
+    {
+        let tape = Rc::new(Tape::default());
+        let alloc = move || (recipe.alloc)(recipe.answer);
+        let rounding = recipe.rounding;
+        let recorded = {
+            let tape = Rc::clone(&tape);
+            move || Ok(Recorded::<A::Returned>::new(Rc::clone(&tape)))
+        };
+        let scout = replica::<_, T, F, _>(recipe.flush, alloc, rounding, coherency, queued)?;
+        Self::new(repetitions, Rc::clone(&tape), scout, || {
+            let flush = recipe.flush;
+            let no_find = move || alloc().map(NoFind);
+            Ok(Set {
+                replicas: [
+                    Some(replica::<A, T, F, _>(
+                        flush, alloc, rounding, coherency, queued,
+                    )?),
+                    Some(replica::<NoFind<A>, T, F, _>(
+                        flush, no_find, rounding, coherency, queued,
+                    )?),
+                    Some(replica::<Recorded<A::Returned>, T, F, _>(
+                        flush,
+                        recorded.clone(),
+                        rounding,
+                        coherency,
+                        queued,
+                    )?),
+                    Some(untabled::<Recorded<A::Returned>, F, _>(
+                        flush,
+                        recorded.clone(),
+                        rounding,
+                        queued,
+                    )?),
+                    Some(untabled::<Recorded<A::Returned>, F, _>(
+                        flush,
+                        recorded.clone(),
+                        rounding,
+                        immediate,
+                    )?),
+                    Some(replica::<A, T, F, _>(
+                        flush, alloc, rounding, coherency, immediate,
+                    )?),
+                    Some(untabled::<A, F, _>(flush, alloc, rounding, immediate)?),
+                    Some(Box::new(Idle::default())),
+                ],
+            })
+        })
+    }
+
+    /// The meter of a mode without an allocator: nothing can be taken away but the whole.
+    pub fn identity<F>(flush: fn() -> F, repetitions: usize) -> Result<Self, LabError>
+    where
+        F: Flush<Identity, u64> + 'static,
+    {
+        let whole = move || -> Result<Box<dyn Driven>, LabError> {
+            let make = |domain: DomainId, _: &Bench<Immediate>| Ok(Identity::new(domain));
+            Ok(Box::new(Replica::new(flush(), bench(immediate)?, make)))
+        };
+        Self::new(repetitions, Rc::new(Tape::default()), whole()?, || {
+            let mut replicas: [Option<Box<dyn Driven>>; CONFIGS] = Default::default();
+            replicas[0] = Some(whole()?);
+            replicas[CONFIGS - 1] = Some(Box::new(Idle::default()));
+            Ok(Set { replicas })
+        })
+    }
+}
+
+fn replica<A, T, F, I>(
+    flush: fn() -> F,
+    alloc: impl Fn() -> Result<A, LabError> + 'static,
+    rounding: Rounding,
+    coherency: Coherency,
+    invalidator: fn(&Rc<Arena>) -> I,
+) -> Result<Box<dyn Driven>, LabError>
+where
+    A: ringfence_iova::IovaAllocator + 'static,
+    T: TableMaker,
+    F: Flush<Paged<A, T>, u64> + 'static,
+    I: Invalidator + 'static,
+{
+    let make = move |domain: DomainId, bench: &Bench<I>| {
+        let table = T::make(domain, coherency, &*bench.arena, &bench.frames)?;
+        Ok(Paged::new(alloc()?, table, rounding))
+    };
+    Ok(Box::new(Replica::new(flush(), bench(invalidator)?, make)))
+}
+
+fn untabled<A, F, I>(
+    flush: fn() -> F,
+    alloc: impl Fn() -> Result<A, LabError> + 'static,
+    rounding: Rounding,
+    invalidator: fn(&Rc<Arena>) -> I,
+) -> Result<Box<dyn Driven>, LabError>
+where
+    A: ringfence_iova::IovaAllocator + 'static,
+    F: Flush<Paged<A, NullTable>, u64> + 'static,
+    I: Invalidator + 'static,
+{
+    let make =
+        move |domain: DomainId, _: &Bench<I>| Ok(Paged::new(alloc()?, NullTable(domain), rounding));
+    Ok(Box::new(Replica::new(flush(), bench(invalidator)?, make)))
+}
+
+/// What reading the clock twice in a row costs.
+fn clock_overhead() -> u64 {
+    (0..64)
+        .map(|_| {
+            let before = cycles();
+            cycles().saturating_sub(before)
+        })
+        .min()
+        .unwrap_or(0)
+}
+
+fn median(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    let middle = times.len() / 2;
+    match times.len() % 2 {
+        0 if middle > 0 => (times[middle - 1] + times[middle]) / 2.0,
+        _ => times.get(middle).copied().unwrap_or(0.0),
+    }
+}
+
+impl Meter for Sets {
+    fn chunk(&mut self, plan: &Plan) -> Result<(), LabError> {
+        if plan.steps.is_empty() {
+            return Ok(());
+        }
+        self.map_count += plan.maps;
+        self.unmap_count += plan.unmaps;
+        self.tape.erase();
+        self.scout.prepare(plan)?;
+        self.scout.taped(plan, &self.tape);
+        let mut times = [const { Vec::new() }; CONFIGS];
+        for repetition in 0..self.timed.len() {
+            // Another one comes first each time, so that no configuration always finds the caches as its neighbour left them.
+            for turn in 0..CONFIGS {
+                let config = (turn + repetition * 3 + self.chunks) % CONFIGS;
+                if let Some(replica) = &mut self.timed[repetition].replicas[config] {
+                    replica.prepare(plan)?;
+                    self.tape.rewind();
+                    times[config].push(replica.timed(plan) as f64);
+                }
+            }
+        }
+        for (config, replica) in self.probed.replicas.iter_mut().enumerate() {
+            if let Some(replica) = replica {
+                replica.prepare(plan)?;
+                self.tape.rewind();
+                let mut runs = Runs::new(self.overhead);
+                replica.probed(plan, &mut runs);
+                self.maps[config] += runs.in_maps as f64;
+                self.unmaps[config] += runs.in_unmaps as f64;
+            }
+        }
+        let full = &times[0];
+        self.spread.0 += full.iter().copied().fold(f64::INFINITY, f64::min);
+        self.spread.1 += full.iter().copied().fold(0.0, f64::max);
+        for (config, times) in times.iter_mut().enumerate() {
+            self.whole[config] += median(times);
+        }
+        self.chunks += 1;
+        Ok(())
+    }
+
+    fn finish(&self) -> Components {
+        let totals = |of: &[f64; CONFIGS]| {
+            let [full, no_find, a, at, ati, i, it, idle] = *of;
+            if self.probed.replicas[2].is_none() {
+                // Identity: the whole is "other".
+                return Totals {
+                    full,
+                    no_find: full,
+                    a: full,
+                    at: full,
+                    ati: full,
+                    i: full,
+                    it: full,
+                    idle,
+                };
+            }
+            Totals {
+                full,
+                no_find,
+                a,
+                at,
+                ati,
+                i,
+                it,
+                idle,
+            }
+        };
+        let mut found = components(
+            &totals(&self.whole),
+            &totals(&self.maps),
+            &totals(&self.unmaps),
+            self.map_count,
+            self.unmap_count,
+        );
+        if self.whole[0] > 0.0 {
+            found.repetition_spread = (self.spread.1 - self.spread.0) / self.whole[0];
+        }
+        found
+    }
+}

@@ -1,0 +1,57 @@
+//! The meter: cycles by component, by telescoping ablation.
+//!
+//! A map and an unmap together take less time than reading the clock twice, so probes around components would measure
+//! themselves. Instead the whole trace is replayed with one component after the other replaced by a stub that answers what the real
+//! one answered, in two orders; what a component costs is the difference between two neighbours, so the components add up
+//! to the whole by construction. The mean of the two orders is reported, and their spread.
+//!
+//! | replica | IOVA allocator | table | invalidation |
+//! |---|---|---|---|
+//! | `full` | real | real | real |
+//! | `no_find` | real, but asked for no find | real | real |
+//! | `a` | recorded | real | real |
+//! | `at` | recorded | none | real |
+//! | `ati` | recorded | none | none |
+//! | `i` | real | real | none |
+//! | `it` | real | none | none |
+//! | `idle` | the replay's own loop | | |
+//!
+//! The split of a component between map and unmap comes from a second set of replicas that reads the clock where runs of maps and runs of unmaps
+//! meet; only the ratio is taken from there.
+
+mod components;
+mod metered;
+mod queue;
+mod replica;
+mod stubs;
+mod tsc;
+
+pub use components::{Components, Cycles};
+pub use metered::{Meter, Sets};
+pub use queue::InvalidationQueue;
+pub use replica::{Bench, Clocked, Idle, Replica, Runs};
+pub use stubs::{Immediate, NoFind, NullTable, Recorded, Tape};
+pub use tsc::cycles;
+
+use ringfence_dma::flush::Flush;
+use ringfence_dma::space::{Paged, Translations};
+use ringfence_iova::IovaAllocator;
+
+/// A flush policy that fits an allocator and a table, real or stubbed.
+pub trait FlushFor<A: IovaAllocator, T: Translations>:
+    Flush<Paged<A, T>, u64>
+    + Flush<Paged<NoFind<A>, T>, u64>
+    + Flush<Paged<Recorded<A::Returned>, T>, u64>
+    + Flush<Paged<Recorded<A::Returned>, NullTable>, u64>
+    + Flush<Paged<A, NullTable>, u64>
+{
+}
+
+impl<A: IovaAllocator, T: Translations, F> FlushFor<A, T> for F where
+    F: Flush<Paged<A, T>, u64>
+        + Flush<Paged<NoFind<A>, T>, u64>
+        + Flush<Paged<Recorded<A::Returned>, T>, u64>
+        + Flush<Paged<Recorded<A::Returned>, NullTable>, u64>
+        + Flush<Paged<A, NullTable>, u64>
+{
+}

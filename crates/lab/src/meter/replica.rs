@@ -1,0 +1,361 @@
+//! One replay of the mapping layer alone, timed: no device, no oracle.
+
+use std::hint::black_box;
+use std::rc::Rc;
+
+use ringfence_dma::flush::Flush;
+use ringfence_dma::space::Space;
+use ringfence_dma::{Attachment, Cpu, Dma, Outcome, Platform, Segment, SgLimits};
+use ringfence_memory::{Arena, Frames};
+use ringfence_types::{DeviceId, DomainId, Invalidator, Iova, Nanos, PfnRange};
+
+use super::{Tape, cycles};
+use crate::error::LabError;
+use crate::plan::{Plan, Step};
+use crate::replay::Held;
+
+/// The platform of a timed replay.
+#[derive(Debug)]
+pub struct Bench<I> {
+    /// Memory for tables.
+    pub arena: Rc<Arena>,
+    /// Frames in it.
+    pub frames: Frames<Rc<Arena>>,
+    /// Invalidations.
+    pub invalidator: I,
+    /// The trace's time.
+    pub now: Nanos,
+}
+
+impl<I: Invalidator> Platform for Bench<I> {
+    type Memory = Arena;
+    type Frames = Frames<Rc<Arena>>;
+    type Invalidator = I;
+
+    #[inline]
+    fn memory(&self) -> &Arena {
+        &self.arena
+    }
+
+    #[inline]
+    fn frames(&self) -> &Frames<Rc<Arena>> {
+        &self.frames
+    }
+
+    #[inline]
+    fn invalidator(&mut self) -> &mut I {
+        &mut self.invalidator
+    }
+
+    #[inline]
+    fn now(&self) -> Nanos {
+        self.now
+    }
+}
+
+/// Reads the clock where runs of maps and runs of unmaps meet, or not at all.
+pub trait Clocked {
+    /// A map comes next.
+    fn map(&mut self);
+    /// An unmap, or what belongs to one, comes next.
+    fn unmap(&mut self);
+}
+
+/// The clock is not read.
+impl Clocked for () {
+    #[inline]
+    fn map(&mut self) {}
+    #[inline]
+    fn unmap(&mut self) {}
+}
+
+/// Time in maps and in unmaps.
+#[derive(Debug, Default)]
+pub struct Runs {
+    /// Cycles in runs of maps.
+    pub in_maps: u64,
+    /// Cycles in runs of unmaps.
+    pub in_unmaps: u64,
+    mapping: bool,
+    since: u64,
+    /// What reading the clock costs.
+    overhead: u64,
+}
+
+impl Runs {
+    /// Nothing yet; `overhead` is what reading the clock twice costs.
+    pub fn new(overhead: u64) -> Self {
+        Self {
+            overhead,
+            ..Self::default()
+        }
+    }
+
+    /// Begins at now.
+    pub fn start(&mut self) {
+        self.since = cycles();
+    }
+
+    #[inline]
+    fn turn(&mut self, mapping: bool) {
+        if self.mapping != mapping {
+            self.close();
+            self.mapping = mapping;
+        }
+    }
+
+    /// Adds the run that is open.
+    #[inline]
+    pub fn close(&mut self) {
+        let now = cycles();
+        let spent = now.saturating_sub(self.since).saturating_sub(self.overhead);
+        if self.mapping {
+            self.in_maps += spent;
+        } else {
+            self.in_unmaps += spent;
+        }
+        self.since = cycles();
+    }
+}
+
+impl Clocked for Runs {
+    #[inline]
+    fn map(&mut self) {
+        self.turn(true);
+    }
+    #[inline]
+    fn unmap(&mut self) {
+        self.turn(false);
+    }
+}
+
+/// A mapping layer on a platform of its own, driven by plans.
+pub struct Replica<S: Space, F: Flush<S, u64>, I> {
+    dma: Dma<S, F, u64>,
+    cpus: Vec<Cpu<S, F, u64>>,
+    attached: Vec<Option<Attachment>>,
+    held: Vec<Held>,
+    segments: Vec<Segment>,
+    /// The platform.
+    pub platform: Bench<I>,
+    #[allow(clippy::type_complexity)]
+    make: Box<dyn FnMut(DomainId, &Bench<I>) -> Result<S, LabError>>,
+}
+
+impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
+    /// A layer without domains; `make` makes the space of each device when it first maps.
+    pub fn new(
+        flush: F,
+        platform: Bench<I>,
+        make: impl FnMut(DomainId, &Bench<I>) -> Result<S, LabError> + 'static,
+    ) -> Self {
+        Self {
+            dma: Dma::new(flush),
+            cpus: Vec::new(),
+            attached: Vec::new(),
+            held: Vec::new(),
+            segments: Vec::new(),
+            platform,
+            make: Box::new(make),
+        }
+    }
+
+    /// Makes everything that the steps of `plan` need, so that the timed loop makes nothing.
+    pub fn prepare(&mut self, plan: &Plan) -> Result<(), LabError> {
+        let mut longest = 1;
+        for timed in &plan.steps {
+            let (device, cpu) = match timed.step {
+                Step::Map {
+                    id,
+                    device,
+                    cpu,
+                    count,
+                    ..
+                } => {
+                    longest = longest.max(count as usize);
+                    if self.held.len() <= id.index() {
+                        self.held.resize_with(id.index() + 1, Held::default);
+                    }
+                    (device, cpu)
+                }
+                Step::Unmap { device, cpu, .. } | Step::EndBurst { device, cpu, .. } => {
+                    (device, cpu)
+                }
+                Step::Tick => continue,
+            };
+            while self.cpus.len() <= usize::from(cpu) {
+                self.cpus.push(self.dma.cpu());
+            }
+            if self.attached.len() <= device.index() {
+                self.attached.resize(device.index() + 1, None);
+            }
+            if self.attached[device.index()].is_none() {
+                let platform = &self.platform;
+                let make = &mut self.make;
+                let at = self
+                    .dma
+                    .attach(DeviceId::new(device.0), Iova::new(u64::MAX), |domain| {
+                        make(domain, platform)
+                    })
+                    .map_err(|_| LabError::TooManyDevices)?;
+                self.attached[device.index()] = Some(at);
+            }
+        }
+        if self.segments.len() < longest {
+            let range = ringfence_types::IovaRange::new(Iova::ZERO, 1)
+                .ok_or(LabError::Internal("segment"))?;
+            self.segments.resize(longest, Segment { range });
+        }
+        Ok(())
+    }
+
+    /// Performs the steps of `plan`; returns the cycles it took and how many maps failed. With a tape, notes the ranges that the maps got.
+    pub fn run(&mut self, plan: &Plan, clock: &mut impl Clocked, tape: Option<&Tape>) -> u64 {
+        let start = cycles();
+        for timed in &plan.steps {
+            self.platform.now = timed.time;
+            match timed.step {
+                Step::Map {
+                    id,
+                    device,
+                    cpu,
+                    direction,
+                    first,
+                    count,
+                } => {
+                    clock.map();
+                    let (Some(Some(at)), Some(own), Some(slot)) = (
+                        self.attached.get(device.index()),
+                        self.cpus.get_mut(usize::from(cpu)),
+                        self.held.get_mut(id.index()),
+                    ) else {
+                        continue;
+                    };
+                    let pieces = plan.segments(first, count);
+                    let buffer = u64::from(id.0);
+                    let held = if let [piece] = pieces {
+                        match self.dma.map_single(
+                            own,
+                            &mut self.platform,
+                            at,
+                            buffer,
+                            *piece,
+                            direction,
+                        ) {
+                            Ok((mapping, _)) => Held::Single(mapping),
+                            Err(_) => Held::None,
+                        }
+                    } else {
+                        match self.dma.map_sg(
+                            own,
+                            &mut self.platform,
+                            at,
+                            buffer,
+                            pieces,
+                            direction,
+                            SgLimits::default(),
+                            &mut self.segments,
+                        ) {
+                            Ok((mapping, _)) => Held::List(mapping),
+                            Err(_) => Held::None,
+                        }
+                    };
+                    if let Some(tape) = tape {
+                        tape.record(reserved(&self.dma, at, &held));
+                    }
+                    *slot = held;
+                }
+                Step::Unmap { id, device, cpu } => {
+                    clock.unmap();
+                    let (Some(Some(at)), Some(own), Some(slot)) = (
+                        self.attached.get(device.index()),
+                        self.cpus.get_mut(usize::from(cpu)),
+                        self.held.get_mut(id.index()),
+                    ) else {
+                        continue;
+                    };
+                    let outcome = match core::mem::take(slot) {
+                        Held::None => continue,
+                        Held::Single(mapping) => {
+                            self.dma.unmap_single(own, &mut self.platform, at, mapping)
+                        }
+                        Held::List(mapping) => {
+                            self.dma.unmap_sg(own, &mut self.platform, at, mapping)
+                        }
+                    };
+                    let _ = black_box(outcome.ok().and_then(Outcome::into_buffer));
+                }
+                Step::EndBurst {
+                    device,
+                    cpu,
+                    direction,
+                } => {
+                    clock.unmap();
+                    let (Some(Some(at)), Some(own)) = (
+                        self.attached.get(device.index()),
+                        self.cpus.get_mut(usize::from(cpu)),
+                    ) else {
+                        continue;
+                    };
+                    let _ = self
+                        .dma
+                        .end_burst(own, &mut self.platform, at, direction, |buffer| {
+                            black_box(buffer);
+                        });
+                }
+                Step::Tick => {
+                    clock.unmap();
+                    if let Some(own) = self.cpus.first_mut() {
+                        let _ = self.dma.tick(own, &mut self.platform);
+                    }
+                }
+            }
+        }
+        cycles().saturating_sub(start)
+    }
+}
+
+/// The pages that the allocator gave for a mapping.
+fn reserved<S: Space, F: Flush<S, u64>>(
+    dma: &Dma<S, F, u64>,
+    at: &Attachment,
+    held: &Held,
+) -> Option<PfnRange> {
+    let mapped = PfnRange::covering(&held.range()?);
+    Some(dma.space(at)?.reserved(mapped))
+}
+
+/// The replay's own loop, with everything but the layer.
+#[derive(Debug, Default)]
+pub struct Idle {
+    held: Vec<Held>,
+}
+
+impl Idle {
+    /// As [`Replica::run`].
+    pub fn run(&mut self, plan: &Plan, clock: &mut impl Clocked) -> u64 {
+        let start = cycles();
+        for timed in &plan.steps {
+            black_box(timed.time);
+            match timed.step {
+                Step::Map {
+                    id, first, count, ..
+                } => {
+                    clock.map();
+                    black_box(plan.segments(first, count));
+                    black_box(self.held.get_mut(id.index()));
+                }
+                Step::Unmap { id, .. } => {
+                    clock.unmap();
+                    black_box(self.held.get_mut(id.index()));
+                }
+                Step::EndBurst { device, .. } => {
+                    clock.unmap();
+                    black_box(device);
+                }
+                Step::Tick => clock.unmap(),
+            }
+        }
+        cycles().saturating_sub(start)
+    }
+}

@@ -1,0 +1,190 @@
+//! Stubs that answer what the real components answered.
+
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::rc::Rc;
+
+use ringfence_dma::Platform;
+use ringfence_dma::space::Translations;
+use ringfence_iova::{AllocError, Allocation, IovaAllocator, Request, Returned};
+use ringfence_pgtable::{MapError, MapRequest, UnmapError};
+use ringfence_types::{
+    CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Pfn, PfnRange,
+    Ticket, Unmapped, WholeDomain,
+};
+
+/// The answers of an allocator over one chunk, in the order in which they were given.
+#[derive(Debug, Default)]
+pub struct Tape {
+    answers: RefCell<Vec<Option<PfnRange>>>,
+    next: Cell<usize>,
+}
+
+impl Tape {
+    /// Forgets everything.
+    pub fn erase(&self) {
+        self.answers.borrow_mut().clear();
+        self.next.set(0);
+    }
+
+    /// Notes one answer.
+    pub fn record(&self, answer: Option<PfnRange>) {
+        self.answers.borrow_mut().push(answer);
+    }
+
+    /// Back to the first answer.
+    pub fn rewind(&self) {
+        self.next.set(0);
+    }
+
+    #[inline]
+    fn next(&self) -> Option<PfnRange> {
+        let index = self.next.get();
+        self.next.set(index + 1);
+        self.answers.borrow().get(index).copied().flatten()
+    }
+}
+
+/// An allocator that plays a [`Tape`].
+#[derive(Debug)]
+pub struct Recorded<R> {
+    tape: Rc<Tape>,
+    returned: PhantomData<fn() -> R>,
+}
+
+impl<R> Recorded<R> {
+    /// Plays `tape`.
+    pub fn new(tape: Rc<Tape>) -> Self {
+        Self {
+            tape,
+            returned: PhantomData,
+        }
+    }
+}
+
+impl<R: Returned> IovaAllocator for Recorded<R> {
+    type PerCpu = ();
+    type Returned = R;
+
+    fn per_cpu(&self) {}
+
+    #[inline]
+    fn alloc(&self, (): &mut (), request: &Request) -> Result<Allocation, AllocError> {
+        match self.tape.next() {
+            Some(range) => Ok(Allocation { range, steps: 0 }),
+            None => Err(AllocError::BadRequest {
+                pages: request.pages,
+                align_order: request.align_order,
+            }),
+        }
+    }
+
+    #[inline]
+    fn find(&self, (): &mut (), _page: Pfn) -> Option<PfnRange> {
+        None
+    }
+
+    #[inline]
+    fn free(&self, (): &mut (), _range: R) -> bool {
+        true
+    }
+
+    fn footprint(&self) -> usize {
+        0
+    }
+}
+
+/// An allocator that is never asked to find.
+#[derive(Debug)]
+pub struct NoFind<A>(pub A);
+
+impl<A: IovaAllocator> IovaAllocator for NoFind<A> {
+    type PerCpu = A::PerCpu;
+    type Returned = A::Returned;
+
+    fn per_cpu(&self) -> A::PerCpu {
+        self.0.per_cpu()
+    }
+
+    #[inline]
+    fn alloc(&self, cpu: &mut A::PerCpu, request: &Request) -> Result<Allocation, AllocError> {
+        self.0.alloc(cpu, request)
+    }
+
+    #[inline]
+    fn find(&self, _cpu: &mut A::PerCpu, _page: Pfn) -> Option<PfnRange> {
+        None
+    }
+
+    #[inline]
+    fn free(&self, cpu: &mut A::PerCpu, range: A::Returned) -> bool {
+        self.0.free(cpu, range)
+    }
+
+    fn flushed(&self, cpu: &mut A::PerCpu, proof: Flushed<WholeDomain>) {
+        self.0.flushed(cpu, proof);
+    }
+
+    fn drain(&self, cpu: &mut A::PerCpu) {
+        self.0.drain(cpu);
+    }
+
+    fn footprint(&self) -> usize {
+        self.0.footprint()
+    }
+}
+
+/// A table that is not there.
+#[derive(Debug)]
+pub struct NullTable(pub DomainId);
+
+impl Translations for NullTable {
+    type PerCpu = ();
+    type Pages = ();
+
+    fn per_cpu(&self) {}
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.0
+    }
+
+    #[inline]
+    fn map<P: Platform>(&self, (): &mut (), _: &mut P, _: MapRequest) -> Result<(), MapError> {
+        Ok(())
+    }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        (): &mut (),
+        _: &mut P,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
+        // There is no entry that could be present.
+        Ok((
+            Unmapped::attest_cleared(self.0, range),
+            CachedLevels::Leaves,
+            (),
+        ))
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, (): &mut (), _: &mut P) {}
+}
+
+/// Invalidations that cost nothing.
+#[derive(Debug, Default)]
+pub struct Immediate;
+
+impl Invalidator for Immediate {
+    #[inline]
+    fn submit(&mut self, _request: Invalidation) -> Result<Ticket, InvalidationError> {
+        Ok(Ticket::new(0))
+    }
+
+    #[inline]
+    fn poll(&mut self, _ticket: Ticket) -> Result<bool, InvalidationError> {
+        Ok(true)
+    }
+}

@@ -1,0 +1,178 @@
+//! The table of all named modes: each is a row of four answers and nothing else.
+
+use std::fmt;
+
+/// Question 1: where does the I/O virtual address come from?
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Alloc {
+    /// It is the physical address.
+    Identity,
+    /// Linux 3.4: red-black tree with a cached node.
+    CachedRbTree,
+    /// EIOVAR: freelists in front of the tree; `None` is unbounded.
+    Eiovar(Option<usize>),
+    /// Fujita and Moriai: next-fit bitmap.
+    Bitmap,
+    /// The same as the document has it: addresses freed ahead of the pointer are reused before the flush.
+    BitmapLiteral,
+    /// FreeBSD: augmented tree.
+    FreeBsd,
+    /// Linux 6.12: per-CPU magazines for up to 32 pages, in front of the tree.
+    LinuxRcache,
+    /// Ringfence: per-CPU magazines for every size.
+    Magazine,
+}
+
+/// Question 2: what does the hardware look up?
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TableKind {
+    /// Nothing: the IOMMU is off.
+    None,
+    /// The context entry says pass-through.
+    PassThrough,
+    /// A radix table that maps all memory to itself, once.
+    StaticRadix,
+    /// A VT-d second-stage radix table; table pages stay (Linux).
+    Radix,
+    /// The same with a per-CPU cache of leaf tables in front.
+    CachedRadix,
+    /// The same, reclaiming empty table pages and writing back the whole page at every unmap (FreeBSD as documented).
+    RadixReclaimPage,
+    /// The same, reclaiming, and writing back what was touched (FreeBSD repaired).
+    RadixReclaim,
+}
+
+/// Question 3: when does a stale translation die?
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FlushKind {
+    /// Never.
+    Never,
+    /// At each unmap, before the buffer is back.
+    PerUnmap,
+    /// 250 entries or 10 ms for the unit, one global invalidation.
+    Deferred,
+    /// 256 entries per domain and processor, or 10 ms, one domain invalidation.
+    PerCpuQueue,
+    /// When the allocator has handed out every address once.
+    PerWrap,
+    /// At the end of a burst of unmaps; buffers are withheld until then.
+    Burst,
+}
+
+/// Question 4: who does the work?
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Who {
+    /// This kernel.
+    Kernel,
+}
+
+/// What a mode promises; what it does is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Safety {
+    /// No protection within the device's reach.
+    None,
+    /// A device may reach a buffer for a stated time after it was handed back.
+    Bounded,
+    /// No access outside live mappings, to the page.
+    Strict,
+    /// No access outside live mappings, to the byte.
+    ByteGranular,
+}
+
+impl fmt::Display for Safety {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Bounded => "bounded",
+            Self::Strict => "strict",
+            Self::ByteGranular => "byte-granular",
+        })
+    }
+}
+
+/// One mode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mode {
+    /// Name.
+    pub name: String,
+    /// Question 1.
+    pub alloc: Alloc,
+    /// Question 2.
+    pub table: TableKind,
+    /// Question 3.
+    pub flush: FlushKind,
+    /// Question 4.
+    pub who: Who,
+    /// Where it comes from, in a line.
+    pub about: &'static str,
+}
+
+/// The named modes, in the order in which reports show them.
+#[rustfmt::skip]
+pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, &str)] = {
+    use {Alloc::*, FlushKind::*, TableKind as T};
+    &[
+        ("none",          Identity,      T::None,             Never,       "no IOMMU"),
+        ("hwpt",          Identity,      T::PassThrough,      Never,       "IOMMU on, pass-through in hardware (rIOMMU 5.1)"),
+        ("swpt",          Identity,      T::StaticRadix,      Never,       "all memory mapped to itself (rIOMMU 5.1)"),
+        ("strict",        CachedRbTree,  T::Radix,            PerUnmap,    "Linux 3.4, strict (rIOMMU, EIOVAR, Fujita)"),
+        ("strict+",       Eiovar(None),  T::Radix,            PerUnmap,    "strict with EIOVAR"),
+        ("defer",         CachedRbTree,  T::Radix,            Deferred,    "Linux 3.4, deferred: 250 entries or 10 ms"),
+        ("defer+",        Eiovar(None),  T::Radix,            Deferred,    "deferred with EIOVAR"),
+        ("bitmap",        Bitmap,        T::Radix,            PerWrap,     "Fujita and Moriai: one flush per wrap"),
+        ("bitmap-literal", BitmapLiteral, T::Radix,           PerWrap,     "the bitmap as documented, defect included"),
+        ("strict-bitmap", Bitmap,        T::Radix,            PerUnmap,    "the bitmap with a flush per unmap"),
+        ("freebsd",       FreeBsd,       T::RadixReclaimPage, PerUnmap,    "FreeBSD as EIOVAR section 7 found it"),
+        ("freebsd-fixed", FreeBsd,       T::RadixReclaim,     PerUnmap,    "FreeBSD with the flush repaired"),
+        ("linux-strict",  LinuxRcache,   T::Radix,            PerUnmap,    "today's Linux, iommu.strict=1"),
+        ("linux-lazy",    LinuxRcache,   T::Radix,            PerCpuQueue, "today's Linux, default"),
+        ("fence",         Magazine,      T::CachedRadix,      PerUnmap,    "Ringfence: the best strict composition"),
+        ("fence-burst",   Magazine,      T::CachedRadix,      Burst,       "Ringfence: strict, one invalidation per burst"),
+    ]
+};
+
+impl Mode {
+    /// All named modes.
+    pub fn named() -> Vec<Self> {
+        NAMED
+            .iter()
+            .map(|&(name, alloc, table, flush, about)| Self {
+                name: name.to_owned(),
+                alloc,
+                table,
+                flush,
+                who: Who::Kernel,
+                about,
+            })
+            .collect()
+    }
+
+    /// The mode of that name.
+    pub fn find(name: &str) -> Option<Self> {
+        Self::named().into_iter().find(|mode| mode.name == name)
+    }
+
+    /// What the mode promises.
+    pub fn safety(&self) -> Safety {
+        match self.flush {
+            FlushKind::Never => Safety::None,
+            FlushKind::PerUnmap | FlushKind::Burst => Safety::Strict,
+            FlushKind::Deferred | FlushKind::PerCpuQueue | FlushKind::PerWrap => Safety::Bounded,
+        }
+    }
+
+    /// The bound that a `bounded` mode states.
+    pub fn bound(&self) -> Option<&'static str> {
+        match self.flush {
+            FlushKind::Deferred => Some("250 unmaps of the unit or 10 ms"),
+            FlushKind::PerCpuQueue => Some("256 unmaps of the domain on one CPU or 10 ms"),
+            FlushKind::PerWrap => Some("one wrap of the 32-bit space, 2^20 pages"),
+            _ => None,
+        }
+    }
+
+    /// Whether devices' accesses are translated at all.
+    pub fn translates(&self) -> bool {
+        !matches!(self.alloc, Alloc::Identity)
+    }
+}

@@ -1,0 +1,274 @@
+//! Grants: what a device was allowed to reach, and for how long.
+
+use ringfence_types::{Access, Direction, Iova, IovaRange, PhysAddr, PhysRange};
+
+use super::Verdict;
+
+/// Names a grant, for as long as anybody remembers it and after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct GrantId {
+    row: Row,
+    serial: u32,
+}
+
+impl GrantId {
+    pub(super) fn row(self) -> Row {
+        self.row
+    }
+
+    /// As one number, to travel through the mapping layer as the buffer's name.
+    pub fn to_raw(self) -> u64 {
+        u64::from(self.row.0) << 32 | u64::from(self.serial)
+    }
+
+    /// Back from that number.
+    pub fn from_raw(raw: u64) -> Self {
+        Self {
+            row: Row((raw >> 32) as u32),
+            serial: raw as u32,
+        }
+    }
+}
+
+/// Where a grant is kept; used again once the grant is forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Row(pub(super) u32);
+
+/// Where a grant stands in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Between map's return and unmap's return.
+    Live,
+    /// Unmap has returned, the buffer is still with the layer.
+    Withheld,
+    /// The buffer is back with its owner.
+    Dead,
+}
+
+/// One piece of a grant: device-visible bytes and where they lead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Piece {
+    iova: IovaRange,
+    physical: PhysAddr,
+}
+
+/// The pieces of a grant; nearly all have one.
+#[derive(Debug, Clone)]
+enum Pieces {
+    One(Piece),
+    Many(Box<[Piece]>),
+}
+
+impl Pieces {
+    fn as_slice(&self) -> &[Piece] {
+        match self {
+            Self::One(piece) => core::slice::from_ref(piece),
+            Self::Many(pieces) => pieces,
+        }
+    }
+}
+
+/// One grant.
+#[derive(Debug, Clone)]
+pub struct Grant {
+    pieces: Pieces,
+    /// What the device may do.
+    pub direction: Direction,
+    /// Where it stands in its life.
+    pub state: State,
+    /// Pages that name this grant as an owner, plus one while it is not dead.
+    pins: u32,
+    serial: u32,
+}
+
+impl Grant {
+    /// The buffers, as the device sees them.
+    pub fn pieces(&self) -> impl ExactSizeIterator<Item = IovaRange> + '_ {
+        self.pieces.as_slice().iter().map(|piece| piece.iova)
+    }
+
+    /// Where the `bytes` bytes at `iova` lead, if they lie in one piece of the grant.
+    #[inline]
+    pub fn reaches(&self, iova: Iova, bytes: u64) -> Option<PhysAddr> {
+        let range = IovaRange::new(iova, bytes)?;
+        let piece = self
+            .pieces
+            .as_slice()
+            .iter()
+            .find(|piece| piece.iova.contains(&range))?;
+        let offset = iova.offset_from(&piece.iova.start())?;
+        Some(piece.physical.wrapping_add(offset))
+    }
+
+    /// Whether a piece of an identity grant shares a byte with `range`.
+    pub(super) fn overlaps(&self, range: &PhysRange) -> bool {
+        self.pieces.as_slice().iter().any(|piece| {
+            piece.iova.start().get() <= range.last().get()
+                && range.start().get() <= piece.iova.last().get()
+        })
+    }
+
+    /// Judges an access that was let through at an address that this grant owns.
+    #[inline]
+    pub(super) fn judge(
+        &self,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+        reached: PhysAddr,
+    ) -> Verdict {
+        match (self.reaches(iova, bytes), self.state) {
+            (_, State::Dead) => Verdict::Stale,
+            (Some(granted), _) if granted != reached => Verdict::Stale,
+            (Some(_), _) if self.direction.permissions().allows(access) => Verdict::Granted,
+            (Some(_), _) => Verdict::Direction,
+            (None, _) if self.on_page(iova, reached) => Verdict::Colocated,
+            (None, _) => Verdict::Stale,
+        }
+    }
+
+    /// Whether `reached` lies on the physical page that this grant has at the page of `iova`.
+    fn on_page(&self, iova: Iova, reached: PhysAddr) -> bool {
+        self.pieces.as_slice().iter().any(|piece| {
+            let base = piece.iova.start().align_down(4096);
+            let physical = piece.physical.align_down(4096);
+            iova >= base
+                && iova.get() <= piece.iova.last().get() | 4095
+                && physical.get() + (iova.get() - base.get()) == reached.get()
+        })
+    }
+}
+
+/// All grants that are live or still own an address.
+#[derive(Debug, Default)]
+pub(super) struct Grants {
+    rows: Vec<Option<Grant>>,
+    free: Vec<u32>,
+    serial: u32,
+}
+
+impl Grants {
+    /// A grant of `pieces` at consecutive pages, the first byte at `iova.start()`.
+    pub(super) fn insert(
+        &mut self,
+        iova: IovaRange,
+        pieces: &[PhysRange],
+        direction: Direction,
+    ) -> GrantId {
+        let mut page = iova.start().align_down(4096);
+        let mut placed = pieces.iter().filter_map(|piece| {
+            let start = page.wrapping_add(piece.start().offset_in(4096));
+            page = page.wrapping_add(piece.pages(ringfence_types::PageSize::Size4K) << 12);
+            Some(Piece {
+                iova: IovaRange::new(start, piece.bytes())?,
+                physical: piece.start(),
+            })
+        });
+        let pieces = match (pieces.len(), placed.next()) {
+            (1, Some(piece)) => Pieces::One(piece),
+            (_, first) => Pieces::Many(first.into_iter().chain(placed).collect()),
+        };
+        self.push(pieces, direction)
+    }
+
+    /// A grant whose device-visible addresses are the physical ones.
+    pub(super) fn insert_identity(
+        &mut self,
+        pieces: &[PhysRange],
+        direction: Direction,
+    ) -> GrantId {
+        let mut placed = pieces.iter().filter_map(|piece| {
+            Some(Piece {
+                iova: IovaRange::new(Iova::new(piece.start().get()), piece.bytes())?,
+                physical: piece.start(),
+            })
+        });
+        let pieces = match (pieces.len(), placed.next()) {
+            (1, Some(piece)) => Pieces::One(piece),
+            (_, first) => Pieces::Many(first.into_iter().chain(placed).collect()),
+        };
+        self.push(pieces, direction)
+    }
+
+    /// The name that the next grant will have.
+    pub(super) fn next(&self) -> GrantId {
+        let row = self.free.last().copied();
+        GrantId {
+            row: Row(row.unwrap_or(self.rows.len() as u32)),
+            serial: self.serial.wrapping_add(1),
+        }
+    }
+
+    fn push(&mut self, pieces: Pieces, direction: Direction) -> GrantId {
+        self.serial = self.serial.wrapping_add(1);
+        let serial = self.serial;
+        let grant = Some(Grant {
+            pieces,
+            direction,
+            state: State::Live,
+            pins: 1,
+            serial,
+        });
+        let row = match self.free.pop() {
+            Some(row) => {
+                self.rows[row as usize] = grant;
+                row
+            }
+            None => {
+                self.rows.push(grant);
+                self.rows.len() as u32 - 1
+            }
+        };
+        GrantId {
+            row: Row(row),
+            serial,
+        }
+    }
+
+    /// The grant of that name, unless it is forgotten.
+    #[inline]
+    pub(super) fn named(&self, id: GrantId) -> Option<&Grant> {
+        self.get(id.row).filter(|grant| grant.serial == id.serial)
+    }
+
+    #[inline]
+    pub(super) fn get(&self, id: Row) -> Option<&Grant> {
+        self.rows.get(id.0 as usize)?.as_ref()
+    }
+
+    pub(super) fn set(&mut self, id: GrantId, state: State) {
+        if let Some(Some(grant)) = self.rows.get_mut(id.row.0 as usize)
+            && grant.serial == id.serial
+        {
+            grant.state = state;
+        }
+    }
+
+    /// One more page names the grant.
+    #[inline]
+    pub(super) fn pin(&mut self, id: Row) {
+        if let Some(Some(grant)) = self.rows.get_mut(id.0 as usize) {
+            grant.pins += 1;
+        }
+    }
+
+    /// One page less names the grant, or it died: without any it is forgotten.
+    #[inline]
+    pub(super) fn unpin(&mut self, id: Row) {
+        if let Some(row) = self.rows.get_mut(id.0 as usize)
+            && let Some(grant) = row
+        {
+            grant.pins -= 1;
+            if grant.pins == 0 {
+                *row = None;
+                self.free.push(id.0);
+            }
+        }
+    }
+
+    /// Grants that are remembered.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.rows.iter().flatten().count()
+    }
+}

@@ -1,0 +1,205 @@
+//! The oracle: ghost state outside every model, which judges what devices reach.
+//!
+//! It knows, for every I/O virtual page of every device, who owns it: the grant that lives there, or the last one that did. A grant begins
+//! when map returns and ends when the layer hands the buffer back. Each access that the hardware lets through is judged by the
+//! present owner of the address it used, and by whether the byte reached is the one that owner was granted.
+
+mod grants;
+mod owners;
+mod verdict;
+mod windows;
+
+pub use grants::{Grant, GrantId, State};
+pub use verdict::{Tally, Verdict};
+pub use windows::Windows;
+
+use ringfence_types::{Access, Direction, Iova, IovaRange, PhysAddr, PhysRange};
+
+use grants::{Grants, Row};
+use owners::Owners;
+
+/// Whether an I/O virtual page has one owner at a time, or as many as there are buffers on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ownership {
+    /// Pages are given out: a new mapping takes the page from whoever had it last.
+    Page,
+    /// The address is the physical address: buffers share pages.
+    Byte,
+}
+
+/// The ghost state of one machine.
+#[derive(Debug)]
+pub struct Oracle {
+    grants: Grants,
+    /// By device.
+    owners: Vec<Owners>,
+    ownership: Ownership,
+    /// What has been judged.
+    pub tally: Tally,
+}
+
+impl Oracle {
+    /// Nothing granted.
+    pub fn new(ownership: Ownership) -> Self {
+        Self {
+            grants: Grants::default(),
+            owners: Vec::new(),
+            ownership,
+            tally: Tally::default(),
+        }
+    }
+
+    /// Map has returned: `device` may use `iova` to reach `pieces`, which lie at consecutive pages.
+    pub fn grant(
+        &mut self,
+        device: usize,
+        iova: IovaRange,
+        pieces: &[PhysRange],
+        direction: Direction,
+    ) -> GrantId {
+        if self.owners.len() <= device {
+            self.owners.resize_with(device + 1, Owners::default);
+        }
+        let id = match self.ownership {
+            Ownership::Page => self.grants.insert(iova, pieces, direction),
+            Ownership::Byte => self.grants.insert_identity(pieces, direction),
+        };
+        let (grants, owners) = (&mut self.grants, &mut self.owners[device]);
+        match self.ownership {
+            Ownership::Page => {
+                let pages = ringfence_types::PfnRange::covering(&iova);
+                for page in pages.lo().get()..=pages.hi().get() {
+                    owners.take(page, id.row(), |old| grants.unpin(old));
+                    grants.pin(id.row());
+                }
+            }
+            Ownership::Byte => {
+                for index in 0..pieces.len() {
+                    let piece = pieces[index];
+                    let (first, last) = (piece.start().get() >> 12, piece.last().get() >> 12);
+                    for page in first..=last {
+                        let outlives = |old: Row, grants: &Grants| {
+                            let grant = grants.get(old);
+                            grant.is_some_and(|g| g.state != State::Dead || !g.overlaps(&piece))
+                        };
+                        owners.share(page, id.row(), grants, outlives);
+                    }
+                }
+            }
+        }
+        id
+    }
+
+    /// The name of the next grant, as [`GrantId::to_raw`] will give it.
+    pub fn next(&self) -> u64 {
+        self.grants.next().to_raw()
+    }
+
+    /// The grant behind `id`.
+    pub fn get(&self, id: GrantId) -> Option<&Grant> {
+        self.grants.named(id)
+    }
+
+    /// Unmap has returned without the buffer: the device has no business there any more, but the owner does not use it yet.
+    pub fn withhold(&mut self, id: GrantId) {
+        self.grants.set(id, State::Withheld);
+    }
+
+    /// The layer has handed the buffer back.
+    pub fn release(&mut self, id: GrantId) {
+        self.grants.set(id, State::Dead);
+        self.grants.unpin(id.row());
+    }
+
+    /// The hardware let `device` reach `reached` through `iova`. `bytes` stay within one page.
+    #[inline]
+    pub fn allowed(
+        &mut self,
+        device: usize,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+        reached: PhysAddr,
+    ) -> Verdict {
+        let verdict = self.judge(device, iova, bytes, access, reached);
+        self.tally.count(verdict);
+        verdict
+    }
+
+    /// The hardware stopped `device`.
+    #[inline]
+    pub fn faulted(&mut self, device: usize, iova: Iova, bytes: u64, access: Access) -> Verdict {
+        self.tally.faults += 1;
+        let legal = self.owners.get(device).is_some_and(|owners| {
+            owners.at(iova.get() >> 12).any(|id| {
+                self.grants.get(id).is_some_and(|grant| {
+                    grant.state == State::Live
+                        && grant.direction.permissions().allows(access)
+                        && grant.reaches(iova, bytes).is_some()
+                })
+            })
+        });
+        let verdict = if legal {
+            Verdict::FalseFault
+        } else {
+            Verdict::Stopped
+        };
+        self.tally.count(verdict);
+        verdict
+    }
+
+    /// Whether the address still belongs to the dead mapping `id`: it was not given out again.
+    pub fn still_owned_by(&self, device: usize, iova: Iova, id: GrantId) -> bool {
+        self.grants.named(id).is_some()
+            && self
+                .owners
+                .get(device)
+                .is_some_and(|owners| owners.at(iova.get() >> 12).any(|row| row == id.row()))
+    }
+
+    #[inline]
+    fn judge(
+        &self,
+        device: usize,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+        reached: PhysAddr,
+    ) -> Verdict {
+        let page = iova.get() >> 12;
+        let mut worst = None;
+        if let Some(owners) = self.owners.get(device) {
+            for id in owners.at(page) {
+                let Some(grant) = self.grants.get(id) else {
+                    continue;
+                };
+                let verdict = grant.judge(iova, bytes, access, reached);
+                if verdict == Verdict::Granted {
+                    return verdict;
+                }
+                worst = Some(match worst {
+                    None => verdict,
+                    Some(other) => verdict.closer(other),
+                });
+            }
+        }
+        worst.unwrap_or_else(|| {
+            let foreign = self.owners.iter().enumerate().any(|(other, owners)| {
+                other != device
+                    && owners.at(page).any(|id| {
+                        self.grants
+                            .get(id)
+                            .is_some_and(|grant| grant.state != State::Dead)
+                    })
+            });
+            if foreign {
+                Verdict::Foreign
+            } else {
+                Verdict::Never
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! Who owns an I/O virtual page: two levels of arrays for the low 64 GiB, where all addresses of a replay lie, and a map above.
+
+use std::collections::HashMap;
+
+use super::grants::{Grants, Row};
+
+const LEAF: usize = 1024;
+const LOW_PAGES: u64 = 1 << 24;
+
+/// No owner.
+const NONE: u32 = u32::MAX;
+/// Set in a slot that names a row of `shared` instead of a grant.
+const SHARED: u32 = 1 << 31;
+
+/// Owners of the pages of one device.
+#[derive(Debug, Default)]
+pub(super) struct Owners {
+    low: Vec<Option<Box<[u32; LEAF]>>>,
+    high: HashMap<u64, u32>,
+    /// Lists of pages with several owners.
+    shared: Vec<Vec<Row>>,
+}
+
+impl Owners {
+    #[inline]
+    fn slot(&self, page: u64) -> u32 {
+        if page < LOW_PAGES {
+            match self.low.get(page as usize / LEAF) {
+                Some(Some(leaf)) => leaf[page as usize % LEAF],
+                _ => NONE,
+            }
+        } else {
+            self.high.get(&page).copied().unwrap_or(NONE)
+        }
+    }
+
+    #[inline]
+    fn set(&mut self, page: u64, value: u32) {
+        if page < LOW_PAGES {
+            let index = page as usize / LEAF;
+            if self.low.len() <= index {
+                self.low.resize_with(index + 1, || None);
+            }
+            let leaf = self.low[index].get_or_insert_with(|| Box::new([NONE; LEAF]));
+            leaf[page as usize % LEAF] = value;
+        } else {
+            self.high.insert(page, value);
+        }
+    }
+
+    /// The owners of `page`.
+    #[inline]
+    pub(super) fn at(&self, page: u64) -> impl Iterator<Item = Row> + '_ {
+        let slot = self.slot(page);
+        let one = (slot & SHARED == 0).then_some(Row(slot));
+        let many = if slot != NONE && slot & SHARED != 0 {
+            self.shared
+                .get((slot & !SHARED) as usize)
+                .map_or(&[][..], Vec::as_slice)
+        } else {
+            &[]
+        };
+        one.into_iter().chain(many.iter().copied())
+    }
+
+    /// Makes `id` the only owner of `page`; `lost` is told who was before.
+    #[inline]
+    pub(super) fn take(&mut self, page: u64, id: Row, mut lost: impl FnMut(Row)) {
+        let slot = self.slot(page);
+        if slot & SHARED == 0 {
+            lost(Row(slot));
+        }
+        self.set(page, id.0);
+    }
+
+    /// Adds `id` to the owners of `page`; owners that do not outlive it are forgotten.
+    pub(super) fn share(
+        &mut self,
+        page: u64,
+        id: Row,
+        grants: &mut Grants,
+        outlives: impl Fn(Row, &Grants) -> bool,
+    ) {
+        let slot = self.slot(page);
+        grants.pin(id);
+        if slot == NONE {
+            self.set(page, id.0);
+            return;
+        }
+        if slot & SHARED == 0 {
+            let old = Row(slot);
+            if old == id {
+                grants.unpin(id);
+            } else if outlives(old, grants) {
+                self.shared.push(vec![old, id]);
+                self.set(page, SHARED | (self.shared.len() as u32 - 1));
+            } else {
+                grants.unpin(old);
+                self.set(page, id.0);
+            }
+            return;
+        }
+        let Some(list) = self.shared.get_mut((slot & !SHARED) as usize) else {
+            return;
+        };
+        if list.contains(&id) {
+            grants.unpin(id);
+            return;
+        }
+        list.retain(|&old| {
+            let stays = outlives(old, grants);
+            if !stays {
+                grants.unpin(old);
+            }
+            stays
+        });
+        list.push(id);
+    }
+}

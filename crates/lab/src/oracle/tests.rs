@@ -1,0 +1,157 @@
+use super::*;
+use ringfence_types::{PhysAddr, PhysRange};
+
+fn pa(at: u64, bytes: u64) -> PhysRange {
+    PhysRange::new(PhysAddr::new(at), bytes).unwrap()
+}
+
+fn iova(at: u64, bytes: u64) -> IovaRange {
+    IovaRange::new(Iova::new(at), bytes).unwrap()
+}
+
+const RX: Direction = Direction::FromDevice;
+const TX: Direction = Direction::ToDevice;
+use Access::{Read, Write};
+
+#[test]
+fn verdicts_on_a_page_granular_space() {
+    let mut oracle = Oracle::new(Ownership::Page);
+    // Device 0 has 0x100 bytes at 0x5100 and a list of two pieces at 0x8f00; device 1 a page at 0x7000.
+    oracle.grant(0, iova(0x5100, 0x100), &[pa(0x20100, 0x100)], RX);
+    oracle.grant(
+        0,
+        iova(0x8f00, 0x200),
+        &[pa(0x30f00, 0x100), pa(0x40000, 0x100)],
+        TX,
+    );
+    oracle.grant(1, iova(0x7000, 0x1000), &[pa(0x50000, 0x1000)], RX);
+    let cases = [
+        (0, 0x5100, 1, Write, 0x20100, Verdict::Granted),
+        (0, 0x51ff, 1, Write, 0x201ff, Verdict::Granted),
+        (0, 0x5100, 1, Read, 0x20100, Verdict::Direction),
+        (0, 0x50ff, 1, Write, 0x200ff, Verdict::Colocated),
+        (0, 0x5200, 1, Write, 0x20200, Verdict::Colocated),
+        // The page belongs to a live grant, the memory reached does not.
+        (0, 0x5100, 1, Write, 0x90100, Verdict::Stale),
+        (0, 0x5200, 1, Write, 0x90200, Verdict::Stale),
+        // Straddles the end of the buffer.
+        (0, 0x51ff, 2, Write, 0x201ff, Verdict::Colocated),
+        (0, 0x8fff, 1, Read, 0x30fff, Verdict::Granted),
+        (0, 0x9000, 1, Read, 0x40000, Verdict::Granted),
+        (0, 0x9100, 1, Read, 0x40100, Verdict::Colocated),
+        (0, 0x6000, 1, Read, 0x20000, Verdict::Never),
+        (0, 0x7000, 1, Write, 0x50000, Verdict::Foreign),
+        (2, 0x7000, 1, Write, 0x50000, Verdict::Foreign),
+        (2, 0xa000, 1, Write, 0x50000, Verdict::Never),
+    ];
+    for (device, at, bytes, access, reached, expected) in cases {
+        let got = oracle.allowed(device, Iova::new(at), bytes, access, PhysAddr::new(reached));
+        assert_eq!(got, expected, "device {device} {access} {bytes} at {at:#x}");
+    }
+    assert_eq!(oracle.tally.violations(), 7);
+    assert_eq!(oracle.tally.colocated, 5);
+}
+
+#[test]
+fn a_released_mapping_is_stale_until_its_page_is_given_out_again() {
+    let mut oracle = Oracle::new(Ownership::Page);
+    let old = oracle.grant(0, iova(0x5000, 0x100), &[pa(0x20000, 0x100)], RX);
+    oracle.withhold(old);
+    let touch = |oracle: &mut Oracle, reached| {
+        oracle.allowed(0, Iova::new(0x5000), 1, Write, PhysAddr::new(reached))
+    };
+    // Withheld: the buffer is not back, so nobody is harmed; and a fault there is no false fault.
+    assert_eq!(touch(&mut oracle, 0x20000), Verdict::Granted);
+    assert_eq!(
+        oracle.faulted(0, Iova::new(0x5000), 1, Write),
+        Verdict::Stopped
+    );
+    oracle.release(old);
+    assert_eq!(touch(&mut oracle, 0x20000), Verdict::Stale);
+    assert!(oracle.still_owned_by(0, Iova::new(0x5000), old));
+    let new = oracle.grant(0, iova(0x5000, 0x100), &[pa(0x60000, 0x100)], RX);
+    assert!(!oracle.still_owned_by(0, Iova::new(0x5000), old));
+    assert!(oracle.still_owned_by(0, Iova::new(0x5000), new));
+    assert_eq!(touch(&mut oracle, 0x60000), Verdict::Granted);
+    assert_eq!(touch(&mut oracle, 0x20000), Verdict::Stale);
+}
+
+#[test]
+fn faults_inside_a_live_grant_are_false() {
+    let mut oracle = Oracle::new(Ownership::Page);
+    oracle.grant(0, iova(0x5100, 0x100), &[pa(0x20100, 0x100)], RX);
+    let cases = [
+        (0x5100, Write, Verdict::FalseFault),
+        (0x5100, Read, Verdict::Stopped),
+        (0x5000, Write, Verdict::Stopped),
+        (0x6000, Write, Verdict::Stopped),
+    ];
+    for (at, access, expected) in cases {
+        assert_eq!(
+            oracle.faulted(0, Iova::new(at), 1, access),
+            expected,
+            "{at:#x}"
+        );
+    }
+    assert_eq!(oracle.tally.false_faults, 1);
+}
+
+#[test]
+fn identity_spaces_judge_by_the_byte() {
+    let mut oracle = Oracle::new(Ownership::Byte);
+    let a = oracle.grant(0, iova(0x5000, 0x800), &[pa(0x5000, 0x800)], RX);
+    let b = oracle.grant(0, iova(0x5800, 0x700), &[pa(0x5800, 0x700)], RX);
+    let touch =
+        |oracle: &mut Oracle, at| oracle.allowed(0, Iova::new(at), 1, Write, PhysAddr::new(at));
+    assert_eq!(touch(&mut oracle, 0x5000), Verdict::Granted);
+    assert_eq!(touch(&mut oracle, 0x5f00), Verdict::Colocated);
+    oracle.release(a);
+    assert_eq!(
+        touch(&mut oracle, 0x5000),
+        Verdict::Stale,
+        "b does not excuse a"
+    );
+    assert_eq!(touch(&mut oracle, 0x5800), Verdict::Granted);
+    oracle.grant(0, iova(0x5000, 0x800), &[pa(0x5000, 0x800)], RX);
+    assert_eq!(touch(&mut oracle, 0x5000), Verdict::Granted);
+    oracle.release(b);
+    assert_eq!(touch(&mut oracle, 0x5800), Verdict::Stale);
+    assert_eq!(touch(&mut oracle, 0x9000), Verdict::Never);
+}
+
+#[test]
+fn forgotten_grants_leave_no_memory_behind() {
+    for ownership in [Ownership::Page, Ownership::Byte] {
+        let mut oracle = Oracle::new(ownership);
+        for round in 0..10_000_u64 {
+            let at = 0x5000 + (round % 4) * 0x1000;
+            let id = oracle.grant(0, iova(at, 0x1000), &[pa(at, 0x1000)], RX);
+            oracle.release(id);
+        }
+        assert!(
+            oracle.grants.len() <= 8,
+            "{ownership:?}: {}",
+            oracle.grants.len()
+        );
+    }
+}
+
+#[test]
+fn windows_close_only_when_covered() {
+    use ringfence_types::{CachedLevels, DomainId, Invalidation, Nanos, Pfn, PfnRange};
+    let domain = DomainId::new(1);
+    let range = |lo, pages| PfnRange::new(Pfn::new(lo), pages).unwrap();
+    let mut windows = Windows::default();
+    windows.open(domain, range(5, 2), 0x1800, Nanos(100));
+    let pages = |domain, range| Invalidation::Pages {
+        domain,
+        range,
+        levels: CachedLevels::Leaves,
+    };
+    windows.close(&pages(domain, range(5, 1)), Nanos(200));
+    windows.close(&pages(DomainId::new(2), range(5, 2)), Nanos(300));
+    assert_eq!(windows.longest_ns, 0);
+    windows.close(&pages(domain, range(4, 4)), Nanos(400));
+    assert_eq!((windows.longest_ns, windows.byte_ns), (300, 300 * 0x1800));
+    assert_eq!(windows.finish(Nanos(900)), 0);
+}

@@ -1,0 +1,331 @@
+//! A chunk of a trace as the replay performs it: what every mode does alike is decided here once, before any mode runs.
+//!
+//! Beside maps and unmaps a plan says where bursts end. A burst is a run of unmaps of one (device, direction, CPU); it ends at any other
+//! event of that key, 50 us after its first unmap, or before a map of a page that it still withholds (decision 0005).
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use ringfence_trace::{Chunk, DeviceIndex, Devices, MappingId, Op, OpKind};
+use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
+
+/// How long a burst may last on the trace's clock.
+pub const BURST_NS: u64 = 50_000;
+
+/// How often timers are looked at on the trace's clock.
+const TICK_NS: u64 = 100_000;
+
+/// One step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Map `segments[first..first + count]`.
+    Map {
+        /// Slot of the mapping.
+        id: MappingId,
+        /// Whose.
+        device: DeviceIndex,
+        /// On which processor.
+        cpu: u16,
+        /// Direction.
+        direction: Direction,
+        /// First segment in [`Plan::segments`].
+        first: u32,
+        /// Number of segments.
+        count: u32,
+    },
+    /// Unmap.
+    Unmap {
+        /// Slot of the mapping.
+        id: MappingId,
+        /// Whose.
+        device: DeviceIndex,
+        /// On which processor.
+        cpu: u16,
+    },
+    /// A burst ends.
+    EndBurst {
+        /// Whose.
+        device: DeviceIndex,
+        /// On which processor.
+        cpu: u16,
+        /// Of which direction.
+        direction: Direction,
+    },
+    /// Time has passed: timers may be due.
+    Tick,
+}
+
+/// A step and its time.
+#[derive(Debug, Clone, Copy)]
+pub struct Timed {
+    /// On the trace's clock.
+    pub time: Nanos,
+    /// What to do.
+    pub step: Step,
+}
+
+/// The steps of one chunk.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// In order.
+    pub steps: Vec<Timed>,
+    /// What the maps refer to.
+    pub segments: Vec<PhysRange>,
+    /// Maps among the steps.
+    pub maps: u64,
+    /// Unmaps among the steps.
+    pub unmaps: u64,
+    /// Lines of the trace that the steps stand for.
+    pub lines: u64,
+}
+
+impl Plan {
+    /// The segments of a map.
+    #[inline]
+    pub fn segments(&self, first: u32, count: u32) -> &[PhysRange] {
+        let first = first as usize;
+        self.segments
+            .get(first..first + count as usize)
+            .unwrap_or(&[])
+    }
+}
+
+type Key = (DeviceIndex, u16, Direction);
+
+#[derive(Debug, Clone)]
+struct Open {
+    key: Key,
+    since: Nanos,
+    pages: Vec<u64>,
+}
+
+/// Turns chunks into plans. Remembers what is live and which bursts are open between chunks.
+#[derive(Debug, Default)]
+pub struct Planner {
+    /// Device and direction of each live mapping, by slot.
+    live: Vec<Option<(DeviceIndex, Direction)>>,
+    /// Processors in order of appearance: the rows of per-CPU state.
+    cpus: Vec<u16>,
+    /// Segments of live mappings, by slot, for the pages that a burst withholds.
+    pages: Vec<Vec<PhysRange>>,
+    open: Vec<Open>,
+    withheld: HashMap<u64, u32>,
+    ticked: Nanos,
+    now: Nanos,
+    /// Bursts ended because a withheld page was mapped again.
+    pub bursts_cut_by_map: u64,
+    /// Bursts.
+    pub bursts: u64,
+    /// Devices to keep; none means all.
+    only: Option<Vec<DeviceIndex>>,
+}
+
+impl Planner {
+    /// A planner for all devices of a trace.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Skips, from now on, the operations of devices that are not called one of `names`.
+    pub fn keep_only(&mut self, devices: &Devices, names: &[String]) {
+        self.only = Some(names.iter().filter_map(|name| devices.find(name)).collect());
+    }
+
+    /// The time of the last operation.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Mappings that are alive, and whose.
+    pub fn alive(&self) -> Vec<(MappingId, DeviceIndex)> {
+        let ids = (0..).map(MappingId);
+        ids.zip(&self.live)
+            .filter_map(|(id, live)| live.map(|(device, _)| (id, device)))
+            .collect()
+    }
+
+    /// Plans the operations of `chunk` into `plan`, whose memory is reused.
+    pub fn plan(&mut self, chunk: &Chunk, plan: &mut Plan) {
+        plan.steps.clear();
+        plan.segments.clear();
+        plan.maps = 0;
+        plan.unmaps = 0;
+        plan.lines = 0;
+        for op in &chunk.ops {
+            if let Some(only) = &self.only
+                && !only.contains(&op.device)
+            {
+                continue;
+            }
+            plan.lines += u64::from(op.lines);
+            self.now = self.now.max(op.time);
+            self.step(chunk, op, plan);
+        }
+    }
+
+    fn step(&mut self, chunk: &Chunk, op: &Op, plan: &mut Plan) {
+        let time = self.now;
+        let cpu = self.row_of(op.cpu);
+        self.expire(time, plan);
+        if time.since(self.ticked) >= TICK_NS {
+            self.ticked = time;
+            plan.steps.push(Timed {
+                time,
+                step: Step::Tick,
+            });
+        }
+        match op.kind {
+            OpKind::Map {
+                id,
+                direction,
+                segments,
+                ..
+            } => {
+                let pieces = chunk.segments_of(segments);
+                if pieces.is_empty() {
+                    return;
+                }
+                self.end((op.device, cpu, direction), time, plan);
+                self.end_withholding(pieces, time, plan);
+                let first = plan.segments.len() as u32;
+                plan.segments.extend_from_slice(pieces);
+                let slot = id.index();
+                if self.live.len() <= slot {
+                    self.live.resize(slot + 1, None);
+                    self.pages.resize_with(slot + 1, Vec::new);
+                }
+                self.live[slot] = Some((op.device, direction));
+                self.pages[slot].clear();
+                self.pages[slot].extend_from_slice(pieces);
+                plan.maps += 1;
+                plan.steps.push(Timed {
+                    time,
+                    step: Step::Map {
+                        id,
+                        device: op.device,
+                        cpu,
+                        direction,
+                        first,
+                        count: pieces.len() as u32,
+                    },
+                });
+            }
+            OpKind::Unmap { id } => {
+                let slot = id.index();
+                let Some((_, direction)) = self.live.get_mut(slot).and_then(Option::take) else {
+                    return;
+                };
+                plan.unmaps += 1;
+                plan.steps.push(Timed {
+                    time,
+                    step: Step::Unmap {
+                        id,
+                        device: op.device,
+                        cpu,
+                    },
+                });
+                self.withhold((op.device, cpu, direction), slot, time);
+            }
+        }
+    }
+
+    /// Ends all bursts, at the end of the trace.
+    pub fn finish(&mut self, plan: &mut Plan) {
+        let time = self.now;
+        while let Some(open) = self.open.first() {
+            let key = open.key;
+            self.end(key, time, plan);
+        }
+    }
+
+    /// The row of a processor. A trace that names more processors than there are rows shares the last one.
+    fn row_of(&mut self, cpu: u16) -> u16 {
+        const ROWS: usize = 1024;
+        let found = self.cpus.iter().position(|known| *known == cpu);
+        let row = found.unwrap_or_else(|| {
+            if self.cpus.len() < ROWS {
+                self.cpus.push(cpu);
+            }
+            self.cpus.len() - 1
+        });
+        row as u16
+    }
+
+    fn withhold(&mut self, key: Key, slot: usize, time: Nanos) {
+        let index = match self.open.iter().position(|open| open.key == key) {
+            Some(index) => index,
+            None => {
+                self.bursts += 1;
+                self.open.push(Open {
+                    key,
+                    since: time,
+                    pages: Vec::new(),
+                });
+                self.open.len() - 1
+            }
+        };
+        for piece in &self.pages[slot] {
+            let pages = piece.to_pages(PageSize::Size4K);
+            let first = pages.start().get() >> 12;
+            for page in first..first + pages.pages(PageSize::Size4K) {
+                self.open[index].pages.push(page);
+                *self.withheld.entry(page).or_default() += 1;
+            }
+        }
+    }
+
+    fn end(&mut self, key: Key, time: Nanos, plan: &mut Plan) {
+        if let Some(index) = self.open.iter().position(|open| open.key == key) {
+            let open = self.open.swap_remove(index);
+            for page in open.pages {
+                if let Entry::Occupied(mut count) = self.withheld.entry(page) {
+                    *count.get_mut() -= 1;
+                    if *count.get() == 0 {
+                        count.remove();
+                    }
+                }
+            }
+            let (device, cpu, direction) = key;
+            plan.steps.push(Timed {
+                time,
+                step: Step::EndBurst {
+                    device,
+                    cpu,
+                    direction,
+                },
+            });
+        }
+    }
+
+    fn expire(&mut self, time: Nanos, plan: &mut Plan) {
+        while let Some(open) = self
+            .open
+            .iter()
+            .find(|open| time.since(open.since) >= BURST_NS)
+        {
+            let (key, due) = (open.key, Nanos(open.since.0 + BURST_NS));
+            self.end(key, due, plan);
+        }
+    }
+
+    fn end_withholding(&mut self, pieces: &[PhysRange], time: Nanos, plan: &mut Plan) {
+        if self.open.is_empty() {
+            return;
+        }
+        for piece in pieces {
+            let pages = piece.to_pages(PageSize::Size4K);
+            let first = pages.start().get() >> 12;
+            for page in first..first + pages.pages(PageSize::Size4K) {
+                while self.withheld.contains_key(&page) {
+                    let Some(open) = self.open.iter().find(|open| open.pages.contains(&page))
+                    else {
+                        break;
+                    };
+                    let key = open.key;
+                    self.bursts_cut_by_map += 1;
+                    self.end(key, time, plan);
+                }
+            }
+        }
+    }
+}

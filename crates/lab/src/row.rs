@@ -1,0 +1,198 @@
+//! One row of a comparison: a trace in a mode.
+
+use serde::Serialize;
+
+use crate::meter::Components;
+use crate::modes::Mode;
+use crate::oracle::Tally;
+use crate::replay::Outcomes;
+
+/// Version of the JSON form. Fields may be added under the same version, never removed or given another meaning.
+pub const SCHEMA: u32 = 1;
+
+/// Violations by class.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Violations {
+    /// Through the mapping of an address that was released.
+    pub stale: u64,
+    /// Where there never was a mapping.
+    pub never: u64,
+    /// Against the direction of the mapping.
+    pub direction: u64,
+    /// Through another device's mapping.
+    pub foreign: u64,
+    /// All of them.
+    pub total: u64,
+}
+
+impl From<Tally> for Violations {
+    fn from(tally: Tally) -> Self {
+        Self {
+            stale: tally.stale,
+            never: tally.never,
+            direction: tally.direction,
+            foreign: tally.foreign,
+            total: tally.violations(),
+        }
+    }
+}
+
+/// A trace in a mode. `docs/JSON.md` says what every field means.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Name of the trace.
+    pub trace: String,
+    /// Name of the mode.
+    pub mode: String,
+    /// What the mode promises: `byte-granular`, `strict`, `bounded` or `none`.
+    pub safety: String,
+    /// The bound of a bounded mode.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bound: Option<String>,
+    /// `ok`, or what keeps the row from being taken at its word.
+    pub status: String,
+    /// Mappings made.
+    pub maps: u64,
+    /// Mappings ended.
+    pub unmaps: u64,
+    /// Average cycles of a map, executed and charged.
+    pub map_cycles: f64,
+    /// Average cycles of an unmap, executed and charged.
+    pub unmap_cycles: f64,
+    /// The same by component.
+    pub components: Components,
+    /// Share of map and unmap cycles that was charged by the profile.
+    pub charged_share: f64,
+    /// c / (c + map + unmap).
+    pub relative_throughput: f64,
+    /// Average length of the allocator's search.
+    pub search_len_mean: f64,
+    /// Longest search.
+    pub search_len_max: u32,
+    /// Invalidation commands.
+    pub invalidations: u64,
+    /// Hits of the IOTLB in the metered pass, as a share of its lookups.
+    pub iotlb_hit_rate: f64,
+    /// Hits of the walk caches of level 1, 2, 3 as shares of their lookups.
+    pub walk_cache_hit_rate: [f64; 3],
+    /// Words read from tables per walk.
+    pub walk_references: f64,
+    /// Most mappings alive at once.
+    pub live_max: u64,
+    /// Bytes of tables, at most.
+    pub table_bytes: u64,
+    /// Accesses of the device in the metered pass: one a page of each mapping.
+    pub accesses: u64,
+    /// Accesses of the attackers in the hostile pass.
+    pub attempts: u64,
+    /// Accesses let through outside live grants, both passes.
+    pub violations: Violations,
+    /// Accesses let through beside a buffer on its page.
+    pub colocated: u64,
+    /// Accesses stopped inside a live grant.
+    pub false_faults: u64,
+    /// Longest time from unmap's return to the end of the invalidation, on the trace's clock.
+    pub stale_window_max_ns: u64,
+    /// Bytes times seconds of all such windows.
+    pub stale_byte_seconds: f64,
+    /// Longest time a buffer was withheld.
+    pub release_delay_max_ns: u64,
+    /// Mappings alive when the trace ends.
+    pub live_at_end: u64,
+}
+
+/// What a row is made of.
+pub struct Parts<'a> {
+    /// Name of the trace.
+    pub trace: &'a str,
+    /// The mode.
+    pub mode: &'a Mode,
+    /// The metered pass.
+    pub metered: &'a Outcomes,
+    /// The hostile pass.
+    pub hostile: Option<&'a Outcomes>,
+    /// The meter.
+    pub components: Components,
+    /// The c of `relative_throughput`.
+    pub c_none: f64,
+    /// Cycles charged for an invalidation.
+    pub invalidation_cycles: u64,
+    /// Whether safety may be claimed, and if not, why.
+    pub status: String,
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        0.0
+    } else {
+        part as f64 / whole as f64
+    }
+}
+
+impl Row {
+    /// Puts a row together.
+    pub fn new(parts: &Parts<'_>) -> Self {
+        let Parts {
+            trace,
+            mode,
+            metered,
+            hostile,
+            mut components,
+            c_none,
+            invalidation_cycles,
+            ..
+        } = *parts;
+        let charged = ratio(metered.invalidations * invalidation_cycles, metered.unmaps);
+        components.cycles.unmap_invalidation_charged = charged;
+        let (map, unmap) = (components.cycles.map(), components.cycles.unmap());
+        let mut tally = metered.tally;
+        if let Some(hostile) = hostile {
+            tally.add(&hostile.tally);
+        }
+        let hardware = &metered.hardware;
+        let walks = hardware.iotlb_misses;
+        let safe = parts.status == "ok";
+        Self {
+            trace: trace.to_owned(),
+            mode: mode.name.clone(),
+            safety: if safe {
+                mode.safety().to_string()
+            } else {
+                "none".into()
+            },
+            bound: mode.bound().map(str::to_owned),
+            status: parts.status.clone(),
+            maps: metered.maps,
+            unmaps: metered.unmaps,
+            map_cycles: map,
+            unmap_cycles: unmap,
+            components,
+            charged_share: if map + unmap > 0.0 {
+                charged / (map + unmap)
+            } else {
+                0.0
+            },
+            relative_throughput: c_none / (c_none + map + unmap),
+            search_len_mean: ratio(metered.search_steps, metered.maps),
+            search_len_max: metered.search_max,
+            invalidations: metered.invalidations,
+            iotlb_hit_rate: ratio(hardware.iotlb_hits, hardware.lookups()),
+            walk_cache_hit_rate: core::array::from_fn(|level| {
+                let hits = hardware.walk_cache_hits[level];
+                ratio(hits, hits + hardware.walk_cache_misses[level])
+            }),
+            walk_references: ratio(hardware.walk_references, walks),
+            live_max: metered.live_max,
+            table_bytes: metered.table_bytes,
+            accesses: metered.tally.accesses,
+            attempts: hostile.map_or(0, |hostile| hostile.attempts),
+            violations: tally.into(),
+            colocated: tally.colocated,
+            false_faults: tally.false_faults,
+            stale_window_max_ns: metered.stale_max_ns,
+            stale_byte_seconds: metered.stale_byte_seconds,
+            release_delay_max_ns: metered.release_delay_max_ns,
+            live_at_end: metered.alive_at_end,
+        }
+    }
+}

@@ -183,7 +183,8 @@ pub(crate) mod tests {
 
     #[test]
     fn pages_cover_the_buffer_exactly() {
-        let top = u64::MAX - 0xfff;
+        const TOP: u64 = u64::MAX - 0xfff;
+        // (first byte, bytes) of each piece
         type Pieces = &'static [(u64, u64)];
         let cases: [(u64, u64, Pieces); 5] = [
             (0x1000, 1, &[(0x1000, 1)]),
@@ -194,7 +195,7 @@ pub(crate) mod tests {
                 0x2000,
                 &[(0x1800, 0x800), (0x2000, 0x1000), (0x3000, 0x800)],
             ),
-            (top - 1, 0x1001, &[(top - 1, 1), (top, 0x1000)]),
+            (TOP - 1, 0x1001, &[(TOP - 1, 1), (TOP, 0x1000)]),
         ];
         for (iova, bytes, expected) in cases {
             let pages: Vec<_> = mapping(iova, bytes)

@@ -276,7 +276,7 @@ mod tests {
                 }
             }
         };
-        for _ in 0..200_000 {
+        for _ in 0..40_000 {
             let dead = mapping(random(4096), 1 + random(24));
             match random(8) {
                 0..=4 => {

@@ -52,7 +52,7 @@ fn page() -> impl Strategy<Value = u64> {
         0..512_u64,
     )
         .prop_map(|(base, offset)| {
-            base + if offset < 16 || offset >= 496 {
+            base + if !(16..496).contains(&offset) {
                 offset
             } else {
                 offset % 16

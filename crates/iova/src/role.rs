@@ -86,7 +86,9 @@ const PAGE_BITS: u8 = 52;
 /// The smallest `order` with 2^`order` >= `pages`; `pages` is at least 1.
 #[inline]
 pub(crate) const fn order_of(pages: u64) -> u32 {
-    64 - pages.wrapping_sub(1).leading_zeros()
+    // Doubled, with a low bit that makes it non-zero, so that one bit scan suffices; the undoubled bits keep huge values huge.
+    let below = pages.wrapping_sub(1);
+    63 - (below | below << 1 | 1).leading_zeros()
 }
 
 /// A range handed out.

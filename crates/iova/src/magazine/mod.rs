@@ -380,14 +380,17 @@ impl<L: Lock<Depot>> IovaAllocator for Magazines<L> {
 
     #[inline]
     fn alloc(&self, cpu: &mut MagazineCpu, request: &Request) -> Result<Allocation, AllocError> {
-        let order = order_of(request.pages);
-        let local = if order <= MAX_ORDER
-            && u32::from(request.align_order) <= order
-            && request.limit.get() >= LAST_32BIT
-        {
-            cpu.pop(cpu.first, order as usize)
-        } else {
+        let local = if request.limit.get() < LAST_32BIT {
             None
+        } else if request.pages == 1 && request.align_order == 0 && cpu.first == Pool::Common {
+            cpu.pop_page()
+        } else {
+            let order = order_of(request.pages);
+            if order <= MAX_ORDER && u32::from(request.align_order) <= order {
+                cpu.pop(cpu.first, order as usize)
+            } else {
+                None
+            }
         };
         let found = match local {
             Some(lo) => allocation(lo, request, 0),
@@ -414,15 +417,16 @@ impl<L: Lock<Depot>> IovaAllocator for Magazines<L> {
             return false;
         }
         let lo = range.lo().get();
-        let order = order_of(range.pages());
-        if order <= MAX_ORDER
-            && lo < FIRST_UNCACHED
-            && lo & ((1 << order) - 1) == 0
-            && cpu.push(Pool::of(lo), order as usize, lo)
-        {
-            return true;
-        }
-        self.free_slow(cpu, range)
+        let kept = if range.pages() == 1 && Pool::of(lo) == Pool::Common {
+            cpu.push_page(lo)
+        } else {
+            let order = order_of(range.pages());
+            order <= MAX_ORDER
+                && lo < FIRST_UNCACHED
+                && lo & ((1 << order) - 1) == 0
+                && cpu.push(Pool::of(lo), order as usize, lo)
+        };
+        kept || self.free_slow(cpu, range)
     }
 
     fn drain(&self, cpu: &mut MagazineCpu) {

@@ -7,6 +7,7 @@
 
 mod devices;
 mod error;
+mod info;
 mod input;
 mod op;
 mod options;
@@ -16,6 +17,7 @@ pub mod text;
 
 pub use devices::{Device, DeviceKind, Devices};
 pub use error::{Field, Malformed, TraceError};
+pub use info::{Bursts, DeviceInfo, Flow, Info, Pages};
 pub use input::Source;
 pub use op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
 pub use options::{Attribution, Options};

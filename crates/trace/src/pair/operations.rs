@@ -74,6 +74,15 @@ impl<R: Read> Operations<R> {
     /// # Errors
     /// See [`TraceError`]. The operations before the error stand in `chunk`; further calls return false.
     pub fn next_chunk(&mut self, chunk: &mut Chunk) -> Result<bool, TraceError> {
+        self.next_chunk_with(chunk, |_, _| {})
+    }
+
+    /// The same, showing each raw event as it is taken, which is before its operation is.
+    pub(crate) fn next_chunk_with(
+        &mut self,
+        chunk: &mut Chunk,
+        mut tap: impl FnMut(&RawEvent, &RawChunk),
+    ) -> Result<bool, TraceError> {
         chunk.clear();
         if let Some(error) = self.error.take() {
             self.stage = Stage::Ended;
@@ -81,7 +90,7 @@ impl<R: Read> Operations<R> {
             return Err(error);
         }
         while self.stage != Stage::Ended && chunk.ops.len() < Chunk::OPS {
-            if let Err(error) = self.step(chunk) {
+            if let Err(error) = self.step(chunk, &mut tap) {
                 self.stage = Stage::Ended;
                 self.count();
                 return Err(error);
@@ -107,9 +116,14 @@ impl<R: Read> Operations<R> {
     }
 
     /// Takes one event, or the next raw chunk.
-    fn step(&mut self, chunk: &mut Chunk) -> Result<(), TraceError> {
+    fn step(
+        &mut self,
+        chunk: &mut Chunk,
+        tap: &mut impl FnMut(&RawEvent, &RawChunk),
+    ) -> Result<(), TraceError> {
         if let Some(event) = self.raw.events.get(self.taken) {
             self.taken += 1;
+            tap(event, &self.raw);
             if let RawKind::Mark(text) = event.kind {
                 let text = self.raw.marks.get_mut(text as usize).map(std::mem::take);
                 self.marks.push_back(text.unwrap_or_default());

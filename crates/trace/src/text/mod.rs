@@ -13,3 +13,5 @@ mod reader;
 
 pub use event::{Context, ListSpan, RawChunk, RawEvent, RawKind};
 pub use reader::{Counts, TraceReader};
+
+pub(crate) use payload::MAX_BYTES;

@@ -304,7 +304,7 @@ const BATCH: usize = 64;
 /// Waits for the other thread: it may need this processor.
 fn pause(spins: &mut u32) {
     *spins += 1;
-    if *spins % 256 == 0 {
+    if spins.is_multiple_of(256) {
         thread::yield_now();
     } else {
         std::hint::spin_loop();

@@ -1,0 +1,241 @@
+//! What the documents report about allocators besides Table 1: occupancy of EIOVAR's lists, search lengths, Linux's magazines.
+
+#[path = "support/common.rs"]
+mod common;
+
+use std::cell::RefCell;
+
+use common::{Random, flushed, pages};
+use ringfence_iova::*;
+use ringfence_types::{Pfn, PfnRange};
+
+const LIMIT: Pfn = Pfn::new(0xf_ffff);
+
+fn space() -> PfnRange {
+    pages(1, 0xf_ffff)
+}
+
+/// Deferred protection: two rings, buffers freed `W` at a time after the flush (EIOVAR section 6.2). Returns the mean number of
+/// freed ranges in the lists after an allocation, and the longest search of the second half.
+fn deferred(capacity: Capacity) -> (f64, u32) {
+    const W: usize = 250;
+    let mut eiovar = Eiovar::new(CachedTree::new(space()), capacity);
+    let one = Request::new(1, LIMIT);
+    let take = |eiovar: &mut Eiovar<CachedTree>| {
+        let found = eiovar.alloc(&one).unwrap();
+        (found.range, found.steps)
+    };
+    let mut rings = [Vec::new(), Vec::new()];
+    for _ in 0..512 {
+        for ring in &mut rings {
+            ring.push(take(&mut eiovar).0);
+        }
+    }
+    let (mut at, mut queue) = ([0, 0], Vec::new());
+    let mut random = Random::new(1);
+    let (mut held, mut samples, mut longest) = (0, 0_u32, 0);
+    let rounds = 100_000;
+    for round in 0..rounds {
+        // Two of three packets are received, as with a stream and its acknowledgements.
+        let ring = usize::from(random.below(3) == 2);
+        let slot = at[ring] % 512;
+        at[ring] += 1;
+        queue.push(rings[ring][slot]);
+        if queue.len() == W {
+            for range in queue.drain(..) {
+                assert!(eiovar.free(flushed(range).into()));
+            }
+        }
+        let (range, steps) = take(&mut eiovar);
+        rings[ring][slot] = range;
+        held += eiovar.held();
+        samples += 1;
+        if round > rounds / 2 {
+            longest = longest.max(steps);
+        }
+    }
+    (held as f64 / f64::from(samples), longest)
+}
+
+/// AL06: below the high-water mark W = 250, k freed ranges are soon used up and the lists are empty until the next flush; from W on, nothing
+/// but the lists is needed.
+#[test]
+fn eiovar_needs_as_many_ranges_as_are_freed_at_once() {
+    // Within the window of W operations: k of them find the list filled k/2 on average, the rest find it empty.
+    for k in [1, 8, 64, 240] {
+        let (mean, longest) = deferred(Capacity::AtMost(k));
+        let law = (k * k) as f64 / 2.0 / 250.0;
+        assert!(
+            (mean - law).abs() <= 0.6 + law * 0.1,
+            "k = {k}: {mean:.2} held on average, expected {law:.2}"
+        );
+        assert!(longest > 20, "k = {k}: searches of {longest}");
+    }
+    for capacity in [
+        Capacity::AtMost(250),
+        Capacity::AtMost(512),
+        Capacity::Unbounded,
+    ] {
+        let (mean, longest) = deferred(capacity);
+        assert!(
+            (120.0..130.0).contains(&mean),
+            "{capacity:?}: {mean:.1} held on average"
+        );
+        assert_eq!(longest, 0, "{capacity:?}");
+    }
+}
+
+#[test]
+fn eiovar_caches_up_to_2_to_the_27_pages_and_no_more() {
+    let whole = pages(0, (1 << 30) - 1);
+    let mut eiovar = Eiovar::new(FreeSpace::new(whole).unwrap(), Capacity::Unbounded);
+    for (order, cached) in [(0, 1), (27, 2), (28, 2)] {
+        let request = Request::new(1 << order, Pfn::MAX);
+        let range = eiovar.alloc(&request).unwrap().range;
+        assert!(eiovar.free(flushed(range).into()));
+        assert_eq!(eiovar.held(), cached, "order {order}");
+    }
+}
+
+#[test]
+fn eiovar_is_last_in_first_out() {
+    let mut eiovar = Eiovar::new(CachedTree::new(space()), Capacity::Unbounded);
+    let four = Request::new(4, LIMIT);
+    let ranges: Vec<_> = (0..10)
+        .map(|_| eiovar.alloc(&four).unwrap().range)
+        .collect();
+    for range in &ranges {
+        assert!(eiovar.free(flushed(*range).into()));
+    }
+    for range in ranges.iter().rev() {
+        assert_eq!(eiovar.alloc(&four).unwrap().range, *range);
+    }
+}
+
+/// EIOVAR section 7: about 11 nodes per allocation with some thousands of ranges.
+#[test]
+fn freebsd_visits_a_path_of_the_tree() {
+    let mut tree = FreeBsdTree::new(space());
+    let mut random = Random::new(2);
+    let one = Request::new(1, LIMIT);
+    let mut live: Vec<_> = (0..2048).map(|_| tree.alloc(&one).unwrap().range).collect();
+    let mut visited = 0;
+    let rounds = 20_000;
+    for _ in 0..rounds {
+        let slot = random.below(2048) as usize;
+        assert!(tree.free(flushed(live[slot]).into()));
+        let found = tree.alloc(&one).unwrap();
+        live[slot] = found.range;
+        visited += found.steps;
+    }
+    let mean = f64::from(visited) / f64::from(rounds);
+    assert!((6.0..16.0).contains(&mean), "{mean:.1} nodes on average");
+}
+
+#[test]
+fn freebsd_is_first_fit_and_linear_only_above_the_boundary() {
+    let mut tree = FreeBsdTree::new(pages(0, 1 << 21));
+    let one = Request::new(1, Pfn::MAX);
+    let lowest: Vec<_> = (0..4)
+        .map(|_| tree.alloc(&one).unwrap().range.lo().get())
+        .collect();
+    assert_eq!(lowest, [0, 1, 2, 3]);
+    let low = Request::new((1 << 20) - 4, LIMIT);
+    assert_eq!(tree.alloc(&low).unwrap().range.lo().get(), 4);
+    let mut last = 0;
+    for expected in 0..200 {
+        let found = tree.alloc(&one).unwrap();
+        assert_eq!(found.range.lo().get(), (1 << 20) + expected);
+        assert!(found.steps > last, "each range above is passed one by one");
+        last = found.steps;
+    }
+    assert!(tree.alloc(&Request::new(1, LIMIT)).is_err());
+}
+
+/// Baselines f1 and f2: Linux caches ranges of up to 32 pages; larger ones search the tree each time.
+#[test]
+fn linux_leaves_large_ranges_to_the_tree() {
+    for (size, cached) in [
+        (1, true),
+        (3, true),
+        (17, true),
+        (32, true),
+        (33, false),
+        (64, false),
+    ] {
+        let rcache = LinuxRcache::new(CachedTree::new(space()), RefCell::new);
+        let mut cpu = rcache.per_cpu();
+        let request = Request::new(size, LIMIT);
+        let mut live: Vec<_> = (0..1024)
+            .map(|_| rcache.alloc(&mut cpu, &request).unwrap().range)
+            .collect();
+        let mut random = Random::new(4);
+        let mut longest = 0;
+        for _ in 0..20_000 {
+            let slot = random.below(1024) as usize;
+            assert!(rcache.free(&mut cpu, flushed(live[slot])));
+            let found = rcache.alloc(&mut cpu, &request).unwrap();
+            assert_eq!(found.range.pages(), size);
+            longest = longest.max(found.steps);
+            live[slot] = found.range;
+        }
+        assert_eq!(longest == 0, cached, "{size} pages: searches of {longest}");
+    }
+}
+
+#[test]
+fn linux_exchanges_magazines_of_127_and_trims_the_depot() {
+    let rcache = LinuxRcache::new(CachedTree::new(space()), RefCell::new);
+    let (mut here, mut there) = (rcache.per_cpu(), rcache.per_cpu());
+    let one = Request::new(1, LIMIT);
+    let mut live: Vec<_> = (0..127 * 8)
+        .map(|_| rcache.alloc(&mut here, &one).unwrap().range)
+        .collect();
+    // Two magazines stay with the processor; each further one that is full goes to the depot when the next range comes.
+    for (freed, depot) in [(254, 0), (1, 1), (126, 1), (1, 2), (127, 3)] {
+        for range in live.drain(..freed) {
+            assert!(rcache.free(&mut there, flushed(range)));
+        }
+        assert_eq!(rcache.depot_magazines(), depot);
+    }
+    // Another processor takes them out again, whole.
+    for depot in [2, 1, 0] {
+        for _ in 0..127 {
+            assert_eq!(rcache.alloc(&mut here, &one).unwrap().steps, 0);
+            assert_eq!(rcache.depot_magazines(), depot);
+        }
+    }
+    for range in live.drain(..) {
+        assert!(rcache.free(&mut there, flushed(range)));
+    }
+    let before = rcache.depot_magazines();
+    assert!(before > 1);
+    rcache.trim(before);
+    assert_eq!(
+        rcache.depot_magazines(),
+        before,
+        "no more than there are processors"
+    );
+    rcache.trim(1);
+    assert_eq!(rcache.depot_magazines(), before - 1, "one at a time");
+}
+
+#[test]
+fn linux_passes_over_cached_ranges_above_the_limit() {
+    let rcache = LinuxRcache::new(CachedTree::new(space()), RefCell::new);
+    let mut cpu = rcache.per_cpu();
+    let high = rcache
+        .alloc(&mut cpu, &Request::new(1, LIMIT))
+        .unwrap()
+        .range;
+    let low = rcache
+        .alloc(&mut cpu, &Request::new(1, Pfn::new(500)))
+        .unwrap()
+        .range;
+    assert!(rcache.free(&mut cpu, flushed(low)));
+    assert!(rcache.free(&mut cpu, flushed(high)));
+    let found = rcache
+        .alloc(&mut cpu, &Request::new(1, Pfn::new(600)))
+        .unwrap();
+    assert_eq!((found.range, found.steps), (low, 0));
+}

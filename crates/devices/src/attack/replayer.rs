@@ -215,6 +215,16 @@ mod tests {
     }
 
     #[test]
+    fn either_end_reached_is_worth_another_try() {
+        for stopped in [0x1000, 0x10ff] {
+            let mut replayer = Replayer::new(Reuse::Page);
+            let mut port = Script::new(|request| request.iova.get() == stopped);
+            replayer.on(&Event::Unmapped(at(1)), &mut port);
+            assert_eq!(replayer.remembered(), 1, "{stopped:#x} stopped");
+        }
+    }
+
+    #[test]
     fn addresses_given_out_again_are_left_alone() {
         // The same page, other bytes: given out again where pages are, not where bytes are.
         let elsewhere = mapping(0x1800, 0x10);

@@ -2,7 +2,7 @@
 
 use ringfence_hw::{CalgaryUnit, HostBridge, MAX_TRANSLATED_BYTES, UnitConfig};
 use ringfence_memory::Frames;
-use ringfence_pgtable::{CalgaryTce, Coherency, Context, Levels, Table, Translation};
+use ringfence_pgtable::{CalgaryTce, Coherency, Context, Levels, SecondStage, Table, Translation};
 use ringfence_types::FaultReason::{
     AddressBeyondWidth, BadLength, Blocked, NotPresent, ReadDenied, WriteDenied,
 };
@@ -66,6 +66,31 @@ fn the_whole_length_is_checked() {
             }
         }
     }
+}
+
+/// Entries of the IOTLB are tagged with 57 bits of address: what lies above must not be cut off.
+#[test]
+fn addresses_beyond_the_widest_table_are_no_aliases() {
+    let mem = arena();
+    let mut rig = Rig::new(&mem, &roomy());
+    let table = rig.domain_of(SecondStage::new(Levels::Five), A, &[NIC]);
+    let end = 1_u64 << 57;
+    rig.map(&table, 0, 0x7000, 1, RW);
+    rig.map(&table, end - 0x1000, 0x8000, 1, RW);
+    for iova in [0, end - 1] {
+        assert!(rig.dma(NIC, iova, 1, READ).is_ok());
+    }
+    for iova in [end, end << 1, end << 6, u64::MAX] {
+        assert_eq!(
+            rig.dma(NIC, iova, 1, READ),
+            Err((iova, AddressBeyondWidth)),
+            "{iova:#x}"
+        );
+    }
+    assert_eq!(
+        rig.dma(NIC, end - 4, 8, READ),
+        Err((end, AddressBeyondWidth))
+    );
 }
 
 #[test]

@@ -12,8 +12,11 @@ use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
 /// How long a burst may last on the trace's clock.
 pub const BURST_NS: u64 = 50_000;
 
-/// How often timers are looked at on the trace's clock.
-const TICK_NS: u64 = 100_000;
+/// How often timers are looked at on the trace's clock: a jiffy.
+const TICK_NS: u64 = 1_000_000;
+
+/// How long timers are looked at while nothing happens: no timer of a policy runs longer.
+const QUIET_NS: u64 = 12_000_000;
 
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,7 +103,7 @@ struct Open {
 }
 
 /// Turns chunks into plans. Remembers what is live and which bursts are open between chunks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Planner {
     /// Device and direction of each live mapping, by slot.
     live: Vec<Option<(DeviceIndex, Direction)>>,
@@ -111,7 +114,11 @@ pub struct Planner {
     open: Vec<Open>,
     withheld: HashMap<u64, u32>,
     ticked: Nanos,
+    /// Time of the operation before the last.
+    last: Nanos,
     now: Nanos,
+    /// No operation so far.
+    first: bool,
     /// Bursts ended because a withheld page was mapped again.
     pub bursts_cut_by_map: u64,
     /// Bursts.
@@ -120,10 +127,29 @@ pub struct Planner {
     only: Option<Vec<DeviceIndex>>,
 }
 
+impl Default for Planner {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Planner {
     /// A planner for all devices of a trace.
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            live: Vec::new(),
+            cpus: Vec::new(),
+            pages: Vec::new(),
+            open: Vec::new(),
+            withheld: HashMap::new(),
+            ticked: Nanos(0),
+            last: Nanos(0),
+            now: Nanos(0),
+            first: true,
+            bursts_cut_by_map: 0,
+            bursts: 0,
+            only: None,
+        }
     }
 
     /// Skips, from now on, the operations of devices that are not called one of `names`.
@@ -158,6 +184,11 @@ impl Planner {
                 continue;
             }
             plan.lines += u64::from(op.lines);
+            if self.first {
+                self.first = false;
+                self.ticked = op.time;
+            }
+            self.last = self.now;
             self.now = self.now.max(op.time);
             self.step(chunk, op, plan);
         }
@@ -166,14 +197,8 @@ impl Planner {
     fn step(&mut self, chunk: &Chunk, op: &Op, plan: &mut Plan) {
         let time = self.now;
         let cpu = self.row_of(op.cpu);
+        self.tick_until(time, plan);
         self.expire(time, plan);
-        if time.since(self.ticked) >= TICK_NS {
-            self.ticked = time;
-            plan.steps.push(Timed {
-                time,
-                step: Step::Tick,
-            });
-        }
         match op.kind {
             OpKind::Map {
                 id,
@@ -229,12 +254,34 @@ impl Planner {
         }
     }
 
-    /// Ends all bursts, at the end of the trace.
+    /// Ends all bursts and lets all timers run out, at the end of the trace.
     pub fn finish(&mut self, plan: &mut Plan) {
-        let time = self.now;
+        self.last = self.now;
+        let time = Nanos(self.now.0.saturating_add(QUIET_NS));
+        self.tick_until(time, plan);
+        self.now = time;
         while let Some(open) = self.open.first() {
             let key = open.key;
             self.end(key, time, plan);
+        }
+    }
+
+    /// Lets the clock run to `time`, burst ends and ticks in order.
+    fn tick_until(&mut self, time: Nanos, plan: &mut Plan) {
+        let quiet = Nanos(self.last.0.saturating_add(QUIET_NS));
+        while time.since(self.ticked) >= TICK_NS {
+            let due = Nanos(self.ticked.0 + TICK_NS);
+            self.ticked = due;
+            if due <= quiet {
+                self.expire(due, plan);
+                plan.steps.push(Timed {
+                    time: due,
+                    step: Step::Tick,
+                });
+            } else {
+                // Nothing can be pending: the clock jumps.
+                self.ticked = time;
+            }
         }
     }
 

@@ -10,8 +10,8 @@ use ringfence_types::{DomainId, Invalidator, Nanos, PhysAddr, PhysMemory, PhysRa
 
 use super::components::{Totals, components};
 use super::{
-    Bench, Components, FlushFor, Idle, Immediate, InvalidationQueue, NoFind, NullTable, Recorded,
-    Replica, Runs, Tape, cycles,
+    Bench, Blocks, Components, FlushFor, Idle, Immediate, InvalidationQueue, NoFind, NullTable,
+    Recorded, Replica, Runs, Tape, cycles,
 };
 use crate::build::{Recipe, TableMaker};
 use crate::error::LabError;
@@ -62,7 +62,7 @@ fn immediate(_: &Rc<Arena>) -> Immediate {
 /// A replica that can be driven without knowing its types.
 trait Driven {
     fn prepare(&mut self, plan: &Plan) -> Result<(), LabError>;
-    fn timed(&mut self, plan: &Plan) -> u64;
+    fn timed(&mut self, plan: &Plan, blocks: &mut Blocks);
     fn probed(&mut self, plan: &Plan, runs: &mut Runs);
     fn taped(&mut self, plan: &Plan, tape: &Tape);
 }
@@ -72,14 +72,12 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Driven for Replica<S, F, I> {
         Replica::prepare(self, plan)
     }
 
-    fn timed(&mut self, plan: &Plan) -> u64 {
-        self.run(plan, &mut (), None)
+    fn timed(&mut self, plan: &Plan, blocks: &mut Blocks) {
+        self.run(plan, blocks, None);
     }
 
     fn probed(&mut self, plan: &Plan, runs: &mut Runs) {
-        runs.start();
         self.run(plan, runs, None);
-        runs.close();
     }
 
     fn taped(&mut self, plan: &Plan, tape: &Tape) {
@@ -92,14 +90,12 @@ impl Driven for Idle {
         Ok(())
     }
 
-    fn timed(&mut self, plan: &Plan) -> u64 {
-        self.run(plan, &mut ())
+    fn timed(&mut self, plan: &Plan, blocks: &mut Blocks) {
+        self.run(plan, blocks);
     }
 
     fn probed(&mut self, plan: &Plan, runs: &mut Runs) {
-        runs.start();
         self.run(plan, runs);
-        runs.close();
     }
 
     fn taped(&mut self, _plan: &Plan, _tape: &Tape) {}
@@ -117,7 +113,7 @@ pub struct Sets {
     tape: Rc<Tape>,
     /// Records what the others play.
     scout: Box<dyn Driven>,
-    probed: Set,
+    probed: Vec<Set>,
     timed: Vec<Set>,
     whole: [f64; CONFIGS],
     maps: [f64; CONFIGS],
@@ -136,14 +132,14 @@ impl Sets {
         scout: Box<dyn Driven>,
         mut set: impl FnMut() -> Result<Set, LabError>,
     ) -> Result<Self, LabError> {
-        let mut timed = Vec::with_capacity(repetitions);
-        for _ in 0..repetitions.max(1) {
-            timed.push(set()?);
-        }
+        let mut sets =
+            || -> Result<Vec<Set>, LabError> { (0..repetitions.max(1)).map(|_| set()).collect() };
+        let timed = sets()?;
+        let probed = sets()?;
         Ok(Self {
             tape,
             scout,
-            probed: set()?,
+            probed,
             timed,
             whole: [0.0; CONFIGS],
             maps: [0.0; CONFIGS],
@@ -280,13 +276,23 @@ fn clock_overhead() -> u64 {
         .unwrap_or(0)
 }
 
-fn median(times: &mut [f64]) -> f64 {
-    times.sort_by(f64::total_cmp);
-    let middle = times.len() / 2;
-    match times.len() % 2 {
-        0 if middle > 0 => (times[middle - 1] + times[middle]) / 2.0,
-        _ => times.get(middle).copied().unwrap_or(0.0),
+/// The median over repetitions of each block, summed over blocks.
+fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
+    let blocks = repetitions.iter().map(Vec::len).min().unwrap_or(0);
+    let mut column = Vec::with_capacity(repetitions.len());
+    let mut sum = 0.0;
+    for block in 0..blocks {
+        column.clear();
+        column.extend(repetitions.iter().map(|times| times[block]));
+        column.sort_unstable();
+        let middle = column.len() / 2;
+        sum += if column.len() % 2 == 0 {
+            (column[middle - 1] + column[middle]) as f64 / 2.0
+        } else {
+            column[middle] as f64
+        };
     }
+    sum
 }
 
 impl Meter for Sets {
@@ -299,34 +305,44 @@ impl Meter for Sets {
         self.tape.erase();
         self.scout.prepare(plan)?;
         self.scout.taped(plan, &self.tape);
-        let mut times = [const { Vec::new() }; CONFIGS];
-        for repetition in 0..self.timed.len() {
+        let turns = |repetition: usize, chunk: usize| {
             // Another one comes first each time, so that no configuration always finds the caches as its neighbour left them.
-            for turn in 0..CONFIGS {
-                let config = (turn + repetition * 3 + self.chunks) % CONFIGS;
-                if let Some(replica) = &mut self.timed[repetition].replicas[config] {
+            (0..CONFIGS).map(move |turn| (turn + repetition * 3 + chunk) % CONFIGS)
+        };
+        let mut times = [const { Vec::new() }; CONFIGS];
+        for (repetition, set) in self.timed.iter_mut().enumerate() {
+            for config in turns(repetition, self.chunks) {
+                if let Some(replica) = &mut set.replicas[config] {
                     replica.prepare(plan)?;
                     self.tape.rewind();
-                    times[config].push(replica.timed(plan) as f64);
+                    let mut blocks = Blocks::default();
+                    replica.timed(plan, &mut blocks);
+                    times[config].push(blocks.cycles);
                 }
             }
         }
-        for (config, replica) in self.probed.replicas.iter_mut().enumerate() {
-            if let Some(replica) = replica {
-                replica.prepare(plan)?;
-                self.tape.rewind();
-                let mut runs = Runs::new(self.overhead);
-                replica.probed(plan, &mut runs);
-                self.maps[config] += runs.in_maps as f64;
-                self.unmaps[config] += runs.in_unmaps as f64;
+        let mut maps = [const { Vec::new() }; CONFIGS];
+        let mut unmaps = [const { Vec::new() }; CONFIGS];
+        for (repetition, set) in self.probed.iter_mut().enumerate() {
+            for config in turns(repetition, self.chunks) {
+                if let Some(replica) = &mut set.replicas[config] {
+                    replica.prepare(plan)?;
+                    self.tape.rewind();
+                    let mut runs = Runs::new(self.overhead);
+                    replica.probed(plan, &mut runs);
+                    maps[config].push(runs.in_maps);
+                    unmaps[config].push(runs.in_unmaps);
+                }
             }
         }
-        let full = &times[0];
-        self.spread.0 += full.iter().copied().fold(f64::INFINITY, f64::min);
-        self.spread.1 += full.iter().copied().fold(0.0, f64::max);
-        for (config, times) in times.iter_mut().enumerate() {
-            self.whole[config] += median(times);
+        for config in 0..CONFIGS {
+            self.whole[config] += sum_of_medians(&times[config]);
+            self.maps[config] += sum_of_medians(&maps[config]);
+            self.unmaps[config] += sum_of_medians(&unmaps[config]);
         }
+        let sums = times[0].iter().map(|blocks| blocks.iter().sum::<u64>());
+        self.spread.0 += sums.clone().min().unwrap_or(0) as f64;
+        self.spread.1 += sums.max().unwrap_or(0) as f64;
         self.chunks += 1;
         Ok(())
     }
@@ -334,7 +350,7 @@ impl Meter for Sets {
     fn finish(&self) -> Components {
         let totals = |of: &[f64; CONFIGS]| {
             let [full, no_find, a, at, ati, i, it, idle] = *of;
-            if self.probed.replicas[2].is_none() {
+            if self.timed.iter().all(|set| set.replicas[2].is_none()) {
                 // Identity: the whole is "other".
                 return Totals {
                     full,

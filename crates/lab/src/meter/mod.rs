@@ -29,7 +29,7 @@ mod tsc;
 pub use components::{Components, Cycles};
 pub use metered::{Meter, Sets};
 pub use queue::InvalidationQueue;
-pub use replica::{Bench, Clocked, Idle, Replica, Runs};
+pub use replica::{Bench, Blocks, Clocked, Idle, Replica, Runs};
 pub use stubs::{Immediate, NoFind, NullTable, Recorded, Tape};
 pub use tsc::cycles;
 

@@ -11,7 +11,7 @@ use ringfence_types::{DeviceId, DomainId, Invalidator, Iova, Nanos, PfnRange};
 
 use super::{Tape, cycles};
 use crate::error::LabError;
-use crate::plan::{Plan, Step};
+use crate::plan::{Plan, Step, Timed};
 use crate::replay::Held;
 
 /// The platform of a timed replay.
@@ -53,32 +53,68 @@ impl<I: Invalidator> Platform for Bench<I> {
     }
 }
 
-/// Reads the clock where runs of maps and runs of unmaps meet, or not at all.
+/// Steps that are timed together: long enough that reading the clock does not count, short enough that most are undisturbed by
+/// other processes.
+const BLOCK: usize = 1024;
+
+/// Reads the clock.
 pub trait Clocked {
+    /// A block begins.
+    fn begin(&mut self);
     /// A map comes next.
     fn map(&mut self);
     /// An unmap, or what belongs to one, comes next.
     fn unmap(&mut self);
+    /// The block ends.
+    fn end(&mut self);
 }
 
 /// The clock is not read.
 impl Clocked for () {
     #[inline]
+    fn begin(&mut self) {}
+    #[inline]
     fn map(&mut self) {}
     #[inline]
     fn unmap(&mut self) {}
+    #[inline]
+    fn end(&mut self) {}
 }
 
-/// Time in maps and in unmaps.
+/// Cycles of each block.
+#[derive(Debug, Default)]
+pub struct Blocks {
+    /// One a block.
+    pub cycles: Vec<u64>,
+    since: u64,
+}
+
+impl Clocked for Blocks {
+    #[inline]
+    fn begin(&mut self) {
+        self.since = cycles();
+    }
+    #[inline]
+    fn map(&mut self) {}
+    #[inline]
+    fn unmap(&mut self) {}
+    #[inline]
+    fn end(&mut self) {
+        self.cycles.push(cycles().saturating_sub(self.since));
+    }
+}
+
+/// Cycles of each block in maps and in unmaps: the clock is read where runs of either meet.
 #[derive(Debug, Default)]
 pub struct Runs {
-    /// Cycles in runs of maps.
-    pub in_maps: u64,
-    /// Cycles in runs of unmaps.
-    pub in_unmaps: u64,
+    /// In runs of maps, one a block.
+    pub in_maps: Vec<u64>,
+    /// In runs of unmaps, one a block.
+    pub in_unmaps: Vec<u64>,
+    now: (u64, u64),
     mapping: bool,
     since: u64,
-    /// What reading the clock costs.
+    /// What reading the clock twice costs.
     overhead: u64,
 }
 
@@ -91,11 +127,6 @@ impl Runs {
         }
     }
 
-    /// Begins at now.
-    pub fn start(&mut self) {
-        self.since = cycles();
-    }
-
     #[inline]
     fn turn(&mut self, mapping: bool) {
         if self.mapping != mapping {
@@ -104,15 +135,14 @@ impl Runs {
         }
     }
 
-    /// Adds the run that is open.
     #[inline]
-    pub fn close(&mut self) {
-        let now = cycles();
-        let spent = now.saturating_sub(self.since).saturating_sub(self.overhead);
+    fn close(&mut self) {
+        let spent = cycles().saturating_sub(self.since);
+        let spent = spent.saturating_sub(self.overhead);
         if self.mapping {
-            self.in_maps += spent;
+            self.now.0 += spent;
         } else {
-            self.in_unmaps += spent;
+            self.now.1 += spent;
         }
         self.since = cycles();
     }
@@ -120,12 +150,23 @@ impl Runs {
 
 impl Clocked for Runs {
     #[inline]
+    fn begin(&mut self) {
+        self.now = (0, 0);
+        self.since = cycles();
+    }
+    #[inline]
     fn map(&mut self) {
         self.turn(true);
     }
     #[inline]
     fn unmap(&mut self) {
         self.turn(false);
+    }
+    #[inline]
+    fn end(&mut self) {
+        self.close();
+        self.in_maps.push(self.now.0);
+        self.in_unmaps.push(self.now.1);
     }
 }
 
@@ -209,10 +250,24 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
         Ok(())
     }
 
-    /// Performs the steps of `plan`; returns the cycles it took and how many maps failed. With a tape, notes the ranges that the maps got.
-    pub fn run(&mut self, plan: &Plan, clock: &mut impl Clocked, tape: Option<&Tape>) -> u64 {
-        let start = cycles();
-        for timed in &plan.steps {
+    /// Performs the steps of `plan` and tells `clock` of each. With a tape, notes the ranges that the maps got.
+    pub fn run(&mut self, plan: &Plan, clock: &mut impl Clocked, tape: Option<&Tape>) {
+        for block in plan.steps.chunks(BLOCK) {
+            clock.begin();
+            self.run_block(plan, block, clock, tape);
+            clock.end();
+        }
+    }
+
+    #[inline]
+    fn run_block(
+        &mut self,
+        plan: &Plan,
+        block: &[Timed],
+        clock: &mut impl Clocked,
+        tape: Option<&Tape>,
+    ) {
+        for timed in block {
             self.platform.now = timed.time;
             match timed.step {
                 Step::Map {
@@ -311,7 +366,6 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
                 }
             }
         }
-        cycles().saturating_sub(start)
     }
 }
 
@@ -333,29 +387,31 @@ pub struct Idle {
 
 impl Idle {
     /// As [`Replica::run`].
-    pub fn run(&mut self, plan: &Plan, clock: &mut impl Clocked) -> u64 {
-        let start = cycles();
-        for timed in &plan.steps {
-            black_box(timed.time);
-            match timed.step {
-                Step::Map {
-                    id, first, count, ..
-                } => {
-                    clock.map();
-                    black_box(plan.segments(first, count));
-                    black_box(self.held.get_mut(id.index()));
+    pub fn run(&mut self, plan: &Plan, clock: &mut impl Clocked) {
+        for block in plan.steps.chunks(BLOCK) {
+            clock.begin();
+            for timed in block {
+                black_box(timed.time);
+                match timed.step {
+                    Step::Map {
+                        id, first, count, ..
+                    } => {
+                        clock.map();
+                        black_box(plan.segments(first, count));
+                        black_box(self.held.get_mut(id.index()));
+                    }
+                    Step::Unmap { id, .. } => {
+                        clock.unmap();
+                        black_box(self.held.get_mut(id.index()));
+                    }
+                    Step::EndBurst { device, .. } => {
+                        clock.unmap();
+                        black_box(device);
+                    }
+                    Step::Tick => clock.unmap(),
                 }
-                Step::Unmap { id, .. } => {
-                    clock.unmap();
-                    black_box(self.held.get_mut(id.index()));
-                }
-                Step::EndBurst { device, .. } => {
-                    clock.unmap();
-                    black_box(device);
-                }
-                Step::Tick => clock.unmap(),
             }
+            clock.end();
         }
-        cycles().saturating_sub(start)
     }
 }

@@ -348,7 +348,9 @@ impl<S: Space, F: Flush<S, u64>, X: Attacker> Judged<S, F, X> {
                         let pages = PfnRange::covering(&range);
                         let now = self.machine.now;
                         // What the policy flushed before it returned closes windows that were open before this one.
-                        self.close_windows_but(at.domain(), pages, bytes, now);
+                        // A flush that this unmap has triggered closes it at once.
+                        self.windows.open(at.domain(), pages, bytes, now);
+                        self.close_windows();
                     }
                 } else {
                     self.oracle.withhold(grant);
@@ -360,12 +362,6 @@ impl<S: Space, F: Flush<S, u64>, X: Attacker> Judged<S, F, X> {
         if used {
             self.attack(&Event::Unmapped(target));
         }
-    }
-
-    /// Opens the window of a range just unmapped, unless the flush that its own unmap triggered has closed it already.
-    fn close_windows_but(&mut self, domain: DomainId, range: PfnRange, bytes: u64, now: Nanos) {
-        self.windows.open(domain, range, bytes, now);
-        self.close_windows();
     }
 
     /// One access to each page of the buffer, in its direction.

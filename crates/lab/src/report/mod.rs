@@ -1,0 +1,31 @@
+//! Reports: what a comparison says, for people (terminal, Markdown, plots) and for programs (JSON, CSV).
+//!
+//! A [`Report`] is the one thing that all of them render. Nothing here computes a result; what is computed from rows, a recommendation,
+//! a condition, a difference, says from which.
+
+mod answers;
+mod compose;
+mod condition;
+mod csv;
+mod data;
+mod diff;
+mod grid;
+mod markdown;
+mod modes;
+mod notes;
+mod number;
+mod recommend;
+mod terminal;
+
+pub use answers::{Answer, ParseAnswerError};
+pub use compose::{ComposeError, compose};
+pub use condition::{Condition, ConditionError, Unmet};
+pub use csv::csv;
+pub use data::{ExecutedOn, Report, TraceNotes};
+pub use diff::{Change, Diff, DiffError, RowDiff};
+pub use grid::Look;
+pub use markdown::markdown;
+pub use modes::{ModeRow, mode_rows, modes_table};
+pub use notes::oddities;
+pub use recommend::recommend;
+pub use terminal::terminal;

@@ -10,10 +10,8 @@
 use ringfence_types::{Pfn, PfnRange};
 
 use crate::rbtree::{Index, NIL, RbTree};
+use crate::role::LAST_32BIT_PAGE;
 use crate::{AllocError, Allocation, Locked, RangeStore, Request, Reusable};
-
-/// Highest page of the 32-bit space ("dma_32bit_pfn").
-pub(crate) const LAST_32BIT_PAGE: u64 = 0xf_ffff;
 
 /// The allocator of Linux 3.4 behind one lock.
 pub type CachedRbTree<L> = Locked<CachedTree, L>;

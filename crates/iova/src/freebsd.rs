@@ -7,8 +7,8 @@
 
 use ringfence_types::{Pfn, PfnRange};
 
-use crate::cached_rbtree::LAST_32BIT_PAGE;
 use crate::rbtree::{Index, NIL, RbTree, Summary};
+use crate::role::LAST_32BIT_PAGE;
 use crate::{AllocError, Allocation, Locked, RangeStore, Request, Reusable};
 
 /// FreeBSD's allocator behind one lock.

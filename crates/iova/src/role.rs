@@ -80,6 +80,9 @@ impl Request {
     }
 }
 
+/// Highest page of the 32-bit space ("dma_32bit_pfn" in Linux).
+pub(crate) const LAST_32BIT_PAGE: u64 = 0xf_ffff;
+
 /// Bits of a page number.
 const PAGE_BITS: u8 = 52;
 

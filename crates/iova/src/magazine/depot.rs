@@ -6,9 +6,10 @@ use core::mem;
 use ringfence_types::{Pfn, PfnRange};
 
 use super::local::{Magazine, MagazineCpu, is_full};
-use super::{FIRST_32BIT, LAST_32BIT, MagazineLimits, ORDERS, POOLS, Pool};
+use super::{FIRST_32BIT, MagazineLimits, ORDERS, POOLS, Pool};
 use crate::free_space::FreeSpace;
 use crate::live::Live;
+use crate::role::LAST_32BIT_PAGE;
 use crate::{AllocError, RangeStore, Request, Reusable};
 
 /// Empty magazines kept for the next lease, per order. More are given back to the embedder's allocator.
@@ -213,7 +214,7 @@ impl Depot {
     pub(super) fn reclaim(&mut self, cpu: &mut MagazineCpu, limit: u64) -> bool {
         let pools = if limit < FIRST_32BIT {
             1
-        } else if limit <= LAST_32BIT {
+        } else if limit <= LAST_32BIT_PAGE {
             2
         } else {
             POOLS

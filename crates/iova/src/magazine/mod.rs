@@ -24,7 +24,7 @@ pub use depot::Depot;
 pub use local::MagazineCpu;
 
 use crate::live::Live;
-use crate::role::order_of;
+use crate::role::{LAST_32BIT_PAGE, order_of};
 use crate::{AllocError, Allocation, IovaAllocator, Request};
 
 /// Largest cached order: 2^10 pages, 4 MiB.
@@ -33,8 +33,6 @@ pub const MAX_ORDER: u32 = 10;
 const ORDERS: usize = MAX_ORDER as usize + 1;
 const POOLS: usize = 3;
 
-/// Highest page of the 32-bit space.
-const LAST_32BIT: u64 = 0xf_ffff;
 /// First page that needs 32 address bits: below it live the ranges that 24- to 31-bit devices can use.
 const FIRST_32BIT: u64 = 0x8_0000;
 /// Pages from here on are not cached: entries have 32 bits.
@@ -57,7 +55,7 @@ impl Pool {
     const fn of(lo: u64) -> Self {
         if lo < FIRST_32BIT {
             Self::Scarce
-        } else if lo <= LAST_32BIT {
+        } else if lo <= LAST_32BIT_PAGE {
             Self::Common
         } else {
             Self::High
@@ -179,7 +177,7 @@ impl<L: Lock<Depot>> Magazines<L> {
         }
         let order = order as usize;
         let reserve = reservation(request);
-        let cached = if request.limit.get() >= LAST_32BIT {
+        let cached = if request.limit.get() >= LAST_32BIT_PAGE {
             self.alloc_wide(cpu, order, request, &reserve)
         } else {
             self.alloc_narrow(cpu, order, request, &reserve)
@@ -199,7 +197,7 @@ impl<L: Lock<Depot>> Magazines<L> {
         reserve: &Request,
     ) -> Option<(u64, u32)> {
         let (pages, limit) = (request.pages, request.limit.get());
-        let above_4g = limit > LAST_32BIT;
+        let above_4g = limit > LAST_32BIT_PAGE;
         if let Some(lo) = cpu.pop_either(Pool::Common, order) {
             cpu.first = Pool::Common;
             return Some((lo, 0));
@@ -225,7 +223,7 @@ impl<L: Lock<Depot>> Magazines<L> {
                 return Some((lo, 0));
             }
             // From the top down: a page below 2 GiB means that the common pool has run dry.
-            if let Some((lo, steps)) = depot.take(reserve, LAST_32BIT) {
+            if let Some((lo, steps)) = depot.take(reserve, LAST_32BIT_PAGE) {
                 cpu.first = if lo < FIRST_32BIT {
                     Pool::Scarce
                 } else {
@@ -290,8 +288,8 @@ impl<L: Lock<Depot>> Magazines<L> {
         let reserve = reservation(request);
         let limit = reserve.limit.get();
         let found = self.depot.with(|depot| {
-            match depot.try_take(&reserve, limit.min(LAST_32BIT)) {
-                Err(AllocError::Exhausted { .. }) if limit > LAST_32BIT => {
+            match depot.try_take(&reserve, limit.min(LAST_32BIT_PAGE)) {
+                Err(AllocError::Exhausted { .. }) if limit > LAST_32BIT_PAGE => {
                     depot.try_take(&reserve, limit)
                 }
                 other => other,
@@ -380,7 +378,7 @@ impl<L: Lock<Depot>> IovaAllocator for Magazines<L> {
 
     #[inline]
     fn alloc(&self, cpu: &mut MagazineCpu, request: &Request) -> Result<Allocation, AllocError> {
-        let local = if request.limit.get() < LAST_32BIT {
+        let local = if request.limit.get() < LAST_32BIT_PAGE {
             None
         } else if request.pages == 1 && request.align_order == 0 && cpu.first == Pool::Common {
             cpu.pop_page()

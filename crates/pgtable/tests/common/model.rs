@@ -53,7 +53,7 @@ impl Model {
         if pages == 0 {
             return Err(MapError::Empty);
         }
-        if request.iova.get() % 4096 != 0 || request.pa.get() % 4096 != 0 {
+        if !request.iova.is_aligned(4096) || !request.pa.is_aligned(4096) {
             return Err(MapError::Misaligned);
         }
         if u128::from(request.pa.get() >> 12) + u128::from(pages) > 1 << (self.physical_bits - 12) {
@@ -107,8 +107,8 @@ impl Model {
             };
             size <= self.largest
                 && !linked
-                && at % size.granules() == 0
-                && pa % size.bytes() == 0
+                && at.is_multiple_of(size.granules())
+                && pa.is_multiple_of(size.bytes())
                 && left >= size.granules()
         };
         PageSize::ALL

@@ -3,6 +3,7 @@
 //! A space that translates never needs them, because its I/O virtual addresses lie where the device can reach; identity spaces do.
 
 use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{Direction, PhysAddr, PhysMemory, PhysRange};
@@ -181,10 +182,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let Some(slot) = pool.alloc(memory) else {
             return Err((buffer, beyond()));
         };
+        // Also from the device: it may write less than the whole, and what it leaves alone must come back as it was.
         let prepared = pool.scrub(platform.memory(), &slot).and_then(|()| {
-            if direction == Direction::FromDevice {
-                return Some(());
-            }
             copy(
                 platform.memory(),
                 memory.start(),
@@ -200,9 +199,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             Ok(placed) => Ok((
                 Mapping {
                     range: placed.range,
+                    domain: at.domain(),
                     direction,
                     bounce: Some(slot),
-                    buffer,
+                    buffer: ManuallyDrop::new(buffer),
                 },
                 placed,
             )),
@@ -227,12 +227,17 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             return Err(UnmapError {
                 device: at.device,
                 range: mapping.range,
-                reason: UnmapReason::NotAllocated(mapping.buffer),
+                reason: UnmapReason::NotAllocated(ManuallyDrop::into_inner(mapping.buffer)),
             });
         };
-        let range = mapping.range;
-        let direction = mapping.direction;
-        let outcome = self.take_down(cpu, platform, at, range, direction, mapping.buffer)?;
+        let Mapping {
+            range,
+            domain,
+            direction,
+            buffer,
+            ..
+        } = mapping;
+        let outcome = self.take_down(cpu, platform, at, domain, range, direction, buffer)?;
         pool.finish(platform.memory(), &slot, direction);
         Ok(outcome)
     }

@@ -2,7 +2,9 @@
 
 use alloc::vec::Vec;
 
-use ringfence_types::{Direction, FrameSource, InvalidationError, IovaRange, PhysAddr, PhysRange};
+use ringfence_types::{
+    Direction, DomainId, FrameSource, InvalidationError, IovaRange, PhysAddr, PhysRange,
+};
 
 use crate::flush::{Flush, Home};
 use crate::layer::GRANULE;
@@ -15,6 +17,7 @@ use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform};
 #[derive(Debug, PartialEq, Eq)]
 pub struct Coherent {
     range: IovaRange,
+    domain: DomainId,
     frames: Vec<PhysAddr>,
 }
 
@@ -35,7 +38,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// in an identity space they must come out so.
     ///
     /// # Errors
-    /// Nothing stays allocated.
+    /// Nothing stays allocated, unless the reason is [`MapReason::NotUndone`].
     pub fn alloc_coherent<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -68,10 +71,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         match self.place(cpu, platform, at, &pieces, Direction::Bidirectional) {
             Ok(placed) => Ok(Coherent {
                 range: placed.range,
+                domain: at.domain(),
                 frames,
             }),
             Err(reason) => {
-                give_back(platform, &frames);
+                // Frames that a device may still reach are nobody's any more.
+                if !matches!(reason, MapReason::NotUndone(_)) {
+                    give_back(platform, &frames);
+                }
                 Err(refused(at, pieces.first().copied(), reason))
             }
         }
@@ -89,6 +96,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         memory: Coherent,
     ) -> Result<(), FreeCoherentError> {
+        if memory.domain != at.domain() {
+            return Err(FreeCoherentError::NotMapped);
+        }
         self.extend(cpu);
         let (Some(space), Some(own)) = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index))
         else {

@@ -1,10 +1,10 @@
-//! Errors of the mapping layer. After a failed map the layer is as it was before the call.
+//! Errors of the mapping layer. After a failed map the layer is as it was before the call, but for [`MapReason::NotUndone`].
 
 use core::fmt;
 
 use ringfence_iova::AllocError;
 use ringfence_pgtable::{MapError as TableMapError, UnmapError as TableUnmapError};
-use ringfence_types::{DeviceId, Direction, InvalidationError, IovaRange, PhysRange};
+use ringfence_types::{DeviceId, Direction, DomainId, InvalidationError, IovaRange, PhysRange};
 
 use crate::flush::Cleared;
 
@@ -29,6 +29,8 @@ pub enum MapReason {
     TooLarge,
     /// The caller's array has no room for the segments that the device would be given.
     TooManySegments,
+    /// The boundary of the segment limits is no power of two, or smaller than a page.
+    BadLimits,
     /// No I/O virtual address.
     Alloc(AllocError),
     /// No translation could be installed.
@@ -43,6 +45,9 @@ pub enum MapReason {
     OutOfMemory,
     /// The attachment is not one of this layer.
     NotAttached,
+    /// The mapping failed half-way, and so did the invalidation that should undo it. The addresses are given up. No device was told of
+    /// them, but one that guessed them may still reach the first pieces: the buffer comes back exposed.
+    NotUndone(InvalidationError),
 }
 
 impl fmt::Display for MapReason {
@@ -51,6 +56,7 @@ impl fmt::Display for MapReason {
             Self::Empty => f.write_str("nothing to map"),
             Self::TooLarge => f.write_str("more pages than can be counted"),
             Self::TooManySegments => f.write_str("no room for the device's segments"),
+            Self::BadLimits => f.write_str("impossible segment boundary"),
             Self::Alloc(e) => e.fmt(f),
             Self::Table(e) => e.fmt(f),
             Self::BeyondMask => f.write_str("beyond the device's DMA mask, and no bounce buffer"),
@@ -58,6 +64,7 @@ impl fmt::Display for MapReason {
             Self::Flush(e) => e.fmt(f),
             Self::OutOfMemory => f.write_str("out of memory"),
             Self::NotAttached => f.write_str("device is not attached"),
+            Self::NotUndone(e) => write!(f, "half-way, and not undone: {e}"),
         }
     }
 }
@@ -101,6 +108,9 @@ pub enum UnmapReason<B> {
     NotFlushed(InvalidationError, Owed<B>),
     /// The attachment is not one of this layer.
     NotAttached(B),
+    /// The mapping belongs to this domain, which is not the attachment's (attack A25). Nothing was changed: the device still reaches the
+    /// buffer. [`Mapping::claim`](crate::Mapping::claim) it for its own device.
+    OtherDomain(DomainId, B),
 }
 
 /// A cleared range and its buffer whose invalidation has failed so far.
@@ -127,6 +137,7 @@ impl<B> fmt::Display for UnmapError<B> {
             }
             UnmapReason::NotFlushed(e, _) => e.fmt(f),
             UnmapReason::NotAttached(_) => f.write_str("device is not attached"),
+            UnmapReason::OtherDomain(domain, _) => write!(f, "mapped in domain {domain}"),
         }
     }
 }

@@ -3,10 +3,13 @@
 //! Map (rIOMMU Fig. 4): allocate an IOVA, install the translation, make it visible, return the address to write into the
 //! descriptor. Unmap (Fig. 6), in this order: remove the entry, purge the IOTLB, free the IOVA, hand the buffer up.
 
+use core::mem::ManuallyDrop;
+
 use ringfence_iova::AllocError;
-use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
+use ringfence_types::{Direction, DomainId, InvalidationError, IovaRange, PhysRange};
 
 use crate::flush::{Cleared, Flush, Home, Released, Retiring, Strict};
+use crate::mapping::Custody;
 use crate::space::{Placed, Space, UnmapRefusal};
 use crate::{
     Attachment, Cpu, Dma, MapError, MapReason, Mapping, Owed, Platform, UnmapError, UnmapReason,
@@ -31,9 +34,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             Ok(placed) => Ok((
                 Mapping {
                     range: placed.range,
+                    domain: at.domain(),
                     direction,
                     bounce: None,
-                    buffer,
+                    buffer: ManuallyDrop::new(buffer),
                 },
                 placed,
             )),
@@ -61,11 +65,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
         let Mapping {
             range,
+            domain,
             direction,
             buffer,
             ..
         } = mapping;
-        self.take_down(cpu, platform, at, range, direction, buffer)
+        self.take_down(cpu, platform, at, domain, range, direction, buffer)
     }
 
     /// Finds addresses for `pieces` and installs them; flushes and tries once more when addresses have run out.
@@ -118,23 +123,32 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     }
 
     /// Clears the translations of `range` and hands the rest to the flush policy.
+    #[allow(clippy::too_many_arguments)]
     #[inline]
     pub(crate) fn take_down<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
+        domain: DomainId,
         range: IovaRange,
         direction: Direction,
-        buffer: B,
+        buffer: Custody<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
         let failed = |reason| UnmapError {
             device: at.device,
             range,
             reason,
         };
-        if at.index >= cpu.spaces.len() {
+        // A queue that several domains share may hand this processor ranges of any of them to free.
+        if cpu.spaces.len() < self.spaces.len() {
             self.extend(cpu);
+        }
+        if domain != at.domain() {
+            return Err(failed(UnmapReason::OtherDomain(
+                domain,
+                ManuallyDrop::into_inner(buffer),
+            )));
         }
         let (Some(space), Some(shared), Some(own), Some(flush)) = (
             self.spaces.get(at.index),
@@ -142,15 +156,22 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             cpu.spaces.get_mut(at.index),
             cpu.flush.get_mut(at.index),
         ) else {
-            return Err(failed(UnmapReason::NotAttached(buffer)));
+            return Err(failed(UnmapReason::NotAttached(ManuallyDrop::into_inner(
+                buffer,
+            ))));
         };
         let gone = match space.unmap(own, platform, range) {
             Ok(gone) => gone,
             Err(UnmapRefusal::Table(error)) => {
-                return Err(failed(UnmapReason::Table(error, buffer)));
+                return Err(failed(UnmapReason::Table(
+                    error,
+                    ManuallyDrop::into_inner(buffer),
+                )));
             }
             Err(UnmapRefusal::NotAllocated) => {
-                return Err(failed(UnmapReason::NotAllocated(buffer)));
+                return Err(failed(UnmapReason::NotAllocated(
+                    ManuallyDrop::into_inner(buffer),
+                )));
             }
         };
         let home = Home {

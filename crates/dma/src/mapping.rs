@@ -1,18 +1,25 @@
 //! The tokens a driver holds while a device may reach its buffer.
 
-use ringfence_types::{Direction, Iova, IovaRange};
+use core::mem::ManuallyDrop;
 
-use crate::BounceSlot;
+use ringfence_types::{Direction, DomainId, Iova, IovaRange};
+
+use crate::{Attachment, BounceSlot};
+
+/// A buffer that must not be dropped while a device may reach it.
+pub(crate) type Custody<B> = ManuallyDrop<B>;
 
 /// A live mapping. Owns the driver's `buffer` until unmap hands it back, so that memory under DMA cannot be touched or
-/// freed by accident. `B` is whatever stands for the buffer in the embedder: a pinned page, an index, or `()`.
+/// freed by accident: a mapping that is dropped leaks its buffer, because the device still reaches it. `B` is whatever stands for the
+/// buffer in the embedder: a pinned page, an index, or `()`.
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mapping<B> {
     pub(crate) range: IovaRange,
+    pub(crate) domain: DomainId,
     pub(crate) direction: Direction,
     pub(crate) bounce: Option<BounceSlot>,
-    pub(crate) buffer: B,
+    pub(crate) buffer: Custody<B>,
 }
 
 impl<B> Mapping<B> {
@@ -40,21 +47,28 @@ impl<B> Mapping<B> {
         self.direction
     }
 
+    /// The domain whose devices reach it.
+    #[inline]
+    pub fn domain(&self) -> DomainId {
+        self.domain
+    }
+
     /// The bounce slot that stands in for the buffer, if any.
     #[inline]
     pub fn bounce(&self) -> Option<&BounceSlot> {
         self.bounce.as_ref()
     }
 
-    /// A mapping from what a driver remembers of it, for embedders whose interface passes addresses (Linux's `dma_unmap_page`). An
-    /// address that is not mapped is refused by unmap.
+    /// A mapping of the device `at` from what a driver remembers of it, for embedders whose interface passes addresses (Linux's
+    /// `dma_unmap_page`). An address that is not mapped is refused by unmap. A bounced mapping cannot be claimed.
     #[inline]
-    pub fn claim(range: IovaRange, direction: Direction, buffer: B) -> Self {
+    pub fn claim(at: &Attachment, range: IovaRange, direction: Direction, buffer: B) -> Self {
         Self {
             range,
+            domain: at.domain(),
             direction,
             bounce: None,
-            buffer,
+            buffer: ManuallyDrop::new(buffer),
         }
     }
 }

@@ -3,12 +3,15 @@
 
 use alloc::vec::Vec;
 use core::fmt;
+use core::mem::ManuallyDrop;
 
 use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
 
 use crate::flush::{Flush, Home, Retiring};
 use crate::space::{Remains, Space, UnmapRefusal};
-use crate::{Attachment, Cpu, Dma, MapError, Mapping, Owed, Platform, UnmapError, UnmapReason};
+use crate::{
+    Attachment, Cpu, Dma, MapError, MapReason, Mapping, Owed, Platform, UnmapError, UnmapReason,
+};
 
 /// One buffer of [`Dma::map_multi`].
 #[derive(Debug)]
@@ -52,7 +55,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Maps every buffer of `requests`, or none.
     ///
     /// # Errors
-    /// The requests come back in order; the layer is as before.
+    /// The requests come back in order; the layer is as before, unless the reason is [`MapReason::NotUndone`].
     pub fn map_multi<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -68,7 +71,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             direction,
         }) = requests.next()
         {
-            let (buffer, error) =
+            let (buffer, mut error) =
                 match self.map_single(cpu, platform, at, buffer, memory, direction) {
                     Ok((mapping, _)) => {
                         made.push((mapping, memory));
@@ -78,12 +81,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 };
             let mut back = Vec::with_capacity(made.len() + 1 + requests.len());
             for (mapping, memory) in made {
-                self.withdraw(cpu, platform, at, mapping.range);
+                if let Err(failed) = self.withdraw(cpu, platform, at, mapping.range) {
+                    error.reason = MapReason::NotUndone(failed);
+                }
                 if let (Some(pool), Some(slot)) = (&self.bounce, &mapping.bounce) {
                     pool.free(slot);
                 }
                 back.push(Request {
-                    buffer: mapping.buffer,
+                    buffer: ManuallyDrop::into_inner(mapping.buffer),
                     memory,
                     direction: mapping.direction,
                 });
@@ -164,10 +169,15 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let Mapping {
             range,
             direction,
+            domain,
             bounce,
             buffer,
         } = mapping;
-        let reason = match (self.spaces.get(at.index), cpu.spaces.get_mut(at.index)) {
+        let found = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index));
+        let reason = match found {
+            _ if domain != at.domain() => {
+                UnmapReason::OtherDomain(domain, ManuallyDrop::into_inner(buffer))
+            }
             (Some(space), Some(own)) => match space.unmap(own, platform, range) {
                 Ok(gone) => {
                     if let (Some(pool), Some(slot)) = (&self.bounce, &bounce) {
@@ -179,10 +189,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                         buffer,
                     });
                 }
-                Err(UnmapRefusal::Table(error)) => UnmapReason::Table(error, buffer),
-                Err(UnmapRefusal::NotAllocated) => UnmapReason::NotAllocated(buffer),
+                Err(UnmapRefusal::Table(error)) => {
+                    UnmapReason::Table(error, ManuallyDrop::into_inner(buffer))
+                }
+                Err(UnmapRefusal::NotAllocated) => {
+                    UnmapReason::NotAllocated(ManuallyDrop::into_inner(buffer))
+                }
             },
-            _ => UnmapReason::NotAttached(buffer),
+            _ => UnmapReason::NotAttached(ManuallyDrop::into_inner(buffer)),
         };
         Err(UnmapError {
             device: at.device,
@@ -193,6 +207,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 
     /// Takes a range down at once, whatever the policy, because nobody was told of it. If the invalidation fails, its addresses are
     /// given up rather than reused.
+    ///
+    /// # Errors
+    /// That invalidation failed.
     #[cold]
     pub(crate) fn withdraw<P: Platform>(
         &self,
@@ -200,7 +217,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         platform: &mut P,
         at: &Attachment,
         range: IovaRange,
-    ) {
+    ) -> Result<(), InvalidationError> {
         if let (Some(space), Some(own)) = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index))
             && let Ok(gone) = space.unmap(own, platform, range)
         {
@@ -209,7 +226,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 cpus: &mut cpu.spaces,
                 here: at.index,
             };
-            let _ = gone.purge(&mut home, platform);
+            return gone.purge(&mut home, platform);
         }
+        Ok(())
     }
 }

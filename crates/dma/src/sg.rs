@@ -1,20 +1,32 @@
 //! `map_sg` and `unmap_sg`: scatterlists.
 
-use ringfence_types::{Direction, Iova, IovaRange, PhysRange};
+use core::mem::ManuallyDrop;
+
+use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysRange};
 
 use crate::flush::Flush;
 use crate::layer::GRANULE;
 use crate::map::refused;
+use crate::mapping::Custody;
 use crate::space::Space;
 use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform, Segment, UnmapError};
 
-/// What a device accepts as one segment.
+/// What a device accepts as one segment. A piece that is longer than `max_bytes` is passed on as it is: who makes the list knows the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SgLimits {
-    /// Longest segment in bytes.
+    /// Longest segment in bytes that pieces are merged into.
     pub max_bytes: u64,
-    /// A segment never crosses a multiple of this power of two; `None` for no such limit.
+    /// A segment never crosses a multiple of this power of two, 4 KiB or more; `None` for no such limit. A piece that would cross one
+    /// where it is placed becomes several segments.
     pub boundary: Option<u64>,
+}
+
+impl SgLimits {
+    /// Whether the boundary is a power of two that pages do not cross.
+    fn are_valid(&self) -> bool {
+        self.boundary
+            .is_none_or(|b| b.is_power_of_two() && b >= GRANULE.bytes())
+    }
 }
 
 impl Default for SgLimits {
@@ -27,13 +39,14 @@ impl Default for SgLimits {
     }
 }
 
-/// A live scatterlist mapping; owns the driver's buffer until unmap.
+/// A live scatterlist mapping; owns the driver's buffer until unmap, and leaks it if dropped.
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct SgMapping<B> {
     range: IovaRange,
+    domain: DomainId,
     direction: Direction,
-    buffer: B,
+    buffer: Custody<B>,
     /// Steps that the allocator's search took.
     pub steps: u32,
 }
@@ -56,14 +69,15 @@ impl<B> SgMapping<B> {
     }
 }
 
-/// Writes the device's segments into `out`, merging those that are contiguous as far as `limits` allow.
+/// Writes the device's segments into `out`, merging those that are contiguous as far as `limits` allow and splitting those that
+/// cross a boundary.
 fn segments(
     ranges: impl Iterator<Item = IovaRange>,
     limits: SgLimits,
     out: &mut [Segment],
 ) -> Option<usize> {
     let mut used = 0_usize;
-    for range in ranges {
+    for range in ranges.flat_map(|range| split(range, limits.boundary)) {
         if let Some(last) = used.checked_sub(1).and_then(|i| out.get_mut(i))
             && last.range.last().checked_add(1) == Some(range.start())
             && let Some(merged) = IovaRange::inclusive(last.range.start(), range.last())
@@ -77,6 +91,21 @@ fn segments(
         used += 1;
     }
     Some(used)
+}
+
+/// The parts of a range between multiples of `boundary`.
+fn split(range: IovaRange, boundary: Option<u64>) -> impl Iterator<Item = IovaRange> {
+    let mut rest = Some(range);
+    core::iter::from_fn(move || {
+        let whole = rest.take()?;
+        if within(&whole, boundary) {
+            return Some(whole);
+        }
+        let block = boundary?;
+        let last = whole.start().align_down(block).wrapping_add(block - 1);
+        rest = IovaRange::inclusive(last.checked_add(1)?, whole.last());
+        IovaRange::inclusive(whole.start(), last)
+    })
 }
 
 /// Whether the range stays between two multiples of `boundary`.
@@ -96,7 +125,7 @@ fn placed<'a>(base: Iova, pieces: &'a [PhysRange]) -> impl Iterator<Item = IovaR
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Makes the pieces of a scatterlist reachable at consecutive pages. Returns the mapping and how many entries of `out` describe
-    /// it to the device: as many as there are pieces, or fewer where contiguous ones merge.
+    /// it to the device: as many as there are pieces, fewer where contiguous ones merge, more where one crosses a boundary.
     ///
     /// # Errors
     /// The buffer comes back; the layer is as before. Nothing is mapped if `out` is too short: it needs room for as many
@@ -114,23 +143,37 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         out: &mut [Segment],
     ) -> Result<(SgMapping<B>, usize), (B, MapError)> {
         let first = pieces.first().copied();
-        if out.len() < pieces.len() && segments(placed(Iova::ZERO, pieces), limits, out).is_none() {
+        if !limits.are_valid() {
+            return Err((buffer, refused(at, first, MapReason::BadLimits)));
+        }
+        // What no placement could make fit is refused before anything is mapped.
+        let anywhere = SgLimits {
+            boundary: None,
+            ..limits
+        };
+        if out.len() < pieces.len()
+            && segments(placed(Iova::ZERO, pieces), anywhere, out).is_none()
+        {
             return Err((buffer, refused(at, first, MapReason::TooManySegments)));
         }
         match self.place(cpu, platform, at, pieces, direction) {
             Ok(found) => {
                 let base = found.range.start().align_down(GRANULE.bytes());
                 let Some(used) = segments(placed(base, pieces), limits, out) else {
-                    // The addresses crossed a boundary that zero-based ones did not. No descriptor was written, but the device may
-                    // have guessed: the range is invalidated before it is free again.
-                    self.withdraw(cpu, platform, at, found.range);
-                    return Err((buffer, refused(at, first, MapReason::TooManySegments)));
+                    // Where the addresses lie decides what crosses a boundary. No descriptor was written, but the device may have
+                    // guessed: the range is invalidated before it is free again.
+                    let reason = match self.withdraw(cpu, platform, at, found.range) {
+                        Ok(()) => MapReason::TooManySegments,
+                        Err(failed) => MapReason::NotUndone(failed),
+                    };
+                    return Err((buffer, refused(at, first, reason)));
                 };
                 Ok((
                     SgMapping {
                         range: found.range,
+                        domain: at.domain(),
                         direction,
-                        buffer,
+                        buffer: ManuallyDrop::new(buffer),
                         steps: found.steps,
                     },
                     used,
@@ -170,8 +213,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             (Some(range), Some(used)) => Ok((
                 SgMapping {
                     range,
+                    domain: at.domain(),
                     direction,
-                    buffer,
+                    buffer: ManuallyDrop::new(buffer),
                     steps: 0,
                 },
                 used,
@@ -198,10 +242,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ) -> Result<F::Outcome, UnmapError<B>> {
         let SgMapping {
             range,
+            domain,
             direction,
             buffer,
             ..
         } = mapping;
-        self.take_down(cpu, platform, at, range, direction, buffer)
+        self.take_down(cpu, platform, at, domain, range, direction, buffer)
     }
 }

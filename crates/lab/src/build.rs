@@ -20,6 +20,7 @@ use ringfence_types::{
     CachedLevels, DomainId, FrameSource, Pfn, PfnRange, PhysAddr, PhysMemory, Unmapped,
 };
 
+use crate::any;
 use crate::error::LabError;
 use crate::meter::FlushFor;
 use crate::modes::{Alloc, FlushKind, Mode, TableKind};
@@ -109,17 +110,17 @@ pub trait Job {
         F: FlushFor<A, T> + 'static;
 }
 
-type Single<T> = RefCell<T>;
-type Tree = Locked<CachedTree, Single<CachedTree>>;
-type Freelists = Locked<Eiovar<CachedTree>, Single<Eiovar<CachedTree>>>;
-type Next = Bitmap<Single<BitmapState>>;
-type Gas = Locked<FreeBsdTree, Single<FreeBsdTree>>;
-type Rcache = LinuxRcache<CachedTree, Single<RcacheShared<CachedTree>>>;
-type Product = Magazines<Single<Depot>>;
-type Queue = Deferred<Single<ringfence_dma::flush::DeferredQueue>>;
-type Queues = PerCpuQueue<Single<Ring>, Single<Vec<Arc<Single<Ring>>>>>;
-type Plain = PlainTable<SecondStage>;
-type Cached = CachedTable<SecondStage>;
+pub(crate) type Single<T> = RefCell<T>;
+pub(crate) type Tree = Locked<CachedTree, Single<CachedTree>>;
+pub(crate) type Freelists = Locked<Eiovar<CachedTree>, Single<Eiovar<CachedTree>>>;
+pub(crate) type Next = Bitmap<Single<BitmapState>>;
+pub(crate) type Gas = Locked<FreeBsdTree, Single<FreeBsdTree>>;
+pub(crate) type Rcache = LinuxRcache<CachedTree, Single<RcacheShared<CachedTree>>>;
+pub(crate) type Product = Magazines<Single<Depot>>;
+pub(crate) type Queue = Deferred<Single<ringfence_dma::flush::DeferredQueue>>;
+pub(crate) type Queues = PerCpuQueue<Single<Ring>, Single<Vec<Arc<Single<Ring>>>>>;
+pub(crate) type Plain = PlainTable<SecondStage>;
+pub(crate) type Cached = CachedTable<SecondStage>;
 
 /// A table that gives empty pages back (FreeBSD). `WHOLE` writes back the whole table page at every unmap, as documented; else what was
 /// touched, as repaired.
@@ -194,14 +195,14 @@ const WHOLE_SPACE: u64 = (1 << 36) - 1;
 /// The bitmap of the document covers 4 GiB.
 const LOW_SPACE: u64 = (1 << 20) - 1;
 
-fn tree(_: Alloc) -> Result<Tree, LabError> {
+pub(crate) fn tree(_: Alloc) -> Result<Tree, LabError> {
     Ok(Locked::new(
         CachedTree::new(space(WHOLE_SPACE)?),
         RefCell::new,
     ))
 }
 
-fn freelists(answer: Alloc) -> Result<Freelists, LabError> {
+pub(crate) fn freelists(answer: Alloc) -> Result<Freelists, LabError> {
     let capacity = match answer {
         Alloc::Eiovar(Some(k)) => Capacity::AtMost(k),
         _ => Capacity::Unbounded,
@@ -210,29 +211,29 @@ fn freelists(answer: Alloc) -> Result<Freelists, LabError> {
     Ok(Locked::new(Eiovar::new(tree, capacity), RefCell::new))
 }
 
-fn bitmap(_: Alloc) -> Result<Next, LabError> {
+pub(crate) fn bitmap(_: Alloc) -> Result<Next, LabError> {
     Ok(Bitmap::new(space(LOW_SPACE)?, RefCell::new)?)
 }
 
-fn bitmap_literal(_: Alloc) -> Result<Next, LabError> {
+pub(crate) fn bitmap_literal(_: Alloc) -> Result<Next, LabError> {
     Ok(Bitmap::literal(space(LOW_SPACE)?, RefCell::new)?)
 }
 
-fn gas(_: Alloc) -> Result<Gas, LabError> {
+pub(crate) fn gas(_: Alloc) -> Result<Gas, LabError> {
     Ok(Locked::new(
         FreeBsdTree::new(space(WHOLE_SPACE)?),
         RefCell::new,
     ))
 }
 
-fn rcache(_: Alloc) -> Result<Rcache, LabError> {
+pub(crate) fn rcache(_: Alloc) -> Result<Rcache, LabError> {
     Ok(LinuxRcache::new(
         CachedTree::new(space(WHOLE_SPACE)?),
         RefCell::new,
     ))
 }
 
-fn product(_: Alloc) -> Result<Product, LabError> {
+pub(crate) fn product(_: Alloc) -> Result<Product, LabError> {
     Ok(Magazines::new(
         space(WHOLE_SPACE)?,
         MagazineLimits::DEFAULT,
@@ -240,16 +241,16 @@ fn product(_: Alloc) -> Result<Product, LabError> {
     )?)
 }
 
-fn queue() -> Queue {
+pub(crate) fn queue() -> Queue {
     Deferred::new(RefCell::new)
 }
 
-fn queues() -> Queues {
+pub(crate) fn queues() -> Queues {
     PerCpuQueue::new(QueueConfig::default(), RefCell::new, RefCell::new)
 }
 
-/// Calls the job with the types of `mode`. Modes whose parts were never put together by name are put together here from parts that dispatch
-/// at each operation: see [`compose`](crate::compose).
+/// Calls the job with the types of `mode`. Rows without a name are put together from parts that dispatch at each operation
+/// ([`any`](crate::any)).
 pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
     use Rounding::{Exact, PowerOfTwo};
     use {Alloc as A, FlushKind as F, TableKind as T};
@@ -309,6 +310,6 @@ pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
         (A::Magazine, T::CachedRadix, F::Burst) => {
             job.paged::<Product, Cached, Burst>(recipe(mode, product, Burst::default, Exact))
         }
-        _ => return Err(LabError::NotBuilt(mode.name.clone())),
+        _ => return any::dispatch(mode, job),
     })
 }

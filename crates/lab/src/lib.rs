@@ -4,6 +4,7 @@
 //! answers into types; [`replay`] performs the plan with devices, hardware and [`oracle`]; [`meter`] times the layer alone;
 //! [`compare`] puts a row together from both.
 
+mod any;
 pub mod build;
 pub mod compare;
 mod error;

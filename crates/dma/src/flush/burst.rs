@@ -1,11 +1,13 @@
 //! Burst release: buffers are withheld until one invalidation for the whole burst.
 
 use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
 
 use ringfence_types::{Direction, InvalidationError};
 
 use super::batch::submit_and_release;
 use super::{Flush, Home, RangeBatch, Retiring, Withheld};
+use crate::mapping::Custody;
 use crate::space::{Gone, Space};
 use crate::{Owed, Platform};
 
@@ -18,7 +20,8 @@ pub struct Burst {
 }
 
 impl Burst {
-    /// Bursts of at most `longest` unmaps: a longer one is invalidated in parts, so that the memory held back is bounded.
+    /// Bursts of at most `longest` unmaps: a longer one is invalidated in parts, so that the addresses held back and the work of one
+    /// burst's end are bounded. The buffers of all parts come back at the end.
     pub const fn new(longest: usize) -> Self {
         Self { longest }
     }
@@ -40,7 +43,7 @@ pub struct BurstCpu<B> {
 struct Open<B> {
     ranges: RangeBatch,
     /// Buffers of `ranges`, still reachable.
-    withheld: Vec<B>,
+    withheld: Vec<Custody<B>>,
     /// Buffers whose part of the burst has been invalidated already.
     safe: Vec<B>,
 }
@@ -59,7 +62,8 @@ impl Burst {
         let (ranges, result) = submit_and_release(request, ranges, home, platform);
         open.ranges = ranges;
         if result.is_ok() {
-            open.safe.append(&mut open.withheld);
+            let safe = open.withheld.drain(..).map(ManuallyDrop::into_inner);
+            open.safe.extend(safe);
         }
         result
     }

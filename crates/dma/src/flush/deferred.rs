@@ -1,5 +1,7 @@
 //! Per batch, for the whole unit: Linux 3.4's deferred mode (OS11).
 
+use core::mem::ManuallyDrop;
+
 use ringfence_types::{Invalidation, InvalidationError, Lock, Nanos};
 
 use super::batch::submit_and_release;
@@ -106,7 +108,7 @@ impl<S: Space<Gone = Gone>, B, L: Lock<DeferredQueue>> Flush<S, B> for Deferred<
                 // On a failure the ranges stay queued and unusable; the next unmap tries again.
                 let _ = Self::flush_queue(queue, &mut home, platform);
             }
-            Ok(ReleasedStale(item.buffer))
+            Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
         })
     }
 

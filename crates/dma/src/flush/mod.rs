@@ -17,9 +17,11 @@ pub use per_wrap::PerWrap;
 pub use strict::Strict;
 
 use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
 
 use ringfence_types::{Direction, Flushed, InvalidationError};
 
+use crate::mapping::Custody;
 use crate::space::{Gone, Space};
 use crate::{Owed, Platform};
 
@@ -28,7 +30,7 @@ use crate::{Owed, Platform};
 pub struct Cleared<B> {
     pub(crate) gone: Gone,
     pub(crate) direction: Direction,
-    pub(crate) buffer: B,
+    pub(crate) buffer: Custody<B>,
 }
 
 /// The buffer is back and no device can reach it.
@@ -48,14 +50,17 @@ pub struct Withheld;
 
 /// What unmap gives back, for code that is generic over policies.
 pub trait Outcome<B> {
-    /// Whether a device may still reach the buffer.
-    const STALE: bool;
+    /// Whether the buffer is back while a device may still reach it.
+    fn is_stale(&self) -> bool;
     /// The buffer, if it is back.
     fn into_buffer(self) -> Option<B>;
 }
 
 impl<B> Outcome<B> for Released<B> {
-    const STALE: bool = false;
+    #[inline]
+    fn is_stale(&self) -> bool {
+        false
+    }
     #[inline]
     fn into_buffer(self) -> Option<B> {
         Some(self.0)
@@ -63,7 +68,10 @@ impl<B> Outcome<B> for Released<B> {
 }
 
 impl<B> Outcome<B> for ReleasedStale<B> {
-    const STALE: bool = true;
+    #[inline]
+    fn is_stale(&self) -> bool {
+        true
+    }
     #[inline]
     fn into_buffer(self) -> Option<B> {
         Some(self.0)
@@ -71,7 +79,10 @@ impl<B> Outcome<B> for ReleasedStale<B> {
 }
 
 impl<B> Outcome<B> for Withheld {
-    const STALE: bool = false;
+    #[inline]
+    fn is_stale(&self) -> bool {
+        false
+    }
     #[inline]
     fn into_buffer(self) -> Option<B> {
         None
@@ -236,8 +247,8 @@ pub struct Retiring<S: Space, B> {
     pub gone: S::Gone,
     /// The direction of the mapping.
     pub direction: Direction,
-    /// The buffer.
-    pub buffer: B,
+    /// The buffer; it may only be let go of once no device reaches it, or the policy's outcome says that one still may.
+    pub buffer: ManuallyDrop<B>,
 }
 
 impl<S: Space<Gone = Gone>, B> Retiring<S, B> {

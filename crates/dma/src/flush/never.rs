@@ -1,5 +1,7 @@
 //! Never: spaces in which nothing is installed per mapping.
 
+use core::mem::ManuallyDrop;
+
 use ringfence_types::InvalidationError;
 
 use super::{Flush, Home, ReleasedStale, Retiring};
@@ -28,6 +30,6 @@ impl<S: Space<Gone = Untouched>, B> Flush<S, B> for Never {
         _platform: &mut P,
         item: Retiring<S, B>,
     ) -> Result<ReleasedStale<B>, (InvalidationError, Owed<B>)> {
-        Ok(ReleasedStale(item.buffer))
+        Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
     }
 }

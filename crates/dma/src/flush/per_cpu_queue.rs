@@ -2,8 +2,9 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
 
-use ringfence_types::{Invalidation, InvalidationError, Lock, Nanos};
+use ringfence_types::{DrainUnmapped, Invalidation, InvalidationError, Lock, Nanos};
 
 use super::batch::submit_and_release;
 use super::{Flush, Home, RangeBatch, ReleasedStale, Retiring};
@@ -34,10 +35,19 @@ impl Default for QueueConfig {
 pub struct Ring {
     batch: RangeBatch,
     armed: Nanos,
+    /// Ranges of this ring that a timer is flushing at the moment. They count as queued, because they come back if it fails.
+    lent: usize,
+}
+
+impl Ring {
+    fn is_full(&self, config: &QueueConfig) -> bool {
+        self.batch.len().saturating_add(self.lent) >= config.entries
+    }
 }
 
 /// Each processor queues its unmapped ranges in a ring of its own; a full ring flushes the domain and frees that ring, a timer
-/// flushes the domain and frees all of its rings. The rings' locks are uncontended but for the timer.
+/// flushes the domain and frees all of its rings. The rings' locks are uncontended but for the timer. A ring never holds more than its
+/// entries and one, even if the timer's flush fails again and again.
 #[derive(Debug)]
 pub struct PerCpuQueue<L, M> {
     config: QueueConfig,
@@ -63,6 +73,7 @@ impl<L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
         Ring {
             batch: RangeBatch::with_capacity(self.config.entries),
             armed: Nanos(0),
+            lent: 0,
         }
     }
 
@@ -73,6 +84,9 @@ impl<L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
         platform: &mut P,
         domain: ringfence_types::DomainId,
     ) -> Result<(), InvalidationError> {
+        if ring.batch.is_empty() {
+            return Ok(());
+        }
         let batch = core::mem::replace(&mut ring.batch, RangeBatch::with_capacity(0));
         let (batch, result) =
             submit_and_release(Invalidation::Domain(domain), batch, home, platform);
@@ -89,23 +103,49 @@ impl<L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> PerCpuQueue<L, M> {
     ) -> Result<(), InvalidationError> {
         let domain = home.domain();
         let mut all = RangeBatch::with_capacity(0);
+        let mut lenders: Vec<(Arc<L>, usize)> = Vec::new();
         rings.with(|rings| {
             for ring in rings.iter() {
-                ring.with(|ring| all.append(&mut ring.batch));
+                let count = ring.with(|ring| {
+                    let count = ring.batch.len();
+                    ring.lent = ring.lent.saturating_add(count);
+                    all.append(&mut ring.batch);
+                    count
+                });
+                if count > 0 {
+                    lenders.push((Arc::clone(ring), count));
+                }
             }
         });
-        if all.is_empty() {
+        if lenders.is_empty() {
             return Ok(());
         }
         let (mut left, result) =
             submit_and_release(Invalidation::Domain(domain), all, home, platform);
-        if result.is_err() {
-            // Keep the ranges unusable and try again with the first ring.
-            rings.with(|rings| {
-                if let Some(ring) = rings.first() {
-                    ring.with(|ring| ring.batch.append(&mut left));
+        // After a failure each ring has its own ranges back, unusable until another flush, so that no ring outgrows its bound.
+        let levels = left.levels();
+        let mut lenders = lenders.into_iter();
+        let mut current = lenders.next();
+        left.drain_unmapped(|unmapped| {
+            while let Some((ring, count)) = &mut current {
+                if *count > 0 {
+                    *count -= 1;
+                    let gone = Gone {
+                        unmapped,
+                        levels,
+                        tables: (),
+                    };
+                    ring.with(|ring| {
+                        ring.lent = ring.lent.saturating_sub(1);
+                        ring.batch.push(gone);
+                    });
+                    return;
                 }
-            });
+                current = lenders.next();
+            }
+        });
+        for (ring, count) in current.into_iter().chain(lenders) {
+            ring.with(|ring| ring.lent = ring.lent.saturating_sub(count));
         }
         result
     }
@@ -124,7 +164,13 @@ impl<S: Space<Gone = Gone>, B, L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> Flush<S, B>
 
     fn per_cpu(&self, rings: &M) -> Arc<L> {
         let ring = Arc::new((self.ring_lock)(self.empty_ring()));
-        rings.with(|rings| rings.push(Arc::clone(&ring)));
+        rings.with(|rings| {
+            // Rings of handles that are gone are forgotten once they are empty.
+            rings.retain(|ring| {
+                Arc::strong_count(ring) > 1 || ring.with(|ring| !ring.batch.is_empty())
+            });
+            rings.push(Arc::clone(&ring));
+        });
         ring
     }
 
@@ -141,7 +187,7 @@ impl<S: Space<Gone = Gone>, B, L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> Flush<S, B>
         let now = platform.now();
         let domain = item.gone.unmapped.domain();
         own.with(|ring| {
-            if ring.batch.len() >= self.config.entries {
+            if ring.is_full(&self.config) {
                 // A failed flush keeps the ranges queued, and this mapping is still owed: memory stays bounded.
                 if let Err(error) = Self::flush_ring(ring, &mut home, platform, domain) {
                     return Err((error, item.into_owed()));
@@ -151,7 +197,7 @@ impl<S: Space<Gone = Gone>, B, L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> Flush<S, B>
                 ring.armed = now;
             }
             ring.batch.push(item.gone);
-            Ok(ReleasedStale(item.buffer))
+            Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
         })
     }
 

@@ -1,5 +1,7 @@
 //! Per wrap: the bitmap's policy (AL10).
 
+use core::mem::ManuallyDrop;
+
 use ringfence_types::{InvalidationError, Unmapped};
 
 use super::{Flush, Home, ReleasedStale, Retiring};
@@ -31,6 +33,6 @@ impl<S: Space<Gone = Gone, Returned = Unmapped>, B> Flush<S, B> for PerWrap {
     ) -> Result<ReleasedStale<B>, (InvalidationError, Owed<B>)> {
         home.sync(platform);
         home.release_here(item.gone.unmapped);
-        Ok(ReleasedStale(item.buffer))
+        Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
     }
 }

@@ -1,11 +1,13 @@
 //! Per unmap: the strict mode of every document (OS09).
 
 use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
 
 use ringfence_types::{Direction, DrainUnmapped, InvalidationError, Pending};
 
 use super::batch::submit_and_release;
 use super::{Cleared, Flush, Home, RangeBatch, Released, Retiring};
+use crate::mapping::Custody;
 use crate::space::{Gone, Space, TablePages};
 use crate::{Owed, Platform};
 
@@ -22,7 +24,7 @@ impl Strict {
         platform: &mut P,
         gone: Gone<T>,
         direction: Direction,
-        buffer: B,
+        buffer: Custody<B>,
     ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
         home.sync(platform);
         let request = gone.request();
@@ -48,7 +50,7 @@ impl Strict {
                 let (range, tables) = flushed.split();
                 T::release(tables, platform);
                 home.release(range);
-                Ok(Released(buffer))
+                Ok(Released(ManuallyDrop::into_inner(buffer)))
             }
             Err((pending, error)) => Err((error, owed(pending.abandon().0, buffer))),
         }
@@ -112,7 +114,10 @@ impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
         let (mut left, result) = submit_and_release(request, batch, &mut home, platform);
         match result {
             Ok(()) => {
-                buffers.into_iter().map(|(_, buffer)| buffer).for_each(each);
+                buffers
+                    .into_iter()
+                    .map(|(_, buffer)| ManuallyDrop::into_inner(buffer))
+                    .for_each(each);
                 Ok(())
             }
             Err(error) => {

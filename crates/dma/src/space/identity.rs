@@ -46,7 +46,11 @@ impl Space for Identity {
             return Err(MapReason::Empty);
         };
         let contiguous = pieces.windows(2).all(|pair| match pair {
-            [a, b] => a.last().checked_add(1) == Some(b.start()),
+            // Only where pages meet is "contiguous" also "at consecutive pages", which is what the role promises.
+            [a, b] => {
+                a.last().checked_add(1) == Some(b.start())
+                    && b.start().is_aligned(PageSize::Size4K.bytes())
+            }
             _ => true,
         });
         if !contiguous {

@@ -138,7 +138,7 @@ pub trait Space {
     /// Makes `pieces` reachable at consecutive I/O virtual pages, each piece at its own offset in its first page.
     ///
     /// # Errors
-    /// The state is unchanged.
+    /// The state is unchanged, but for [`MapReason::NotUndone`].
     fn map<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,

@@ -3,7 +3,7 @@
 use ringfence_iova::{AllocError, IovaAllocator, Request};
 use ringfence_pgtable::MapRequest;
 use ringfence_types::{
-    CachedLevels, DomainId, Flushed, IovaRange, PageSize, Pending, Permissions, Pfn, PfnRange,
+    CachedLevels, DomainId, Flushed, InvalidationError, IovaRange, PageSize, Pending, Permissions, Pfn, PfnRange,
     PhysRange, Unmapped, WholeDomain,
 };
 
@@ -98,7 +98,8 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
     }
 
     /// Undoes a partly installed mapping. The device may already have walked to the pieces that were installed, so the range is
-    /// invalidated before it is free again; if even that fails, the addresses are given up.
+    /// invalidated before it is free again; if even that fails, the addresses are given up, and the caller is told that the pieces may
+    /// still be reached.
     #[cold]
     fn roll_back<P: Platform>(
         &self,
@@ -106,7 +107,7 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
         platform: &mut P,
         reserved: PfnRange,
         installed: Option<PfnRange>,
-    ) {
+    ) -> Result<(), InvalidationError> {
         let gone = match installed {
             Some(range) => self.table.unmap(&mut cpu.table, platform, range).ok(),
             None => {
@@ -116,10 +117,10 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
         };
         // Without an answer somebody else cleared what this call installed: nothing is freed that is not understood.
         let Some((unmapped, levels, tables)) = gone else {
-            return;
+            return Ok(());
         };
         let Ok(unmapped) = unmapped.widen(reserved) else {
-            return;
+            return Ok(());
         };
         self.table.sync(&mut cpu.table, platform);
         let gone = Gone {
@@ -129,12 +130,22 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
         };
         let request = gone.request();
         let batch = (gone.unmapped, gone.tables);
-        if let Ok(pending) = Pending::submit(platform.invalidator(), request, batch)
-            && let Ok(flushed) = pending.wait(platform.invalidator())
-        {
-            let (range, tables) = flushed.split();
-            T::Pages::release(tables, platform);
-            self.allocator.free(&mut cpu.allocator, range.into());
+        let flushed = Pending::submit(platform.invalidator(), request, batch)
+            .map_err(|(_, error)| error)
+            .and_then(|pending| {
+                let done = pending.wait(platform.invalidator());
+                done.map_err(|(_, error)| error)
+            });
+        match flushed {
+            Ok(flushed) => {
+                let (range, tables) = flushed.split();
+                T::Pages::release(tables, platform);
+                self.allocator.free(&mut cpu.allocator, range.into());
+                Ok(())
+            }
+            // Nothing was there to be cached.
+            Err(_) if installed.is_none() => Ok(()),
+            Err(error) => Err(error),
         }
     }
 }
@@ -202,8 +213,12 @@ impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
             };
             if let Err(error) = installed {
                 let installed = PfnRange::new(found.range.lo(), done);
-                self.roll_back(cpu, platform, found.range, installed);
-                return Err(MapReason::Table(error));
+                return Err(
+                    match self.roll_back(cpu, platform, found.range, installed) {
+                        Ok(()) => MapReason::Table(error),
+                        Err(failed) => MapReason::NotUndone(failed),
+                    },
+                );
             }
             done += count;
         }

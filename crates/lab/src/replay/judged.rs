@@ -342,9 +342,10 @@ impl<S: Space, F: Flush<S, u64>, X: Attacker> Judged<S, F, X> {
         self.live -= 1;
         match outcome {
             Ok(outcome) => {
+                let stale = outcome.is_stale();
                 if outcome.into_buffer().is_some() {
                     self.oracle.release(grant);
-                    if F::Outcome::STALE {
+                    if stale {
                         let pages = PfnRange::covering(&range);
                         let now = self.machine.now;
                         // What the policy flushed before it returned closes windows that were open before this one.

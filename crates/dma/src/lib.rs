@@ -9,6 +9,7 @@
 //! | `layer.rs` | the layer of one IOMMU: domains, attach, per-CPU handles |
 //! | `map.rs` | `map_single`, `unmap_single`: the path of one DMA |
 //! | `sg.rs`, `multi.rs`, `coherent.rs` | the other shapes of mapping |
+//! | `premapped.rs` | buffers mapped once and used many times |
 //! | `bounce.rs` | memory that the device cannot reach |
 //! | `space/` | answers to questions 1 and 2 |
 //! | `flush/` | answers to question 3 |
@@ -26,6 +27,7 @@ mod map;
 mod mapping;
 mod multi;
 mod platform;
+mod premapped;
 mod sg;
 pub mod space;
 
@@ -35,7 +37,8 @@ pub use error::{MapError, MapReason, Owed, UnmapError, UnmapReason};
 pub use flush::{Flush, Outcome, Released, ReleasedStale, Withheld};
 pub use layer::{AttachError, Attachment, Cpu, Dma};
 pub use mapping::{Mapping, Segment};
-pub use multi::{MultiError, Request};
+pub use multi::{MultiError, Refused, Request};
 pub use platform::Platform;
+pub use premapped::{Loan, Posted, Premapped, PremappedError};
 pub use sg::{SgLimits, SgMapping};
 pub use space::Space;

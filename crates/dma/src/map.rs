@@ -169,9 +169,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 )));
             }
             Err(UnmapRefusal::NotAllocated) => {
-                return Err(failed(UnmapReason::NotAllocated(
-                    ManuallyDrop::into_inner(buffer),
-                )));
+                return Err(failed(UnmapReason::NotAllocated(ManuallyDrop::into_inner(
+                    buffer,
+                ))));
             }
         };
         let home = Home {

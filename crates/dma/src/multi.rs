@@ -24,6 +24,9 @@ pub struct Request<B> {
     pub direction: Direction,
 }
 
+/// The requests of a [`Dma::map_multi`] that mapped nothing, in order, and why.
+pub type Refused<B> = (Vec<Request<B>>, MapError);
+
 /// What a call to [`Dma::unmap_multi`] could not do. Mappings that are not named here are unmapped, and their buffers were handed up.
 #[derive(Debug)]
 pub struct MultiError<B> {
@@ -62,7 +65,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         platform: &mut P,
         at: &Attachment,
         requests: Vec<Request<B>>,
-    ) -> Result<Vec<Mapping<B>>, (Vec<Request<B>>, MapError)> {
+    ) -> Result<Vec<Mapping<B>>, Refused<B>> {
         let mut made: Vec<(Mapping<B>, PhysRange)> = Vec::with_capacity(requests.len());
         let mut requests = requests.into_iter();
         while let Some(Request {

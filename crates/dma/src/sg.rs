@@ -151,8 +151,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             boundary: None,
             ..limits
         };
-        if out.len() < pieces.len()
-            && segments(placed(Iova::ZERO, pieces), anywhere, out).is_none()
+        if out.len() < pieces.len() && segments(placed(Iova::ZERO, pieces), anywhere, out).is_none()
         {
             return Err((buffer, refused(at, first, MapReason::TooManySegments)));
         }

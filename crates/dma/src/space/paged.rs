@@ -3,8 +3,8 @@
 use ringfence_iova::{AllocError, IovaAllocator, Request};
 use ringfence_pgtable::MapRequest;
 use ringfence_types::{
-    CachedLevels, DomainId, Flushed, InvalidationError, IovaRange, PageSize, Pending, Permissions, Pfn, PfnRange,
-    PhysRange, Unmapped, WholeDomain,
+    CachedLevels, DomainId, Flushed, InvalidationError, IovaRange, PageSize, Pending, Permissions,
+    Pfn, PfnRange, PhysRange, Unmapped, WholeDomain,
 };
 
 use super::{Gone, Limits, Placed, Space, TablePages, Translations, UnmapRefusal};

@@ -5,6 +5,7 @@
 //! physical addresses, each paired with its partner. Both stream: memory does not grow with the trace.
 #![forbid(unsafe_code)]
 
+mod anonymise;
 mod devices;
 mod error;
 mod info;
@@ -12,9 +13,12 @@ mod input;
 mod op;
 mod options;
 mod pair;
+mod record;
+mod render;
 mod summary;
 pub mod text;
 
+pub use anonymise::{Anonymise, AnonymiseError};
 pub use devices::{Device, DeviceKind, Devices};
 pub use error::{Field, Malformed, TraceError};
 pub use info::{Bursts, DeviceInfo, Flow, Info, Pages};
@@ -22,6 +26,8 @@ pub use input::Source;
 pub use op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
 pub use options::{Attribution, Options};
 pub use pair::Operations;
+pub use record::{RecordError, Recorded, Recording, Workload};
+pub use render::render;
 pub use summary::{DeviceSummary, Summary};
 
 /// A small real trace: an e1000e NIC's driver loading, sending and receiving; how it was cut stands in

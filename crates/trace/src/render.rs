@@ -1,0 +1,191 @@
+//! Raw events back to text, as tracefs prints them.
+
+use std::fmt::{self, Write};
+
+use ringfence_types::{Direction, Nanos};
+
+use crate::text::{RawChunk, RawEvent, RawKind};
+
+/// Writes one event as a line, without its end. `device` names a device; the name is written as it is.
+///
+/// Tasks are called `task`, attributes and flags are left out; all that [`RawEvent`] holds comes back when
+/// the line is parsed.
+///
+/// # Errors
+/// As the writer.
+pub fn render(
+    event: &RawEvent,
+    chunk: &RawChunk,
+    device: impl Fn(crate::DeviceIndex) -> String,
+    out: &mut impl Write,
+) -> fmt::Result {
+    write!(
+        out,
+        "{:>16}-{:<7} [{:03}] ",
+        "task", event.context.pid, event.cpu
+    )?;
+    if event.context.level != 0 {
+        write!(out, "..{}.. ", char::from(event.context.level))?;
+    }
+    let Nanos(now) = event.time;
+    let (seconds, nanos) = (now / 1_000_000_000, now % 1_000_000_000);
+    match nanos % 1000 {
+        0 => write!(out, "{seconds:>5}.{:06}: ", nanos / 1000)?,
+        _ => write!(out, "{seconds:>5}.{nanos:09}: ")?,
+    }
+    match event.kind {
+        RawKind::Map {
+            device: index,
+            direction,
+            iova,
+            size,
+            phys,
+        } => write!(
+            out,
+            "dma_map_phys: {} dir={} dma_addr={:x} size={size} phys_addr={:x} attrs=",
+            device(index),
+            dir(direction),
+            iova.get(),
+            phys.get()
+        ),
+        RawKind::Unmap {
+            device: index,
+            direction,
+            iova,
+            size,
+        } => write!(
+            out,
+            "dma_unmap_phys: {} dir={} dma_addr={:x} size={size} attrs=",
+            device(index),
+            dir(direction),
+            iova.get()
+        ),
+        RawKind::MapSg {
+            device: index,
+            direction,
+            nents,
+            ents,
+            dma_addrs,
+            sizes,
+            phys_addrs,
+        } => {
+            write!(
+                out,
+                "dma_map_sg: {} dir={} nents={}/{nents} ents={}/{ents}",
+                device(index),
+                dir(direction),
+                phys_addrs.count,
+                dma_addrs.count
+            )?;
+            if nents > phys_addrs.count || ents > dma_addrs.count {
+                out.write_str(" [TRUNCATED]")?;
+            }
+            for (key, span) in [
+                (" dma_addrs=", dma_addrs),
+                (" sizes=", sizes),
+                (" phys_addrs=", phys_addrs),
+            ] {
+                out.write_str(key)?;
+                list(chunk.list(span), out)?;
+            }
+            out.write_str(" attrs=")
+        }
+        RawKind::UnmapSg {
+            device: index,
+            direction,
+            phys_addrs,
+        } => {
+            write!(
+                out,
+                "dma_unmap_sg: {} dir={} phys_addrs=",
+                device(index),
+                dir(direction)
+            )?;
+            list(chunk.list(phys_addrs), out)?;
+            out.write_str(" attrs=")
+        }
+        RawKind::Alloc {
+            device: index,
+            direction,
+            iova,
+            size,
+            phys_addrs,
+        } => {
+            let (name, dir) = (device(index), dir(direction));
+            let iova = iova.get();
+            if phys_addrs.count == 0 {
+                return write!(
+                    out,
+                    "dma_alloc: {name} dir={dir} dma_addr={iova:x} size={size} virt_addr=0000000000000001 \
+                     flags=GFP_KERNEL attrs="
+                );
+            }
+            write!(
+                out,
+                "dma_alloc_sgt: {name} dir={dir} dma_addr={iova:x} size={size} phys_addrs="
+            )?;
+            list(chunk.list(phys_addrs), out)?;
+            out.write_str(" flags=GFP_KERNEL attrs=")
+        }
+        RawKind::Free {
+            device: index,
+            direction,
+            iova,
+            size,
+        } => write!(
+            out,
+            "dma_free: {} dir={} dma_addr={:x} size={size} virt_addr=0000000000000001 attrs=",
+            device(index),
+            dir(direction),
+            iova.get()
+        ),
+        RawKind::Sync { device: index } => write!(
+            out,
+            "dma_sync_single_for_cpu: {} dir=BIDIRECTIONAL dma_addr=0 size=0",
+            device(index)
+        ),
+        RawKind::Void { device: index } => write!(
+            out,
+            "dma_map_sg_err: {} dir=BIDIRECTIONAL dma_addrs={{}} err=-12 attrs=",
+            device(index)
+        ),
+        RawKind::IommuMap { iova, phys, size } => write!(
+            out,
+            "map: IOMMU: iova=0x{:016x} - 0x{:016x} paddr=0x{:016x} size={size}",
+            iova.get(),
+            iova.get().wrapping_add(size),
+            phys.get()
+        ),
+        RawKind::IommuUnmap { iova, size } => write!(
+            out,
+            "unmap: IOMMU: iova=0x{:016x} - 0x{:016x} size={size} unmapped_size={size}",
+            iova.get(),
+            iova.get().wrapping_add(size)
+        ),
+        RawKind::Mark(index) => {
+            let text = chunk.marks.get(index as usize);
+            write!(
+                out,
+                "tracing_mark_write: {}",
+                text.map_or("", String::as_str)
+            )
+        }
+    }
+}
+
+fn dir(direction: Direction) -> &'static str {
+    match direction {
+        Direction::ToDevice => "TO_DEVICE",
+        Direction::FromDevice => "FROM_DEVICE",
+        Direction::Bidirectional => "BIDIRECTIONAL",
+    }
+}
+
+fn list(entries: &[u64], out: &mut impl Write) -> fmt::Result {
+    out.write_char('{')?;
+    for (index, entry) in entries.iter().enumerate() {
+        let comma = if index == 0 { "" } else { "," };
+        write!(out, "{comma}0x{entry:x}")?;
+    }
+    out.write_char('}')
+}

@@ -15,6 +15,7 @@ mod options;
 mod pair;
 mod record;
 mod render;
+mod store;
 mod summary;
 pub mod text;
 
@@ -28,6 +29,7 @@ pub use options::{Attribution, Options};
 pub use pair::Operations;
 pub use record::{RecordError, Recorded, Recording, Workload};
 pub use render::render;
+pub use store::{Replay, Store};
 pub use summary::{DeviceSummary, Summary};
 
 /// A small real trace: an e1000e NIC's driver loading, sending and receiving; how it was cut stands in

@@ -212,6 +212,18 @@ impl Recording {
         }
         let iommu_events = self.tracefs.join("events/iommu/map").is_dir();
         let instance = Instance::create(&self.tracefs, &self.instance)?;
+        self.record(&instance, iommu_events, workload, stop, out)
+    }
+
+    /// Records in an instance whose files are there.
+    fn record(
+        &self,
+        instance: &Instance,
+        iommu_events: bool,
+        workload: Workload<'_>,
+        stop: &AtomicBool,
+        out: &mut impl Write,
+    ) -> Result<Recorded, RecordError> {
         instance.write("tracing_on", "0")?;
         instance.write("buffer_size_kb", &self.buffer_kib.to_string())?;
         // Keep the head when the buffer is full: a tail without its maps is worth nothing.
@@ -308,4 +320,108 @@ fn lost(instance: &Path) -> Result<u64, RecordError> {
         }
     }
     Ok(lost)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The files of an instance, as the kernel makes them, and what it would trace.
+    fn instance(name: &str) -> Instance {
+        let path = std::env::temp_dir().join(format!("ringfence-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        for folder in [
+            "options",
+            "events/dma",
+            "events/iommu/map",
+            "events/iommu/unmap",
+            "per_cpu/cpu0",
+            "per_cpu/cpu1",
+        ] {
+            fs::create_dir_all(path.join(folder)).unwrap();
+        }
+        fs::write(path.join("trace"), "# tracer: nop\n").unwrap();
+        let stats = "entries: 5\noverrun: 3\ncommit overrun: 100\ndropped events: 4\n";
+        fs::write(path.join("per_cpu/cpu0/stats"), stats).unwrap();
+        fs::write(path.join("per_cpu/cpu1/stats"), stats).unwrap();
+        Instance { path }
+    }
+
+    fn read(path: &Path, file: &str) -> String {
+        fs::read_to_string(path.join(file)).unwrap_or_else(|_| "-".to_owned())
+    }
+
+    #[test]
+    fn a_command_is_recorded_with_the_switches_on_and_everything_is_off_after() {
+        let instance = instance("command");
+        let path = instance.path.clone();
+        let mut command = Command::new("sh");
+        // What the workload sees is what the kernel would have traced with.
+        let script = "cat tracing_on buffer_size_kb options/overwrite events/dma/enable \
+                      events/iommu/map/enable events/iommu/unmap/enable >> trace; exit 3";
+        command.current_dir(&path).args(["-c", script]);
+        let mut out = Vec::new();
+        let recording = Recording {
+            buffer_kib: 77,
+            ..Recording::default()
+        };
+        let stop = AtomicBool::new(false);
+        let recorded = recording
+            .record(
+                &instance,
+                true,
+                Workload::Command(&mut command),
+                &stop,
+                &mut out,
+            )
+            .unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "# tracer: nop\n1770111");
+        assert_eq!((recorded.lost, recorded.iommu_events), (14, true));
+        assert_eq!(recorded.status.and_then(|status| status.code()), Some(3));
+        drop(instance);
+        assert_eq!(read(&path, "tracing_on"), "0");
+        assert_eq!(read(&path, "events/enable"), "0");
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn every_error_and_a_stop_leave_the_switches_off() {
+        let stop = AtomicBool::new(true);
+        let go = AtomicBool::new(false);
+        let long = || Workload::Time(Duration::from_secs(3600));
+        let recording = Recording::default();
+        // Stopped at once, though an hour was asked for.
+        let stopped = instance("stopped");
+        let path = stopped.path.clone();
+        assert!(
+            recording
+                .record(&stopped, true, long(), &stop, &mut Vec::new())
+                .is_ok()
+        );
+        drop(stopped);
+        assert_eq!(read(&path, "tracing_on"), "0");
+        fs::remove_dir_all(path).unwrap();
+        // A switch that is missing, a command that is missing, statistics that are missing.
+        for (name, missing) in [("switch", "options"), ("command", ""), ("stats", "per_cpu")] {
+            let broken = instance(name);
+            let path = broken.path.clone();
+            if !missing.is_empty() {
+                fs::remove_dir_all(path.join(missing)).unwrap();
+            }
+            let mut command = Command::new("no-such-command");
+            let workload = match name {
+                "command" => Workload::Command(&mut command),
+                _ => Workload::Time(Duration::ZERO),
+            };
+            let result = recording.record(&broken, true, workload, &go, &mut Vec::new());
+            match name {
+                "command" => assert!(matches!(result, Err(RecordError::Command { .. }))),
+                _ => assert!(matches!(result, Err(RecordError::Io { .. })), "{result:?}"),
+            }
+            drop(broken);
+            assert_eq!(read(&path, "tracing_on"), "0", "{name}");
+            assert_eq!(read(&path, "events/enable"), "0", "{name}");
+            fs::remove_dir_all(path).unwrap();
+        }
+    }
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -56,16 +55,6 @@ impl Tree {
         walk(&self.0, &mut state);
         state
     }
-
-    /// A shell command that does what the kernel does when the instance appears: fills it with files, here
-    /// from outside, while the recording's own command runs.
-    fn kernel(&self, script: &str) -> Command {
-        let mut command = Command::new("sh");
-        command
-            .current_dir(self.0.join("instances"))
-            .args(["-c", script]);
-        command
-    }
 }
 
 impl Drop for Tree {
@@ -113,5 +102,4 @@ fn what_is_missing_is_said_and_nothing_is_left() {
     );
     assert!(error.to_string().contains("6.12"));
     assert_eq!(tree.state(), before);
-    let _ = tree.kernel("true");
 }

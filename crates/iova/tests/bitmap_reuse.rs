@@ -213,3 +213,42 @@ fn a_table_outside_memory_is_an_error() {
         assert!(TableBitmap::new(&memory, PhysAddr::new(table), space, RefCell::new).is_err());
     }
 }
+
+/// A device that reaches only low pages takes them from below the pointer, and the lap of the others goes on.
+fn narrow_beside_wide<A: IovaAllocator<Returned = Unmapped>>(allocator: &A) {
+    let mut cpu = allocator.per_cpu();
+    // Pages 16 to 23 stay free for a while: the first wide request is aligned to 32.
+    let aligned = Request {
+        align_order: 5,
+        ..ONE
+    };
+    assert_eq!(
+        allocator
+            .alloc(&mut cpu, &aligned)
+            .unwrap()
+            .range
+            .lo()
+            .get(),
+        32
+    );
+    let narrow = Request::new(1, Pfn::new(23));
+    for (narrow_page, wide_page) in (16..=23).zip(33..) {
+        assert_eq!(
+            allocator.alloc(&mut cpu, &narrow).unwrap().range.lo().get(),
+            narrow_page
+        );
+        assert_eq!(take(allocator, &mut cpu), Ok(wide_page));
+    }
+    assert!(matches!(
+        allocator.alloc(&mut cpu, &narrow),
+        Err(AllocError::Exhausted { .. })
+    ));
+}
+
+#[test]
+fn a_narrow_device_does_not_move_the_pointer() {
+    narrow_beside_wide(&Bitmap::new(space(), RefCell::new).unwrap());
+    narrow_beside_wide(&Bitmap::literal(space(), RefCell::new).unwrap());
+    let memory = Words::holding(space());
+    narrow_beside_wide(&TableBitmap::new(&memory, PhysAddr::ZERO, space(), RefCell::new).unwrap());
+}

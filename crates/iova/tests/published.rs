@@ -239,3 +239,43 @@ fn linux_passes_over_cached_ranges_above_the_limit() {
         .unwrap();
     assert_eq!((found.range, found.steps), (low, 0));
 }
+
+#[test]
+fn eiovar_holds_k_ranges_and_not_one_more() {
+    for k in [0, 1, 8, 64] {
+        let mut eiovar = Eiovar::new(CachedTree::new(space()), Capacity::AtMost(k));
+        let live: Vec<_> = (0..100)
+            .map(|number| {
+                eiovar
+                    .alloc(&Request::new(1 << (number % 3), LIMIT))
+                    .unwrap()
+                    .range
+            })
+            .collect();
+        for range in live {
+            assert!(eiovar.free(flushed(range).into()));
+            assert!(eiovar.held() <= k);
+        }
+        assert_eq!(eiovar.held(), k);
+    }
+}
+
+/// The summary of a subtree counts aligned blocks, not length: thousands of gaps that are long enough but lie askew are not visited.
+#[test]
+fn free_space_is_not_led_astray_by_gaps_that_lie_askew() {
+    let mut store = FreeSpace::new(pages(0, (1 << 16) - 1)).unwrap();
+    let all = store.alloc(&Request::new(1 << 16, Pfn::MAX)).unwrap().range;
+    assert_eq!(all, pages(0, (1 << 16) - 1));
+    // Gaps of 8 pages that begin 4 pages off, above one that is aligned.
+    assert!(store.free(flushed(pages(0, 7)).into()));
+    for block in 1..4000 {
+        assert!(store.free(flushed(pages(block * 16 + 4, block * 16 + 11)).into()));
+    }
+    let request = Request {
+        align_order: 3,
+        ..Request::new(8, Pfn::MAX)
+    };
+    let found = store.alloc(&request).unwrap();
+    assert_eq!(found.range, pages(0, 7));
+    assert!(found.steps < 32, "{} nodes", found.steps);
+}

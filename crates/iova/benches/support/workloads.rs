@@ -93,7 +93,7 @@ impl Random {
 pub(crate) struct Single {
     pub(crate) name: &'static str,
     pub(crate) live: usize,
-    /// Largest size; below `mixed_from` of these all have this size.
+    /// The size of all ranges, or the largest of mixed ones.
     pub(crate) pages: u64,
     pub(crate) order: Order,
 }
@@ -138,10 +138,10 @@ pub(crate) const SINGLE: [Single; 6] = [
         order: Order::Random,
     },
     Single {
-        name: "f1 1024 live x 64 pages",
+        name: "f1 1024 live x 64 pages, random order",
         live: 1024,
         pages: 64,
-        order: Order::Ring,
+        order: Order::Random,
     },
     Single {
         name: "f2 2048 live, 1-128 pages mixed",

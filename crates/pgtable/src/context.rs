@@ -159,6 +159,12 @@ pub fn find_context<M: PhysMemory + ?Sized>(
     Context::decode(read(mem, PhysAddr::new(low & POINTER), device.devfn())?)
 }
 
+/// Address of entry `index` of a root or context table.
+#[inline]
+fn address(table: PhysAddr, index: u8) -> PhysAddr {
+    table.wrapping_add(u64::from(index) * 16)
+}
+
 /// The two words of entry `index` of a root or context table.
 #[inline]
 fn entry<M: PhysMemory + ?Sized>(
@@ -166,7 +172,7 @@ fn entry<M: PhysMemory + ?Sized>(
     table: PhysAddr,
     index: u8,
 ) -> Result<&[AtomicU64; 2], ContextError> {
-    mem.words(table.wrapping_add(u64::from(index) * 16), 2)
+    mem.words(address(table, index), 2)
         .ok()
         .and_then(<[AtomicU64]>::first_chunk)
         .ok_or(ContextError::TableAccess)
@@ -230,15 +236,15 @@ impl ContextTables {
         context: &Context,
     ) -> Result<(), TableError> {
         let table = self.context_table(mem, frames, device)?;
-        let [low, high] = entry(mem, table, device.devfn()).map_err(|_| TableError::Memory)?;
+        let at = address(table, device.devfn());
+        let low = at;
+        let high = at.wrapping_add(8);
         let [new_low, new_high] = context.encode();
-        if low.load(Ordering::Relaxed) & PRESENT != 0 {
-            low.store(0, Ordering::Release);
-            self.written(mem, table, device.devfn());
-        }
-        high.store(new_high, Ordering::Release);
-        low.store(new_low, Ordering::Release);
-        self.written(mem, table, device.devfn());
+        store(mem, low, 0)?;
+        self.written(mem, at);
+        store(mem, high, new_high)?;
+        store(mem, low, new_low)?;
+        self.written(mem, at);
         Ok(())
     }
 
@@ -247,11 +253,11 @@ impl ContextTables {
         let old = find_context(mem, self.root, device).ok()?;
         let [root_low, _] = read(mem, self.root, device.bus()).ok()?;
         let table = PhysAddr::new(root_low & POINTER);
-        let [low, high] = entry(mem, table, device.devfn()).ok()?;
+        let at = address(table, device.devfn());
         // P is in the low word: cleared first.
-        low.store(0, Ordering::Release);
-        high.store(0, Ordering::Release);
-        self.written(mem, table, device.devfn());
+        store(mem, at, 0).ok()?;
+        store(mem, at.wrapping_add(8), 0).ok()?;
+        self.written(mem, at);
         Some(old)
     }
 
@@ -273,24 +279,33 @@ impl ContextTables {
         frames: &S,
         device: DeviceId,
     ) -> Result<PhysAddr, TableError> {
-        let [low, _] = entry(mem, self.root, device.bus()).map_err(|_| TableError::Memory)?;
-        let old = low.load(Ordering::Acquire);
+        let at = address(self.root, device.bus());
+        let [old, _] = read(mem, self.root, device.bus()).map_err(|_| TableError::Memory)?;
         if old & PRESENT != 0 {
             return Ok(PhysAddr::new(old & POINTER));
         }
         let table = crate::install::fresh_frame(self.coherency, mem, frames)?;
         // The zeroes must be in memory before the entry that leads to them can be.
         self.coherency.drain(mem);
-        low.store((table.get() & POINTER) | PRESENT, Ordering::Release);
-        self.written(mem, self.root, device.bus());
+        store(mem, at, (table.get() & POINTER) | PRESENT)?;
+        self.written(mem, at);
         Ok(table)
     }
 
-    fn written<M: PhysMemory + ?Sized>(&self, mem: &M, table: PhysAddr, index: u8) {
-        self.coherency
-            .write_back(mem, table.wrapping_add(u64::from(index) * 16), 16);
+    /// The entry at `at` is in memory from here on.
+    fn written<M: PhysMemory + ?Sized>(&self, mem: &M, at: PhysAddr) {
+        self.coherency.write_back(mem, at, 16);
         self.coherency.drain(mem);
     }
+}
+
+/// Stores one half of an entry, after all that was stored before. The memory is asked for each word anew, so that a test's memory
+/// can look in between.
+fn store<M: PhysMemory + ?Sized>(mem: &M, at: PhysAddr, word: u64) -> Result<(), TableError> {
+    mem.word(at)
+        .map_err(|_| TableError::Memory)?
+        .store(word, Ordering::Release);
+    Ok(())
 }
 
 impl From<OutOfFrames> for TableError {

@@ -2,7 +2,8 @@
 
 mod common;
 
-use std::sync::atomic::Ordering;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{Memory, frames, memory, snapshot};
 use proptest::prelude::*;
@@ -11,7 +12,9 @@ use ringfence_memory::fake::Pages;
 use ringfence_pgtable::{
     Coherency, Context, ContextError, ContextTables, Levels, TableError, Translation, find_context,
 };
-use ringfence_types::{DeviceId, DomainId, FaultReason, PhysAddr, PhysMemory};
+use ringfence_types::{
+    DeviceId, DomainId, FaultReason, MemoryError, PhysAddr, PhysMemory, TABLE_WORDS,
+};
 
 fn device(raw: u16) -> DeviceId {
     DeviceId::new(raw)
@@ -117,30 +120,93 @@ fn a_reader_never_sees_a_mixture() {
         .attach(&mem, &frames, device(0), &mixed(1))
         .expect("frames");
     let root = tables.root();
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            let mut seen = 0_u32;
             while !stop.load(Ordering::Relaxed) {
                 match find_context(&mem, root, device(0)) {
                     Ok(context) => {
                         let tag = context.domain.get();
                         assert_eq!(context, mixed(tag), "low and high word of two contexts");
-                        seen += 1;
                     }
                     Err(error) => assert_eq!(error, ContextError::ContextNotPresent),
                 }
+                reads.fetch_add(1, Ordering::Relaxed);
             }
-            seen
         });
-        for turn in 0..20_000_u16 {
+        // Until the reader has had its chances, however late it starts.
+        let mut turn = 0_u16;
+        while reads.load(Ordering::Relaxed) < 300_000 && !reader.is_finished() {
+            turn = turn.wrapping_add(1);
             tables
                 .attach(&mem, &frames, device(0), &mixed(1 + turn % 7))
                 .expect("frames");
         }
         stop.store(true, Ordering::Relaxed);
-        assert!(reader.join().expect("no mixture") < u32::MAX);
+        assert!(reader.join().is_ok(), "a mixture was seen");
     });
+}
+
+/// Memory that lets the device look whenever a word is about to be touched.
+struct Watched<'m> {
+    inner: &'m Memory,
+    look: &'m dyn Fn(),
+}
+
+impl PhysMemory for Watched<'_> {
+    fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
+        (self.look)();
+        self.inner.word(at)
+    }
+    fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError> {
+        (self.look)();
+        self.inner.table(at)
+    }
+    fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
+        (self.look)();
+        self.inner.words(at, count)
+    }
+    fn write_back(&self, at: PhysAddr, bytes: u64) {
+        (self.look)();
+        self.inner.write_back(at, bytes);
+    }
+    fn drain(&self) {
+        (self.look)();
+        self.inner.drain();
+    }
+}
+
+#[test]
+fn between_any_two_stores_the_device_sees_the_old_entry_or_none_or_the_new_one() {
+    let mem = memory();
+    let frames = frames(&mem);
+    let mut tables = ContextTables::new(Coherency::Coherent, &mem, &frames).expect("frames");
+    let root = tables.root();
+    let device = device(0x0304);
+    let (old, new) = (
+        context(1),
+        Context {
+            domain: DomainId::new(2),
+            translation: Translation::Table {
+                root: PhysAddr::new(0xa000),
+                levels: Levels::Three,
+            },
+        },
+    );
+    let looks = Cell::new(0);
+    let look = || {
+        let seen = find_context(&mem, root, device).ok();
+        assert!([None, Some(old), Some(new)].contains(&seen), "{seen:?}");
+        looks.set(looks.get() + 1);
+    };
+    let watched = Watched {
+        inner: &mem,
+        look: &look,
+    };
+    assert_eq!(tables.attach(&watched, &frames, device, &old), Ok(()));
+    assert_eq!(tables.attach(&watched, &frames, device, &new), Ok(()));
+    assert_eq!(tables.detach(&watched, device), Some(new));
+    assert!(looks.get() > 10);
 }
 
 #[test]

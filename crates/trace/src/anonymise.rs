@@ -276,19 +276,19 @@ impl Runs {
         let page = address / PAGE;
         match self.places.range(..=page).next_back() {
             Some((&first, &(end, place))) if page < end => {
-                (place + (page - first)).wrapping_mul(PAGE) | address % PAGE
+                (place + (page - first)).wrapping_mul(PAGE) | (address % PAGE)
             }
             // Only an address that no map named, such as that of a stray unmap: its page offset is kept.
-            _ => mix(page) % (1 << 20) * PAGE | address % PAGE,
+            _ => (mix(page) % (1 << 20) * PAGE) | (address % PAGE),
         }
     }
 }
 
 /// SplitMix64's finaliser.
 fn mix(value: u64) -> u64 {
-    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
 }
 
 struct Rewrite {

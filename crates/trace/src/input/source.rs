@@ -10,15 +10,16 @@ use crate::error::TraceError;
 /// First bytes of a zstd frame (RFC 8878, section 3.1.1).
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-type Peeked<R> = Chain<Cursor<Vec<u8>>, R>;
+/// The bytes, the peeked ones first.
+type Peeked = Chain<Cursor<Vec<u8>>, Box<dyn Read + Send>>;
 
 /// The text of a trace, wherever it comes from.
 #[derive(Debug)]
 pub struct Source(Kind);
 
 enum Kind {
-    Plain(Peeked<Box<dyn Read + Send>>),
-    Zstd(Box<zstd::Decoder<'static, BufReader<Peeked<Box<dyn Read + Send>>>>>),
+    Plain(Peeked),
+    Zstd(Box<zstd::Decoder<'static, BufReader<Peeked>>>),
     Report(Box<Report>),
 }
 

@@ -1,2 +1,38 @@
-//! The command `ringfence`.
-fn main() {}
+//! The command `ringfence`: what DMA protection costs on a workload, what it leaves exposed, and what would be better.
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod failure;
+mod inputs;
+mod output;
+mod profile_file;
+mod progress;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Cli, Command};
+use crate::failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.report();
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Compare(args) => commands::compare(&args),
+        Command::Modes(args) => commands::modes(&args),
+        Command::Diff(args) => commands::diff(&args),
+        Command::Completions(args) => commands::completions(&args),
+        Command::Man(args) => commands::man(&args),
+    }
+}

@@ -15,7 +15,8 @@ pub mod oracle;
 pub mod plan;
 mod profile;
 pub mod replay;
+pub mod report;
 pub mod row;
 
 pub use error::LabError;
-pub use profile::Profile;
+pub use profile::{Profile, ProfileError};

@@ -1,8 +1,14 @@
 //! Cost profiles: what no user program can execute is charged from here, and the geometry of the modelled hardware.
 
+use std::fmt;
+
+use ringfence_hw::{Geometry, GeometryError};
+use serde::{Deserialize, Serialize};
+
 /// Costs and geometry of one platform. Charged cycles are the platform's own; executed cycles are those of the processor that runs the
 /// replay. Reports keep the two apart.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Name, as given to `--profile`.
     pub name: String,
@@ -45,8 +51,107 @@ impl Profile {
         }
     }
 
+    /// Refuses what no machine can be: every field is looked at before a replay begins.
+    ///
+    /// # Errors
+    /// See [`ProfileError`].
+    pub fn validate(&self) -> Result<(), ProfileError> {
+        if self.name.is_empty() {
+            return Err(ProfileError::NoName);
+        }
+        for (field, cycles) in [
+            ("invalidation_cycles", self.invalidation_cycles),
+            ("miss_cycles", self.miss_cycles),
+        ] {
+            if cycles > MAX_CYCLES {
+                return Err(ProfileError::TooManyCycles { field, cycles });
+            }
+        }
+        if !(self.c_none.is_finite() && self.c_none > 0.0) {
+            return Err(ProfileError::NotPositive(self.c_none));
+        }
+        let geometry = |cache, sets, ways| {
+            Geometry::new(sets, ways)
+                .map(drop)
+                .map_err(|source| ProfileError::Geometry { cache, source })
+        };
+        geometry("iotlb", self.iotlb_sets, self.iotlb_ways)?;
+        let [one, two, three] = self.walk_cache;
+        geometry("walk_cache level 1", 1, one)?;
+        geometry("walk_cache level 2", 1, two)?;
+        geometry("walk_cache level 3", 1, three)
+    }
+
     /// Profiles that come with the program.
     pub fn builtin() -> Vec<Self> {
         vec![Self::r210_2015()]
+    }
+}
+
+/// A second, at the clock of today's fastest processors: more is a slip of the pen.
+const MAX_CYCLES: u64 = 10_000_000_000;
+
+/// What is wrong with a profile.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// Reports could not say what charged.
+    NoName,
+    /// A cost of more than seconds.
+    TooManyCycles {
+        /// Which cost.
+        field: &'static str,
+        /// As given.
+        cycles: u64,
+    },
+    /// `c_none` is not above 0, or no number.
+    NotPositive(f64),
+    /// A cache of an impossible shape.
+    Geometry {
+        /// Which cache.
+        cache: &'static str,
+        /// Why it is impossible.
+        source: GeometryError,
+    },
+}
+
+impl fmt::Display for ProfileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoName => f.write_str("the profile has no name"),
+            Self::TooManyCycles { field, cycles } => {
+                write!(f, "{field} = {cycles}: more than {MAX_CYCLES} cycles")
+            }
+            Self::NotPositive(value) => write!(f, "c_none = {value}: it has to be above 0"),
+            Self::Geometry { cache, source } => write!(f, "{cache}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for ProfileError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bundled_profiles_are_possible_and_slips_are_not() {
+        for profile in Profile::builtin() {
+            assert_eq!(profile.validate(), Ok(()));
+        }
+        let slips: [fn(&mut Profile); 7] = [
+            |p| p.name.clear(),
+            |p| p.invalidation_cycles = u64::MAX,
+            |p| p.c_none = 0.0,
+            |p| p.c_none = f64::NAN,
+            |p| p.iotlb_sets = 3,
+            |p| p.iotlb_ways = 1 << 30,
+            |p| p.walk_cache[1] = 0,
+        ];
+        for (place, slip) in slips.iter().enumerate() {
+            let mut profile = Profile::r210_2015();
+            slip(&mut profile);
+            assert!(profile.validate().is_err(), "slip {place}");
+        }
     }
 }

@@ -38,7 +38,7 @@ impl From<Tally> for Violations {
 }
 
 /// A trace in a mode. `docs/JSON.md` says what every field means.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Row {
     /// Name of the trace.
     pub trace: String,

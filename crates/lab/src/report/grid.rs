@@ -212,7 +212,11 @@ fn group_line(picked: &[(usize, Column, usize)]) -> String {
         if !column.group.is_empty() {
             let name = format!(" {} ", column.group);
             let rule = span.saturating_sub(name.width());
-            let text = format!("{}{name}{}", "─".repeat(rule / 2), "─".repeat(rule - rule / 2));
+            let text = format!(
+                "{}{name}{}",
+                "─".repeat(rule / 2),
+                "─".repeat(rule - rule / 2)
+            );
             line.push_str(&" ".repeat(at - line.width().min(at)));
             line.push_str(&text);
         }

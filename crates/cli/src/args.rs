@@ -1,0 +1,275 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueHint};
+use clap_complete::Shell;
+use ringfence_lab::LabError;
+use ringfence_lab::modes::Mode;
+use ringfence_lab::report::{Condition, ConditionError, compose};
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if or --fail-over holds.";
+
+/// What DMA protection costs on your workload, what it leaves exposed, and what would be better.
+#[derive(Debug, Parser)]
+#[command(name = "ringfence", version, about, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Replay traces through protection modes; print what each costs and what it exposes
+    Compare(Box<CompareArgs>),
+    /// Print the modes: four answers, a promise and its bound each
+    Modes(ModesArgs),
+    /// Compare two reports of `compare --json`
+    Diff(DiffArgs),
+    /// Print a completion script for a shell
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write one a subcommand
+    Man(ManArgs),
+}
+
+const COMPARE_LONG: &str = "\
+Replay traces through protection modes; print what each costs and what it exposes.
+
+Each trace is replayed twice in every mode under an oracle that knows which byte is granted to which device: once with a device that \
+does what the trace implies (metered), once with an attacker that touches every buffer it has lost. A third, timed run measures the \
+mapping layer alone. Cycles are executed by this processor, but for the invalidation of the IOTLB, which no user program can execute: \
+it is charged by the cost profile, and every report says how much of a row that is.
+
+relative_throughput = c / (c + map + unmap): a packet that costs c cycles without protection costs c + map + unmap with it. c comes \
+from the profile (908 for r210-2015: half of a packet of two mappings) or from --c-none.
+
+Why fence and fence-burst stand side by side: an invalidation that is charged at every unmap caps a mode at c / (c + invalidation), \
+0.30 under r210-2015, whatever its software does; fence is the best that can be done there. What helps on today's hardware is to \
+invalidate once for a burst of unmaps and to withhold the buffers until then: fence-burst, as strict, for a short delay of release.";
+
+const COMPARE_EXAMPLES: &str = "\
+Examples:
+  ringfence compare                                   the bundled sample, all modes
+  ringfence compare trace.txt.zst                     a recording of tracefs, trace-cmd or perf
+  zcat trace.gz | ringfence compare -                 from standard input
+  ringfence compare a.zst b.zst --json > now.json     for programs; see docs/JSON.md
+  ringfence compare --modes linux-strict,linux-lazy,fence,fence-burst --plot plots
+  ringfence compare --mode alloc=eiovar-64,table=cached-radix,flush=burst
+  ringfence compare --iotlb 64x8 --non-coherent --c-none 2500
+  ringfence compare --fail-if 'fence:violations>0,false_faults>0'
+
+Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if holds.";
+
+/// Arguments of `compare`.
+#[derive(Debug, Args)]
+#[command(long_about = COMPARE_LONG, after_help = COMPARE_EXAMPLES)]
+pub(crate) struct CompareArgs {
+    /// Traces: text of tracefs, trace-cmd or perf, plain or zstd, or trace-cmd's .dat; - is standard input [default: a bundled sample]
+    #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
+    pub traces: Vec<PathBuf>,
+
+    /// Modes by name, in the order of the rows [default: all of `ringfence modes`]
+    #[arg(long, value_name = "MODE,...", value_delimiter = ',', value_parser = named_mode, help_heading = "Modes")]
+    pub modes: Vec<Mode>,
+
+    /// A mode of your own, beside the others; `ringfence modes` shows the answers. May be repeated
+    #[arg(long = "mode", value_name = "alloc=A,table=T,flush=F", value_parser = |row: &str| compose(row), help_heading = "Modes")]
+    pub composed: Vec<Mode>,
+
+    /// Only devices of this name. May be repeated
+    #[arg(long = "device", value_name = "NAME", help_heading = "Replay")]
+    pub devices: Vec<String>,
+
+    /// Count malformed lines instead of stopping at the first
+    #[arg(long, help_heading = "Replay")]
+    pub lenient: bool,
+
+    /// Leave the attacker out: no claim about safety
+    #[arg(long, help_heading = "Replay")]
+    pub no_hostile: bool,
+
+    /// Timed repetitions; 0 measures no cycles [default: 3, more for short traces]
+    #[arg(long, value_name = "N", value_parser = repetitions, help_heading = "Replay")]
+    pub repeat: Option<usize>,
+
+    /// Cost profile, by name or as a file that `ringfence calibrate` wrote
+    #[arg(
+        long,
+        value_name = "NAME|FILE",
+        default_value = "r210-2015",
+        help_heading = "Platform"
+    )]
+    pub profile: String,
+
+    /// Cycles that a packet costs without protection, per mapping [default: from the profile]
+    #[arg(long, value_name = "CYCLES", value_parser = positive, help_heading = "Platform")]
+    pub c_none: Option<f64>,
+
+    /// Geometry of the IOTLB [default: from the profile]
+    #[arg(long, value_name = "SETSxWAYS", value_parser = iotlb, help_heading = "Platform")]
+    pub iotlb: Option<(u32, u32)>,
+
+    /// Entries of the page-walk caches of levels 1, 2 and 3 [default: from the profile]
+    #[arg(long, value_name = "A,B,C", value_parser = walk_cache, help_heading = "Platform")]
+    pub walk_cache: Option<[u32; 3]>,
+
+    /// The walker snoops the caches [default: from the profile]
+    #[arg(long, conflicts_with = "non_coherent", help_heading = "Platform")]
+    pub coherent: bool,
+
+    /// The walker does not: every touched line is written back
+    #[arg(long, help_heading = "Platform")]
+    pub non_coherent: bool,
+
+    /// Form of the output.
+    #[command(flatten)]
+    pub format: Format,
+
+    /// Write SVG plots into this directory
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
+    pub plot: Option<PathBuf>,
+
+    /// End with code 3 if this holds for a row: [MODE:]FIELD OP NUMBER, several joined by commas. FIELD is a field of a JSON row
+    #[arg(long, value_name = "CONDITION", value_parser = conditions, help_heading = "Output")]
+    pub fail_if: Vec<std::vec::Vec<Condition>>,
+}
+
+/// Form of the output.
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+pub(crate) struct Format {
+    /// One JSON object (docs/JSON.md)
+    #[arg(long, help_heading = "Output")]
+    pub json: bool,
+    /// Rows as comma-separated values
+    #[arg(long, help_heading = "Output")]
+    pub csv: bool,
+    /// Tables in Markdown
+    #[arg(long, help_heading = "Output")]
+    pub markdown: bool,
+}
+
+/// Arguments of `modes`.
+#[derive(Debug, Args)]
+pub(crate) struct ModesArgs {
+    /// As a JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+const DIFF_EXAMPLES: &str = "\
+Example:
+  ringfence compare --json > before.json
+  ringfence compare --json > after.json
+  ringfence diff before.json after.json --fail-over 20
+
+Exit codes: 0 done, 1 error, 2 wrong usage, 3 a row got worse than --fail-over allows.";
+
+/// Arguments of `diff`.
+#[derive(Debug, Args)]
+#[command(after_help = DIFF_EXAMPLES)]
+pub(crate) struct DiffArgs {
+    /// The first report
+    #[arg(value_name = "A.json", value_hint = ValueHint::FilePath)]
+    pub before: PathBuf,
+    /// The second report
+    #[arg(value_name = "B.json", value_hint = ValueHint::FilePath)]
+    pub after: PathBuf,
+    /// End with code 3 if a row of B costs more than PERCENT more cycles than in A, or exposes more
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    pub fail_over: Option<f64>,
+    /// As a JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `completions`.
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// For which shell
+    pub shell: Shell,
+}
+
+/// Arguments of `man`.
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Write a page for each subcommand into this directory, instead of one to standard output
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+}
+
+fn named_mode(name: &str) -> Result<Mode, LabError> {
+    Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.to_owned()))
+}
+
+fn conditions(text: &str) -> Result<Vec<Condition>, ConditionError> {
+    Condition::parse_all(text)
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
+        _ => Err("it has to be a number above 0".into()),
+    }
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let text = text.strip_suffix('%').unwrap_or(text);
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
+        _ => Err("it has to be a number of per cent".into()),
+    }
+}
+
+fn repetitions(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(number) if number <= 10_000 => Ok(number),
+        _ => Err("it has to be a number from 0 to 10000".into()),
+    }
+}
+
+fn iotlb(text: &str) -> Result<(u32, u32), String> {
+    let wrong = || "it has to be SETSxWAYS, as in 16x4".to_owned();
+    let (sets, ways) = text.split_once('x').ok_or_else(wrong)?;
+    match (sets.parse::<u32>(), ways.parse::<u32>()) {
+        (Ok(sets), Ok(ways)) => Ok((sets, ways)),
+        _ => Err(wrong()),
+    }
+}
+
+fn walk_cache(text: &str) -> Result<[u32; 3], String> {
+    let wrong = || "it has to be three numbers of entries, as in 32,16,4".to_owned();
+    let parts: Vec<u32> = text
+        .split(',')
+        .map(|part| part.trim().parse::<u32>().ok())
+        .collect::<Option<_>>()
+        .ok_or_else(wrong)?;
+    parts.try_into().map_err(|_| wrong())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn geometry_is_read() {
+        assert_eq!(iotlb("16x4"), Ok((16, 4)));
+        for wrong in ["", "16", "-1x4", "16x4x1", "x", "16x99999999999"] {
+            assert!(iotlb(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(walk_cache("32,16,4"), Ok([32, 16, 4]));
+        for wrong in ["", "1,2", "1,2,3,4", "a,b,c", "1,2,99999999999"] {
+            assert!(walk_cache(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! `ringfence compare`.
+
+use std::fs;
+
+use ringfence_lab::Profile;
+use ringfence_lab::compare::{self, Options};
+use ringfence_lab::modes::Mode;
+use ringfence_lab::report::{ExecutedOn, Report, Unmet, csv, markdown, terminal};
+use ringfence_trace::Options as TraceOptions;
+
+use super::json;
+use crate::args::CompareArgs;
+use crate::failure::Failure;
+use crate::inputs::Input;
+use crate::output::{look, print};
+use crate::profile_file;
+use crate::progress::Progress;
+
+/// Replays traces in modes and prints what came of it.
+pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
+    let profile = profile(args)?;
+    let modes = modes(args);
+    let names: Vec<String> = modes.iter().map(|mode| mode.name.clone()).collect();
+    let conditions: Vec<_> = args.fail_if.iter().flatten().collect();
+    for condition in &conditions {
+        condition.check(&names)?;
+    }
+
+    let inputs = Input::all(&args.traces);
+    let repetitions = args.repeat.unwrap_or_else(|| default_repetitions(&inputs));
+    let mut report = Report::new(
+        profile.clone(),
+        executed_on(),
+        repetitions,
+        !args.no_hostile,
+    );
+    for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
+        let mut reading = TraceOptions::default();
+        reading.lenient = args.lenient;
+        let operations = input.operations(reading)?;
+        let options = Options {
+            modes: modes.clone(),
+            profile: profile.clone(),
+            devices: (!args.devices.is_empty()).then(|| args.devices.clone()),
+            repetitions,
+            hostile: !args.no_hostile,
+        };
+        let lines = Progress::is_visible().then(|| input.lines()).flatten();
+        let progress = Progress::new(&name, lines);
+        let comparison = compare::compare(&name, operations, &options, |line| progress.at(line))?;
+        drop(progress);
+        report.push(&name, comparison);
+    }
+
+    let text = if args.format.json {
+        json(&report)
+    } else if args.format.csv {
+        csv(&report.results)
+    } else if args.format.markdown {
+        markdown(&report)
+    } else {
+        terminal(&report, look())
+    };
+    print(&text)?;
+
+    let mut held: Vec<Unmet> = Vec::new();
+    for condition in conditions {
+        held.extend(condition.holds(&report.results)?);
+    }
+    if held.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::Held(held))
+    }
+}
+
+/// Short traces are over before a clock has ticked twice; there, many repetitions cost nothing.
+fn default_repetitions(inputs: &[Input]) -> usize {
+    if inputs.iter().all(Input::is_short) {
+        51
+    } else {
+        3
+    }
+}
+
+/// The profile with what the command line changes.
+fn profile(args: &CompareArgs) -> Result<Profile, Failure> {
+    let mut profile = profile_file::load(&args.profile)?;
+    if let Some(c_none) = args.c_none {
+        profile.c_none = c_none;
+    }
+    if let Some((sets, ways)) = args.iotlb {
+        (profile.iotlb_sets, profile.iotlb_ways) = (sets, ways);
+    }
+    if let Some(entries) = args.walk_cache {
+        profile.walk_cache = entries;
+    }
+    if args.coherent || args.non_coherent {
+        profile.coherent = args.coherent;
+    }
+    profile.validate().map_err(Failure::Platform)?;
+    Ok(profile)
+}
+
+/// The named modes and the composed ones, each once.
+fn modes(args: &CompareArgs) -> Vec<Mode> {
+    let named = match args.modes.as_slice() {
+        [] => Mode::named(),
+        chosen => chosen.to_vec(),
+    };
+    let mut modes: Vec<Mode> = Vec::new();
+    for mode in named.into_iter().chain(args.composed.iter().cloned()) {
+        if !modes.iter().any(|other| other.name == mode.name) {
+            modes.push(mode);
+        }
+    }
+    modes
+}
+
+fn executed_on() -> ExecutedOn {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == "model name").then(|| value.trim().to_owned())
+    });
+    ExecutedOn {
+        cpu: model.unwrap_or_else(|| "unknown".into()),
+        arch: std::env::consts::ARCH,
+        unit: if cfg!(target_arch = "x86_64") {
+            "tsc"
+        } else {
+            "ns"
+        },
+        build: if cfg!(debug_assertions) {
+            "debug"
+        } else {
+            "release"
+        },
+    }
+}

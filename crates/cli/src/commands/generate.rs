@@ -1,0 +1,33 @@
+//! `ringfence completions` and `ringfence man`: made from the same description as the command line itself.
+
+use std::fs;
+use std::path::Path;
+
+use clap::CommandFactory;
+
+use crate::args::{Cli, CompletionsArgs, ManArgs};
+use crate::failure::Failure;
+use crate::output::print;
+
+/// Prints a completion script.
+pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "ringfence", &mut script);
+    print(&String::from_utf8_lossy(&script))
+}
+
+/// Prints the manual page, or writes one for each subcommand into a directory.
+pub(crate) fn man(args: &ManArgs) -> Result<(), Failure> {
+    match &args.dir {
+        Some(dir) => {
+            fs::create_dir_all(dir).map_err(Failure::io(dir))?;
+            clap_mangen::generate_to(Cli::command(), dir).map_err(Failure::io(dir))
+        }
+        None => {
+            let mut page = Vec::new();
+            let rendered = clap_mangen::Man::new(Cli::command()).render(&mut page);
+            rendered.map_err(Failure::io(Path::new("manual page")))?;
+            print(&String::from_utf8_lossy(&page))
+        }
+    }
+}

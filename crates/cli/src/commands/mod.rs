@@ -1,0 +1,21 @@
+//! One subcommand a file.
+
+mod compare;
+mod diff;
+mod generate;
+mod modes;
+
+pub(crate) use compare::compare;
+pub(crate) use diff::diff;
+pub(crate) use generate::{completions, man};
+pub(crate) use modes::modes;
+
+use serde::Serialize;
+
+/// Indented JSON with a newline at its end.
+fn json(value: &impl Serialize) -> String {
+    // Our own values serialise: keys are strings, floats that are not finite become null.
+    let mut text = serde_json::to_string_pretty(value).unwrap_or_default();
+    text.push('\n');
+    text
+}

@@ -1,0 +1,155 @@
+//! How the command fails: one line on standard error, and an exit code that scripts can tell apart.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use ringfence_lab::report::{ConditionError, DiffError, Unmet};
+use ringfence_lab::{LabError, ProfileError};
+use ringfence_trace::TraceError;
+
+use crate::profile_file::ProfileFileError;
+
+/// Exit codes, as `--help` lists them.
+const ERROR: u8 = 1;
+const USAGE: u8 = 2;
+const CONDITION: u8 = 3;
+
+/// Why the command ends without success.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The experiment.
+    Lab(LabError),
+    /// A trace.
+    Trace(TraceError),
+    /// A file.
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// A cost profile.
+    Profile(ProfileFileError),
+    /// What the command line makes of a profile.
+    Platform(ProfileError),
+    /// A condition about nothing.
+    Condition(ConditionError),
+    /// A file for `diff`.
+    Diff {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: DiffError,
+    },
+    /// `--fail-if`: rows for which a condition holds.
+    Held(Vec<Unmet>),
+    /// `diff --fail-over`: rows that got worse.
+    Worse(Vec<String>),
+    /// The reader of our output has gone.
+    Closed,
+}
+
+impl Failure {
+    /// For `map_err` on what concerns the file at `path`.
+    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { path, source }
+    }
+
+    /// The code the process ends with.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Held(_) | Self::Worse(_) => CONDITION,
+            Self::Condition(_) | Self::Platform(_) => USAGE,
+            Self::Closed => 0,
+            _ => ERROR,
+        })
+    }
+
+    /// Says so on standard error.
+    pub(crate) fn report(&self) {
+        match self {
+            Self::Closed => {}
+            Self::Held(rows) => {
+                eprintln!("ringfence: --fail-if holds for {} of the rows:", rows.len());
+                for row in rows {
+                    eprintln!("  {row}");
+                }
+            }
+            Self::Worse(rows) => {
+                eprintln!("ringfence: {} rows got worse:", rows.len());
+                for row in rows {
+                    eprintln!("  {row}");
+                }
+            }
+            _ => {
+                let mut line = self.to_string();
+                let mut source = self.source();
+                while let Some(error) = source {
+                    let text = error.to_string();
+                    if !line.ends_with(&text) {
+                        line.push_str(": ");
+                        line.push_str(&text);
+                    }
+                    source = error.source();
+                }
+                eprintln!("ringfence: {line}");
+            }
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lab(e) => e.fmt(f),
+            Self::Trace(e) => e.fmt(f),
+            Self::Io { path, .. } => write!(f, "{}", path.display()),
+            Self::Profile(e) => e.fmt(f),
+            Self::Platform(e) => e.fmt(f),
+            Self::Condition(e) => write!(f, "--fail-if: {e}"),
+            Self::Diff { path, source } => write!(f, "{}: {source}", path.display()),
+            Self::Held(_) => f.write_str("a condition holds"),
+            Self::Worse(_) => f.write_str("rows got worse"),
+            Self::Closed => f.write_str("output closed"),
+        }
+    }
+}
+
+impl Error for Failure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Lab(e) => e.source(),
+            Self::Trace(e) => e.source(),
+            Self::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+impl From<LabError> for Failure {
+    fn from(e: LabError) -> Self {
+        Self::Lab(e)
+    }
+}
+
+impl From<TraceError> for Failure {
+    fn from(e: TraceError) -> Self {
+        Self::Trace(e)
+    }
+}
+
+impl From<ProfileFileError> for Failure {
+    fn from(e: ProfileFileError) -> Self {
+        Self::Profile(e)
+    }
+}
+
+impl From<ConditionError> for Failure {
+    fn from(e: ConditionError) -> Self {
+        Self::Condition(e)
+    }
+}

@@ -1,0 +1,156 @@
+//! The traces named on the command line.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use ringfence_trace::{Operations, Options, SAMPLE, Source};
+
+use crate::failure::Failure;
+
+/// Where a trace comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Input {
+    /// Bundled with the program.
+    Sample,
+    /// Standard input.
+    Stdin,
+    /// A file.
+    File(PathBuf),
+}
+
+impl Input {
+    /// The inputs that the arguments name; the sample where they name none.
+    pub(crate) fn all(paths: &[PathBuf]) -> Vec<Self> {
+        if paths.is_empty() {
+            return vec![Self::Sample];
+        }
+        paths.iter().map(|path| Self::of(path)).collect()
+    }
+
+    /// `-` is standard input.
+    pub(crate) fn of(path: &Path) -> Self {
+        if path == OsStr::new("-") {
+            Self::Stdin
+        } else {
+            Self::File(path.to_owned())
+        }
+    }
+
+    /// A short name: that of the file without what says that it is a trace.
+    fn short_name(&self) -> String {
+        match self {
+            Self::Sample => "sample".into(),
+            Self::Stdin => "stdin".into(),
+            Self::File(path) => {
+                let name = path
+                    .file_name()
+                    .unwrap_or(path.as_os_str())
+                    .to_string_lossy();
+                let mut name = name.as_ref();
+                for ending in [".zst", ".txt", ".trace", ".dat"] {
+                    name = name.strip_suffix(ending).unwrap_or(name);
+                }
+                name.to_owned()
+            }
+        }
+    }
+
+    /// Names for the rows of `inputs`: short where that tells them apart, else as given.
+    pub(crate) fn names(inputs: &[Self]) -> Vec<String> {
+        let short: Vec<String> = inputs.iter().map(Self::short_name).collect();
+        let unique = |name: &String| short.iter().filter(|other| *other == name).count() == 1;
+        inputs
+            .iter()
+            .zip(&short)
+            .enumerate()
+            .map(|(place, (input, name))| match input {
+                Self::File(path) if !unique(name) => {
+                    let given = path.display().to_string();
+                    let again = inputs.iter().take(place).filter(|other| *other == input);
+                    match again.count() {
+                        0 => given,
+                        // The same file twice: a comparison of a trace with itself.
+                        times => format!("{given}#{}", times + 1),
+                    }
+                }
+                _ => name.clone(),
+            })
+            .collect()
+    }
+
+    /// Opens the text of the trace.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub(crate) fn source(&self) -> Result<Source, Failure> {
+        Ok(match self {
+            Self::Sample => Source::from_reader("sample", SAMPLE)?,
+            Self::Stdin => Source::from_reader("stdin", io::stdin())?,
+            Self::File(path) => Source::open(path)?,
+        })
+    }
+
+    /// Opens the operations of the trace.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub(crate) fn operations(&self, options: Options) -> Result<Operations<Source>, Failure> {
+        Ok(match self {
+            Self::File(path) => Operations::open(path, options)?,
+            Self::Sample => Operations::new("sample", self.source()?, options),
+            Self::Stdin => Operations::new("stdin", self.source()?, options),
+        })
+    }
+
+    /// Lines of the trace, if counting them takes no time that anyone would notice: for the progress bar only.
+    pub(crate) fn lines(&self) -> Option<u64> {
+        const LARGEST: u64 = 64 << 20;
+        let Self::File(path) = self else {
+            return None;
+        };
+        let meta = fs::metadata(path).ok()?;
+        if !meta.is_file() || meta.len() > LARGEST {
+            return None;
+        }
+        let mut source = Source::open(path).ok()?;
+        let mut block = vec![0; 1 << 16];
+        let mut lines = 0;
+        loop {
+            match source.read(&mut block) {
+                Ok(0) => return Some(lines),
+                Ok(read) => {
+                    let read = block.get(..read)?;
+                    lines += read.iter().filter(|byte| **byte == b'\n').count() as u64;
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Whether one replay is so short that only many repetitions give steady cycles.
+    pub(crate) fn is_short(&self) -> bool {
+        match self {
+            Self::Sample => true,
+            Self::Stdin => false,
+            Self::File(path) => fs::metadata(path).is_ok_and(|meta| meta.len() < 128 << 10),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_different_traces_have_different_names() {
+        let names = |paths: &[&str]| {
+            let inputs: Vec<Input> = paths.iter().map(|p| Input::of(Path::new(p))).collect();
+            Input::names(&inputs)
+        };
+        assert_eq!(names(&["x/a.trace.zst", "b.txt", "-"]), ["a", "b", "stdin"]);
+        assert_eq!(names(&["x/a.zst", "y/a.zst"]), ["x/a.zst", "y/a.zst"]);
+        assert_eq!(names(&["a.zst", "a.zst"]), ["a.zst", "a.zst#2"]);
+    }
+}

@@ -1,0 +1,38 @@
+//! Where output goes and how it may look there.
+
+use std::io::{self, ErrorKind, Write};
+
+use console::Term;
+use ringfence_lab::report::Look;
+
+use crate::failure::Failure;
+
+/// As wide as the terminal and coloured there (unless `NO_COLOR` says no); plain in a pipe.
+pub(crate) fn look() -> Look {
+    let term = Term::stdout();
+    if !term.is_term() {
+        return Look::PLAIN;
+    }
+    Look {
+        width: term.size_checked().map(|(_, columns)| usize::from(columns)),
+        colour: console::colors_enabled(),
+    }
+}
+
+/// Writes to standard output.
+///
+/// # Errors
+/// [`Failure::Closed`] when the reader has gone (`| head`), which is no failure; else the reason.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
+    written.map_err(|source| match source.kind() {
+        ErrorKind::BrokenPipe => Failure::Closed,
+        _ => Failure::Io {
+            path: "standard output".into(),
+            source,
+        },
+    })
+}

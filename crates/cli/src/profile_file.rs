@@ -1,0 +1,63 @@
+//! Cost profiles by name or from a TOML file.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ringfence_lab::{Profile, ProfileError};
+
+/// Why there is no profile.
+#[derive(Debug)]
+pub(crate) enum ProfileFileError {
+    /// Neither a name nor a file.
+    NoSuchProfile(String),
+    /// The file cannot be read.
+    Io(PathBuf, io::Error),
+    /// The file is no profile.
+    Toml(PathBuf, Box<toml::de::Error>),
+    /// The file says something impossible.
+    Invalid(PathBuf, ProfileError),
+}
+
+impl fmt::Display for ProfileFileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSuchProfile(name) => {
+                let known: Vec<String> = Profile::builtin().into_iter().map(|p| p.name).collect();
+                write!(
+                    f,
+                    "no profile and no file is called {name}; there are {}, and `ringfence calibrate` writes one",
+                    known.join(", ")
+                )
+            }
+            Self::Io(path, e) => write!(f, "{}: {e}", path.display()),
+            // toml's own form draws the line over several lines.
+            Self::Toml(path, e) => write!(f, "{}: {}", path.display(), e.message()),
+            Self::Invalid(path, e) => write!(f, "{}: {e}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for ProfileFileError {}
+
+/// The profile of that name, else the one in that file.
+pub(crate) fn load(name: &str) -> Result<Profile, ProfileFileError> {
+    if let Some(profile) = Profile::builtin().into_iter().find(|p| p.name == name) {
+        return Ok(profile);
+    }
+    let path = Path::new(name);
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return Err(ProfileFileError::NoSuchProfile(name.to_owned()));
+        }
+        Err(e) => return Err(ProfileFileError::Io(path.to_owned(), e)),
+    };
+    let profile: Profile =
+        toml::from_str(&text).map_err(|e| ProfileFileError::Toml(path.to_owned(), Box::new(e)))?;
+    profile
+        .validate()
+        .map_err(|e| ProfileFileError::Invalid(path.to_owned(), e))?;
+    Ok(profile)
+}

@@ -1,0 +1,56 @@
+//! A progress bar on standard error when that is a terminal; nothing in a pipe.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Progress through one trace.
+pub(crate) struct Progress(Option<ProgressBar>);
+
+impl Progress {
+    /// Whether a bar would be seen.
+    pub(crate) fn is_visible() -> bool {
+        std::io::stderr().is_terminal()
+    }
+
+    /// A bar for a trace of `lines` lines, or a counter where that is not known.
+    pub(crate) fn new(name: &str, lines: Option<u64>) -> Self {
+        if !Self::is_visible() {
+            return Self(None);
+        }
+        let (bar, template) = match lines {
+            Some(lines) => (
+                ProgressBar::new(lines),
+                "{prefix} {bar:30} {percent:>3}%  {human_pos} lines  {eta} left",
+            ),
+            None => (
+                ProgressBar::new_spinner(),
+                "{prefix} {spinner} {human_pos} lines  {elapsed}",
+            ),
+        };
+        bar.set_draw_target(ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.set_prefix(name.to_owned());
+        bar.tick();
+        Self(Some(bar))
+    }
+
+    /// So many lines are done.
+    pub(crate) fn at(&self, lines: u64) {
+        if let Some(bar) = &self.0 {
+            bar.set_position(lines);
+            bar.tick();
+        }
+    }
+}
+
+impl Drop for Progress {
+    /// Leaves nothing on the screen, whatever ends the replay.
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

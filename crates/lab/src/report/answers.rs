@@ -1,0 +1,216 @@
+//! The names of the answers to the four questions, as `ringfence modes` prints them and `--mode` takes them.
+
+use std::fmt;
+
+use crate::modes::{Alloc, FlushKind, TableKind, Who};
+
+/// An answer that has a name on the command line.
+pub trait Answer: Sized + Copy {
+    /// The question, as the key of `--mode`.
+    const QUESTION: &'static str;
+
+    /// The name.
+    fn name(self) -> String;
+
+    /// The names that [`Answer::parse`] takes.
+    fn names() -> Vec<String>;
+
+    /// The answer of that name.
+    ///
+    /// # Errors
+    /// There is none.
+    fn parse(text: &str) -> Result<Self, ParseAnswerError>;
+}
+
+/// A name that is no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParseAnswerError {
+    /// The question.
+    pub question: &'static str,
+    /// The name.
+    pub given: String,
+    /// What it could have been.
+    pub known: Vec<String>,
+}
+
+impl fmt::Display for ParseAnswerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            question,
+            given,
+            known,
+        } = self;
+        write!(
+            f,
+            "no {question} is called {given:?}; there are {}",
+            known.join(", ")
+        )
+    }
+}
+
+impl std::error::Error for ParseAnswerError {}
+
+/// Looks a name up among the answers of a question.
+fn parse_among<T: Answer>(text: &str, all: &[T]) -> Result<T, ParseAnswerError> {
+    let found = all.iter().find(|answer| answer.name() == text);
+    found.copied().ok_or_else(|| ParseAnswerError {
+        question: T::QUESTION,
+        given: text.to_owned(),
+        known: T::names(),
+    })
+}
+
+impl Alloc {
+    const ALL: &[Self] = &[
+        Self::Identity,
+        Self::CachedRbTree,
+        Self::Eiovar(None),
+        Self::Bitmap,
+        Self::BitmapLiteral,
+        Self::FreeBsd,
+        Self::LinuxRcache,
+        Self::Magazine,
+    ];
+}
+
+impl Answer for Alloc {
+    const QUESTION: &'static str = "alloc";
+
+    fn name(self) -> String {
+        match self {
+            Self::Identity => "identity".into(),
+            Self::CachedRbTree => "cached-rbtree".into(),
+            Self::Eiovar(None) => "eiovar".into(),
+            Self::Eiovar(Some(k)) => format!("eiovar-{k}"),
+            Self::Bitmap => "bitmap".into(),
+            Self::BitmapLiteral => "bitmap-literal".into(),
+            Self::FreeBsd => "freebsd".into(),
+            Self::LinuxRcache => "linux-rcache".into(),
+            Self::Magazine => "magazine".into(),
+        }
+    }
+
+    fn names() -> Vec<String> {
+        let mut names: Vec<String> = Self::ALL.iter().map(|answer| answer.name()).collect();
+        names.push("eiovar-K".into());
+        names
+    }
+
+    fn parse(text: &str) -> Result<Self, ParseAnswerError> {
+        // Freelists of at most K: `eiovar-64`.
+        match text.strip_prefix("eiovar-").map(str::parse::<usize>) {
+            Some(Ok(k)) if k > 0 => Ok(Self::Eiovar(Some(k))),
+            _ => parse_among(text, Self::ALL),
+        }
+    }
+}
+
+impl TableKind {
+    const ALL: &[Self] = &[
+        Self::None,
+        Self::PassThrough,
+        Self::StaticRadix,
+        Self::Radix,
+        Self::CachedRadix,
+        Self::RadixReclaimPage,
+        Self::RadixReclaim,
+    ];
+}
+
+impl Answer for TableKind {
+    const QUESTION: &'static str = "table";
+
+    fn name(self) -> String {
+        match self {
+            Self::None => "none",
+            Self::PassThrough => "pass-through",
+            Self::StaticRadix => "static-radix",
+            Self::Radix => "radix",
+            Self::CachedRadix => "cached-radix",
+            Self::RadixReclaimPage => "radix-reclaim-page",
+            Self::RadixReclaim => "radix-reclaim",
+        }
+        .into()
+    }
+
+    fn names() -> Vec<String> {
+        Self::ALL.iter().map(|answer| answer.name()).collect()
+    }
+
+    fn parse(text: &str) -> Result<Self, ParseAnswerError> {
+        parse_among(text, Self::ALL)
+    }
+}
+
+impl FlushKind {
+    const ALL: &[Self] = &[
+        Self::Never,
+        Self::PerUnmap,
+        Self::Deferred,
+        Self::PerCpuQueue,
+        Self::PerWrap,
+        Self::Burst,
+    ];
+}
+
+impl Answer for FlushKind {
+    const QUESTION: &'static str = "flush";
+
+    fn name(self) -> String {
+        match self {
+            Self::Never => "never",
+            Self::PerUnmap => "per-unmap",
+            Self::Deferred => "deferred",
+            Self::PerCpuQueue => "per-cpu-queue",
+            Self::PerWrap => "per-wrap",
+            Self::Burst => "burst",
+        }
+        .into()
+    }
+
+    fn names() -> Vec<String> {
+        Self::ALL.iter().map(|answer| answer.name()).collect()
+    }
+
+    fn parse(text: &str) -> Result<Self, ParseAnswerError> {
+        parse_among(text, Self::ALL)
+    }
+}
+
+impl Answer for Who {
+    const QUESTION: &'static str = "who";
+
+    fn name(self) -> String {
+        match self {
+            Self::Kernel => "kernel".into(),
+        }
+    }
+
+    fn names() -> Vec<String> {
+        vec![Self::Kernel.name()]
+    }
+
+    fn parse(text: &str) -> Result<Self, ParseAnswerError> {
+        parse_among(text, &[Self::Kernel])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::modes::Mode;
+
+    #[test]
+    fn every_answer_of_every_mode_is_found_by_its_name() {
+        for mode in Mode::named() {
+            assert_eq!(Alloc::parse(&mode.alloc.name()), Ok(mode.alloc));
+            assert_eq!(TableKind::parse(&mode.table.name()), Ok(mode.table));
+            assert_eq!(FlushKind::parse(&mode.flush.name()), Ok(mode.flush));
+            assert_eq!(Who::parse(&mode.who.name()), Ok(mode.who));
+        }
+        assert_eq!(Alloc::parse("eiovar-8"), Ok(Alloc::Eiovar(Some(8))));
+        for wrong in ["eiovar-0", "eiovar-x", "Eiovar", ""] {
+            assert!(Alloc::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

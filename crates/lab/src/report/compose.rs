@@ -1,0 +1,200 @@
+//! A mode composed by the user: `alloc=magazine,table=radix,flush=burst`, or the reason why not.
+
+use std::fmt;
+
+use super::answers::{Answer, ParseAnswerError};
+use crate::modes::{Alloc, FlushKind, Mode, TableKind, Who};
+
+/// Why a row of answers is no mode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ComposeError {
+    /// A part that is no `question=answer`.
+    NotAnAnswer(String),
+    /// A question that is not one of the four.
+    NoSuchQuestion(String),
+    /// A question answered twice.
+    Twice(&'static str),
+    /// A question not answered.
+    Missing(&'static str),
+    /// An answer that there is not.
+    NoSuchAnswer(ParseAnswerError),
+    /// The answers make no sense together.
+    Senseless {
+        /// The row, as composed.
+        row: String,
+        /// Why.
+        reason: &'static str,
+    },
+}
+
+impl fmt::Display for ComposeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAnAnswer(part) => {
+                write!(
+                    f,
+                    "{part:?} is no answer; write alloc=...,table=...,flush=..."
+                )
+            }
+            Self::NoSuchQuestion(key) => {
+                write!(
+                    f,
+                    "no question is called {key:?}; there are alloc, table, flush, who"
+                )
+            }
+            Self::Twice(key) => write!(f, "{key} is answered twice"),
+            Self::Missing(key) => write!(f, "{key} is not answered"),
+            Self::NoSuchAnswer(e) => e.fmt(f),
+            Self::Senseless { row, reason } => write!(f, "{row} makes no sense: {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for ComposeError {}
+
+impl From<ParseAnswerError> for ComposeError {
+    fn from(e: ParseAnswerError) -> Self {
+        Self::NoSuchAnswer(e)
+    }
+}
+
+fn set<T: Answer>(slot: &mut Option<T>, text: &str) -> Result<(), ComposeError> {
+    if slot.is_some() {
+        return Err(ComposeError::Twice(T::QUESTION));
+    }
+    *slot = Some(T::parse(text)?);
+    Ok(())
+}
+
+/// The mode that `row` describes. A row that a named mode has keeps that name.
+///
+/// # Errors
+/// See [`ComposeError`].
+pub fn compose(row: &str) -> Result<Mode, ComposeError> {
+    let (mut alloc, mut table, mut flush, mut who) = (None, None, None, None);
+    for part in row.split(',') {
+        let (key, value) = part
+            .split_once('=')
+            .ok_or_else(|| ComposeError::NotAnAnswer(part.to_owned()))?;
+        match key.trim() {
+            Alloc::QUESTION => set::<Alloc>(&mut alloc, value.trim())?,
+            TableKind::QUESTION => set::<TableKind>(&mut table, value.trim())?,
+            FlushKind::QUESTION => set::<FlushKind>(&mut flush, value.trim())?,
+            Who::QUESTION => set::<Who>(&mut who, value.trim())?,
+            other => return Err(ComposeError::NoSuchQuestion(other.to_owned())),
+        }
+    }
+    let alloc = alloc.ok_or(ComposeError::Missing(Alloc::QUESTION))?;
+    let table = table.ok_or(ComposeError::Missing(TableKind::QUESTION))?;
+    let flush = flush.ok_or(ComposeError::Missing(FlushKind::QUESTION))?;
+    let who = who.unwrap_or(Who::Kernel);
+    if let Some(reason) = senseless(alloc, table, flush) {
+        return Err(ComposeError::Senseless {
+            row: row.to_owned(),
+            reason,
+        });
+    }
+    let named = Mode::named()
+        .into_iter()
+        .find(|mode| (mode.alloc, mode.table, mode.flush, mode.who) == (alloc, table, flush, who));
+    Ok(named.unwrap_or_else(|| Mode {
+        name: format!("{}/{}/{}", alloc.name(), table.name(), flush.name()),
+        alloc,
+        table,
+        flush,
+        who,
+        about: "composed on the command line",
+    }))
+}
+
+/// Why these answers do not go together.
+fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'static str> {
+    use {Alloc as A, FlushKind as F, TableKind as T};
+    let fixed = matches!(table, T::None | T::PassThrough | T::StaticRadix);
+    match (alloc, flush) {
+        (A::Identity, _) if !fixed => Some(
+            "the address is the physical one, so two buffers on one page would share an entry; \
+             identity goes with table none, pass-through or static-radix",
+        ),
+        (A::Identity, F::Never) => None,
+        (A::Identity, _) => Some(
+            "nothing is unmapped, so there is nothing to invalidate; identity goes with flush=never",
+        ),
+        _ if fixed => Some(
+            "the table never changes, so an allocated address would lead nowhere; use alloc=identity",
+        ),
+        (_, F::Never) => {
+            Some("addresses could never be used again: their old translations live on")
+        }
+        (_, flush)
+            if flush != F::PerUnmap && matches!(table, T::RadixReclaim | T::RadixReclaimPage) =>
+        {
+            Some(
+                "a table page would be given back while the walk caches still lead to it; reclaiming goes with flush=per-unmap",
+            )
+        }
+        (A::Bitmap | A::BitmapLiteral, F::PerWrap) => None,
+        (_, F::PerWrap) => {
+            Some("only the bitmap hands out every address once before it hands one out again")
+        }
+        (A::BitmapLiteral, _) => Some(
+            "the literal bitmap differs from the bitmap only in what it reuses before a wrap's flush; \
+             use alloc=bitmap",
+        ),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_named_modes_keep_their_names() {
+        for mode in Mode::named() {
+            let row = format!(
+                "alloc={},table={},flush={}",
+                mode.alloc.name(),
+                mode.table.name(),
+                mode.flush.name()
+            );
+            assert_eq!(compose(&row).as_ref(), Ok(&mode), "{row}");
+        }
+    }
+
+    #[test]
+    fn other_rows_are_named_after_their_answers() {
+        let mode = compose("flush=burst, alloc=eiovar-8 ,table=radix").unwrap();
+        assert_eq!(mode.name, "eiovar-8/radix/burst");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_a_reason() {
+        use ComposeError as E;
+        let senseless = [
+            "alloc=identity,table=radix,flush=never",
+            "alloc=identity,table=none,flush=per-unmap",
+            "alloc=magazine,table=none,flush=per-unmap",
+            "alloc=magazine,table=radix,flush=never",
+            "alloc=magazine,table=radix,flush=per-wrap",
+            "alloc=bitmap-literal,table=radix,flush=deferred",
+            "alloc=bitmap,table=radix-reclaim,flush=per-wrap",
+            "alloc=magazine,table=radix-reclaim-page,flush=burst",
+        ];
+        for row in senseless {
+            assert!(matches!(compose(row), Err(E::Senseless { .. })), "{row}");
+        }
+        let cases = [
+            ("", E::NotAnAnswer(String::new())),
+            ("alloc", E::NotAnAnswer("alloc".into())),
+            ("speed=high", E::NoSuchQuestion("speed".into())),
+            ("alloc=bitmap,alloc=bitmap", E::Twice("alloc")),
+            ("alloc=bitmap,table=radix", E::Missing("flush")),
+        ];
+        for (row, expected) in cases {
+            assert_eq!(compose(row), Err(expected), "{row}");
+        }
+        assert!(matches!(compose("flush=often"), Err(E::NoSuchAnswer(_))));
+    }
+}

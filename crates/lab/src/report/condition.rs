@@ -1,0 +1,353 @@
+//! Conditions on rows: what `--fail-if` takes.
+//!
+//! `[MODE:]FIELD OP NUMBER`, several joined by commas. FIELD is a field of a JSON row; a dot reaches into it
+//! (`violations.stale`, `components.map_table`, `walk_cache_hit_rate.0`); an object with a `total` stands for it.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use crate::row::Row;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Op {
+    Less,
+    LessOrEqual,
+    Greater,
+    GreaterOrEqual,
+    Equal,
+    NotEqual,
+}
+
+/// Longer signs first, so that `<=` is not read as `<`.
+const OPS: &[(&str, Op)] = &[
+    ("<=", Op::LessOrEqual),
+    (">=", Op::GreaterOrEqual),
+    ("==", Op::Equal),
+    ("!=", Op::NotEqual),
+    ("<", Op::Less),
+    (">", Op::Greater),
+    ("=", Op::Equal),
+];
+
+/// One condition.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Condition {
+    mode: Option<String>,
+    field: String,
+    op: Op,
+    number: f64,
+    text: String,
+}
+
+/// Why a text is no condition, or says nothing about a report.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum ConditionError {
+    /// No `FIELD OP NUMBER`.
+    Syntax(String),
+    /// What stands right of the operator.
+    NotANumber {
+        /// The condition.
+        condition: String,
+        /// Its right side.
+        given: String,
+    },
+    /// No such field, or one that is no number.
+    NoSuchField {
+        /// As given.
+        field: String,
+        /// Fields that can be compared.
+        known: Vec<String>,
+    },
+    /// The condition is about a mode that did not run.
+    NoSuchMode {
+        /// As given.
+        mode: String,
+        /// Modes that ran.
+        ran: Vec<String>,
+    },
+}
+
+impl fmt::Display for ConditionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Syntax(text) => write!(
+                f,
+                "{text:?} is no condition; write [MODE:]FIELD OP NUMBER, as in fence:violations>0"
+            ),
+            Self::NotANumber { condition, given } => {
+                write!(f, "{condition:?}: {given:?} is no number")
+            }
+            Self::NoSuchField { field, known } => {
+                write!(
+                    f,
+                    "rows have no number called {field:?}; they have {}",
+                    known.join(", ")
+                )
+            }
+            Self::NoSuchMode { mode, ran } => {
+                write!(f, "mode {mode:?} was not run; {} were", ran.join(", "))
+            }
+        }
+    }
+}
+
+impl std::error::Error for ConditionError {}
+
+/// A row for which a condition holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Unmet {
+    /// The trace.
+    pub trace: String,
+    /// The mode.
+    pub mode: String,
+    /// The condition, as given.
+    pub condition: String,
+    /// The value of its field.
+    pub value: f64,
+}
+
+impl fmt::Display for Unmet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            trace,
+            mode,
+            condition,
+            value,
+        } = self;
+        write!(f, "{trace}, {mode}: {condition} (it is {value})")
+    }
+}
+
+impl Condition {
+    /// Parses conditions joined by commas.
+    ///
+    /// # Errors
+    /// [`ConditionError::Syntax`], [`ConditionError::NotANumber`].
+    pub fn parse_all(text: &str) -> Result<Vec<Self>, ConditionError> {
+        text.split(',').map(Self::parse).collect()
+    }
+
+    fn parse(text: &str) -> Result<Self, ConditionError> {
+        let text = text.trim();
+        let syntax = || ConditionError::Syntax(text.to_owned());
+        let at = text.find(['<', '>', '=', '!']).ok_or_else(syntax)?;
+        let (left, right) = text.split_at(at);
+        let (sign, op) = OPS
+            .iter()
+            .find(|(sign, _)| right.starts_with(sign))
+            .ok_or_else(syntax)?;
+        let right = right.get(sign.len()..).unwrap_or_default().trim();
+        let number = right
+            .parse::<f64>()
+            .ok()
+            .filter(|number| number.is_finite());
+        let number = number.ok_or_else(|| ConditionError::NotANumber {
+            condition: text.to_owned(),
+            given: right.to_owned(),
+        })?;
+        let (mode, field) = match left.rsplit_once(':') {
+            Some((mode, field)) => (Some(mode.trim().to_owned()), field.trim()),
+            None => (None, left.trim()),
+        };
+        if field.is_empty() || mode.as_ref().is_some_and(String::is_empty) {
+            return Err(syntax());
+        }
+        Ok(Self {
+            mode,
+            field: field.to_owned(),
+            op: *op,
+            number,
+            text: text.to_owned(),
+        })
+    }
+
+    /// The rows for which the condition holds.
+    ///
+    /// # Errors
+    /// The condition is about a field or a mode that the rows do not have: it would never hold, which its author did not mean.
+    pub fn holds(&self, rows: &[Row]) -> Result<Vec<Unmet>, ConditionError> {
+        let mut found = Vec::new();
+        let mut seen = false;
+        for row in rows {
+            if self.mode.as_ref().is_some_and(|mode| *mode != row.mode) {
+                continue;
+            }
+            seen = true;
+            let object = serde_json::to_value(row).unwrap_or_default();
+            let value = number(&object, &self.field).ok_or_else(|| self.no_such_field(&object))?;
+            if self.compare(value) {
+                found.push(Unmet {
+                    trace: row.trace.clone(),
+                    mode: row.mode.clone(),
+                    condition: self.text.clone(),
+                    value,
+                });
+            }
+        }
+        match &self.mode {
+            Some(mode) if !seen => Err(ConditionError::NoSuchMode {
+                mode: mode.clone(),
+                ran: rows.iter().map(|row| row.mode.clone()).collect(),
+            }),
+            _ => Ok(found),
+        }
+    }
+
+    /// Refuses a condition about a field or a mode that a run of `modes` will not have, before the run.
+    ///
+    /// # Errors
+    /// As [`Condition::holds`].
+    pub fn check(&self, modes: &[String]) -> Result<(), ConditionError> {
+        if let Some(mode) = self.mode.as_ref().filter(|mode| !modes.contains(mode)) {
+            return Err(ConditionError::NoSuchMode {
+                mode: mode.clone(),
+                ran: modes.to_vec(),
+            });
+        }
+        let object = serde_json::to_value(Row::default()).unwrap_or_default();
+        match number(&object, &self.field) {
+            Some(_) => Ok(()),
+            None => Err(self.no_such_field(&object)),
+        }
+    }
+
+    fn no_such_field(&self, object: &Value) -> ConditionError {
+        let mut known = Vec::new();
+        names(object, "", &mut known);
+        ConditionError::NoSuchField {
+            field: self.field.clone(),
+            known,
+        }
+    }
+
+    fn compare(&self, value: f64) -> bool {
+        match self.op {
+            Op::Less => value < self.number,
+            Op::LessOrEqual => value <= self.number,
+            Op::Greater => value > self.number,
+            Op::GreaterOrEqual => value >= self.number,
+            Op::Equal => value == self.number,
+            Op::NotEqual => value != self.number,
+        }
+    }
+}
+
+/// The number at a dotted path.
+pub(super) fn number(object: &Value, path: &str) -> Option<f64> {
+    let mut at = object;
+    for step in path.split('.') {
+        at = match at {
+            Value::Array(items) => items.get(step.parse::<usize>().ok()?)?,
+            _ => at.get(step)?,
+        };
+    }
+    at.as_f64().or_else(|| at.get("total")?.as_f64())
+}
+
+/// Paths of all numbers in an object.
+pub(super) fn names(value: &Value, prefix: &str, out: &mut Vec<String>) {
+    let join = |key: &str| match prefix {
+        "" => key.to_owned(),
+        _ => format!("{prefix}.{key}"),
+    };
+    match value {
+        Value::Object(fields) => {
+            if fields.contains_key("total") {
+                out.push(prefix.to_owned());
+            }
+            for (key, value) in fields {
+                names(value, &join(key), out);
+            }
+        }
+        Value::Array(items) => {
+            for (index, value) in items.iter().enumerate() {
+                names(value, &join(&index.to_string()), out);
+            }
+        }
+        Value::Number(_) => out.push(prefix.to_owned()),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::Violations;
+
+    fn row(mode: &str, violations: u64) -> Row {
+        Row {
+            trace: "t".into(),
+            mode: mode.into(),
+            relative_throughput: 0.25,
+            violations: Violations {
+                stale: violations,
+                total: violations,
+                ..Violations::default()
+            },
+            ..Row::default()
+        }
+    }
+
+    fn failing(text: &str) -> Vec<String> {
+        let rows = [row("fence", 0), row("defer", 3)];
+        let conditions = Condition::parse_all(text).unwrap();
+        conditions
+            .iter()
+            .flat_map(|condition| condition.holds(&rows).unwrap())
+            .map(|unmet| unmet.mode)
+            .collect()
+    }
+
+    #[test]
+    fn conditions_select_rows() {
+        let cases: [(&str, &[&str]); 9] = [
+            ("violations>0", &["defer"]),
+            ("violations.stale >= 3", &["defer"]),
+            ("violations.stale>3", &[]),
+            ("fence:violations > 0", &[]),
+            (
+                "defer:violations!=0, fence:violations==0",
+                &["defer", "fence"],
+            ),
+            ("relative_throughput<=0.25", &["fence", "defer"]),
+            ("relative_throughput < 2.5e-1", &[]),
+            ("walk_cache_hit_rate.2=0", &["fence", "defer"]),
+            ("components.map_table<-1", &[]),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(failing(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_could_never_hold_is_refused() {
+        for text in ["", "violations", ">0", ":x>0", "violations>0,", "a!b"] {
+            let got = Condition::parse_all(text);
+            assert!(
+                matches!(got, Err(ConditionError::Syntax(_))),
+                "{text}: {got:?}"
+            );
+        }
+        for text in ["violations>", "violations>none", "x>nan", "x>>1"] {
+            let got = Condition::parse_all(text);
+            assert!(
+                matches!(got, Err(ConditionError::NotANumber { .. })),
+                "{text}"
+            );
+        }
+        let one = |text: &str| Condition::parse_all(text).unwrap().remove(0);
+        let modes = ["fence".to_owned()];
+        assert!(one("fence:colocated>0").check(&modes).is_ok());
+        for text in ["violation>0", "mode>0", "walk_cache_hit_rate.3>0"] {
+            let error = one(text).check(&modes).unwrap_err();
+            assert!(
+                matches!(error, ConditionError::NoSuchField { .. }),
+                "{text}"
+            );
+        }
+        let error = one("strict:violations>0").check(&modes).unwrap_err();
+        assert!(matches!(error, ConditionError::NoSuchMode { .. }));
+    }
+}

@@ -1,0 +1,325 @@
+//! Two reports side by side: what changed from one run to the next.
+
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::condition::{names, number};
+use super::grid::{Cell, Column, Grid, Look, Tone};
+use super::number::{count, cycles};
+use crate::row::SCHEMA;
+
+/// Why two files cannot be compared.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum DiffError {
+    /// No JSON.
+    Json(serde_json::Error),
+    /// JSON, but no report of `compare --json`.
+    NotAReport,
+    /// A report of another version of the form.
+    Schema(u64),
+}
+
+impl fmt::Display for DiffError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Json(e) => write!(f, "no JSON: {e}"),
+            Self::NotAReport => f.write_str("no report of `ringfence compare --json`"),
+            Self::Schema(found) => {
+                write!(
+                    f,
+                    "a report of schema {found}; this program reads schema {SCHEMA}"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for DiffError {}
+
+/// A number that is not what it was.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Change {
+    /// The field, as a path.
+    pub field: String,
+    /// In the first report.
+    pub before: f64,
+    /// In the second.
+    pub after: f64,
+}
+
+/// A trace and mode that both reports have.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RowDiff {
+    /// The trace.
+    pub trace: String,
+    /// The mode.
+    pub mode: String,
+    /// Cycles of a map and an unmap in the first report.
+    pub before: f64,
+    /// The same in the second.
+    pub after: f64,
+    /// `after / before`; absent where the first report measured nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<f64>,
+    /// What should be the same in two runs over the same trace and is not: everything but cycles and what follows from them.
+    pub changes: Vec<Change>,
+}
+
+/// What changed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Diff {
+    /// Rows of both.
+    pub rows: Vec<RowDiff>,
+    /// `trace mode` of rows that only the first report has.
+    pub only_before: Vec<String>,
+    /// The same for the second.
+    pub only_after: Vec<String>,
+}
+
+/// Fields that vary from run to run.
+fn is_timing(field: &str) -> bool {
+    field.starts_with("components.")
+        || matches!(
+            field,
+            "map_cycles" | "unmap_cycles" | "charged_share" | "relative_throughput"
+        )
+}
+
+fn rows(text: &str) -> Result<Vec<(String, String, Value)>, DiffError> {
+    let report: Value = serde_json::from_str(text).map_err(DiffError::Json)?;
+    let schema = report.get("schema").and_then(Value::as_u64);
+    match schema {
+        Some(schema) if schema == u64::from(SCHEMA) => {}
+        Some(other) => return Err(DiffError::Schema(other)),
+        None => return Err(DiffError::NotAReport),
+    }
+    let results = report.get("results").and_then(Value::as_array);
+    let results = results.ok_or(DiffError::NotAReport)?;
+    results
+        .iter()
+        .map(|row| {
+            let text = |key: &str| row.get(key).and_then(Value::as_str).map(str::to_owned);
+            match (text("trace"), text("mode")) {
+                (Some(trace), Some(mode)) => Ok((trace, mode, row.clone())),
+                _ => Err(DiffError::NotAReport),
+            }
+        })
+        .collect()
+}
+
+impl Diff {
+    /// Compares two reports in their JSON form.
+    ///
+    /// # Errors
+    /// Which of the two (0 or 1) cannot be read, and why.
+    pub fn of(before: &str, after: &str) -> Result<Self, (usize, DiffError)> {
+        let before = rows(before).map_err(|e| (0, e))?;
+        let mut after = rows(after).map_err(|e| (1, e))?;
+        let mut diff = Self::default();
+        for (trace, mode, old) in before {
+            let same = after.iter().position(|(t, m, _)| (t, m) == (&trace, &mode));
+            match same {
+                Some(index) => {
+                    let (_, _, new) = after.remove(index);
+                    diff.rows.push(RowDiff::of(trace, mode, &old, &new));
+                }
+                None => diff.only_before.push(format!("{trace} {mode}")),
+            }
+        }
+        let rest = after
+            .iter()
+            .map(|(trace, mode, _)| format!("{trace} {mode}"));
+        diff.only_after = rest.collect();
+        Ok(diff)
+    }
+
+    /// Rows that cost more than `percent` per cent more than before, or expose more.
+    pub fn worse_by(&self, percent: f64) -> Vec<&RowDiff> {
+        let rows = self.rows.iter();
+        rows.filter(|row| row.costs_more_by(percent) || row.exposes_more())
+            .collect()
+    }
+
+    /// The table for people.
+    pub fn table(&self, look: Look) -> String {
+        let mut grid = Grid::new(&[
+            Column::left("trace"),
+            Column::left("mode"),
+            Column::right("cycles of a map and an unmap", "before"),
+            Column::right("cycles of a map and an unmap", "after"),
+            Column::right("cycles of a map and an unmap", "ratio"),
+            Column::left("changed"),
+        ]);
+        for row in &self.rows {
+            let changed: Vec<String> = row.changes.iter().map(Change::to_string).collect();
+            grid.rows.push(vec![
+                Cell::new(&row.trace),
+                Cell::toned(&row.mode, Tone::Strong),
+                Cell::new(cycles(row.before)),
+                Cell::new(cycles(row.after)),
+                Cell::new(row.ratio.map_or("-".into(), |ratio| format!("{ratio:.3}"))),
+                match changed.is_empty() {
+                    true => Cell::toned("-", Tone::Faint),
+                    false => Cell::toned(changed.join(", "), Tone::Bad),
+                },
+            ]);
+        }
+        let mut out = grid.render(look);
+        for (rows, which) in [(&self.only_before, "first"), (&self.only_after, "second")] {
+            if !rows.is_empty() {
+                out.push_str(&format!("only in the {which}: {}\n", rows.join(", ")));
+            }
+        }
+        out
+    }
+}
+
+impl RowDiff {
+    fn of(trace: String, mode: String, old: &Value, new: &Value) -> Self {
+        let sum = |row: &Value| {
+            number(row, "map_cycles").unwrap_or(0.0) + number(row, "unmap_cycles").unwrap_or(0.0)
+        };
+        let (before, after) = (sum(old), sum(new));
+        let mut fields = Vec::new();
+        names(old, "", &mut fields);
+        let changes = fields
+            .into_iter()
+            .filter(|field| !is_timing(field))
+            .filter_map(|field| {
+                // A field that only one version has is no change of the run.
+                let (before, after) = (number(old, &field)?, number(new, &field)?);
+                (before != after).then_some(Change {
+                    field,
+                    before,
+                    after,
+                })
+            })
+            .collect();
+        Self {
+            trace,
+            mode,
+            before,
+            after,
+            ratio: (before > 0.0).then(|| after / before),
+            changes,
+        }
+    }
+
+    fn costs_more_by(&self, percent: f64) -> bool {
+        self.ratio
+            .is_some_and(|ratio| ratio > 1.0 + percent / 100.0)
+    }
+
+    /// Whether more got through, or more was wrongly stopped, than before.
+    fn exposes_more(&self) -> bool {
+        self.changes.iter().any(|change| {
+            matches!(
+                change.field.as_str(),
+                "violations" | "false_faults" | "colocated"
+            ) && change.after > change.before
+        })
+    }
+}
+
+impl fmt::Display for RowDiff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}: ", self.trace, self.mode)?;
+        match self.ratio {
+            Some(ratio) => write!(f, "{ratio:.3} times the cycles")?,
+            None => f.write_str("cycles not measured before")?,
+        }
+        for change in &self.changes {
+            write!(f, ", {change}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = |value: f64| {
+            if value.fract() == 0.0 && (0.0..1e15).contains(&value) {
+                count(value as u64)
+            } else {
+                format!("{value:.6}")
+            }
+        };
+        write!(
+            f,
+            "{} {} -> {}",
+            self.field,
+            value(self.before),
+            value(self.after)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::{Row, Violations};
+
+    fn report(rows: &[Row]) -> String {
+        serde_json::json!({ "schema": SCHEMA, "results": rows }).to_string()
+    }
+
+    fn row(mode: &str, cycles: f64, violations: u64) -> Row {
+        Row {
+            trace: "t".into(),
+            mode: mode.into(),
+            map_cycles: cycles,
+            violations: Violations {
+                stale: violations,
+                total: violations,
+                ..Violations::default()
+            },
+            ..Row::default()
+        }
+    }
+
+    #[test]
+    fn rows_are_matched_by_trace_and_mode() {
+        let before = report(&[row("a", 100.0, 0), row("b", 50.0, 0), row("c", 1.0, 0)]);
+        let after = report(&[row("d", 1.0, 0), row("b", 50.0, 2), row("a", 130.0, 0)]);
+        let diff = Diff::of(&before, &after).unwrap();
+        assert_eq!(diff.only_before, ["t c"]);
+        assert_eq!(diff.only_after, ["t d"]);
+        assert_eq!(diff.rows[0].ratio, Some(1.3));
+        assert!(diff.rows[0].changes.is_empty());
+        let changed: Vec<&str> = diff.rows[1]
+            .changes
+            .iter()
+            .map(|c| c.field.as_str())
+            .collect();
+        assert_eq!(
+            changed,
+            ["violations", "violations.stale", "violations.total"]
+        );
+        let worse = |percent| {
+            let rows = diff.worse_by(percent);
+            rows.iter().map(|row| row.mode.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!(worse(20.0), ["a", "b"]);
+        assert_eq!(worse(40.0), ["b"]);
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        let good = report(&[]);
+        let cases = [
+            ("", "no JSON"),
+            ("{}", "no report"),
+            ("[1]", "no report"),
+            (r#"{"schema":1,"results":[{}]}"#, "no report"),
+            (r#"{"schema":999,"results":[]}"#, "schema 999"),
+        ];
+        for (text, expected) in cases {
+            let (which, error) = Diff::of(&good, text).unwrap_err();
+            assert_eq!(which, 1);
+            assert!(error.to_string().contains(expected), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! A report as Markdown, for an issue or a merge request.
+
+use super::data::Report;
+use super::grid::Grid;
+use super::recommend::recommend;
+use super::terminal::{cost, hardware, headline, remarks, safety};
+
+/// The whole report as Markdown.
+pub fn markdown(report: &Report) -> String {
+    let mut out = String::new();
+    for notes in &report.traces {
+        let rows = report.rows_of(&notes.trace);
+        out.push_str(&format!("## {}\n\n", headline(notes, &rows)));
+        if report.repetitions > 0 {
+            out.push_str("### Cost: cycles of a map and of an unmap\n\n");
+            out.push_str(&table(&cost(&rows)));
+        }
+        out.push_str("### Exposure\n\n");
+        out.push_str(&table(&safety(&rows)));
+        out.push_str("### Allocator and hardware\n\n");
+        out.push_str(&table(&hardware(&rows)));
+        for remark in remarks(report, notes, &rows) {
+            out.push_str(&format!("- {remark}\n"));
+        }
+        if report.repetitions > 0 {
+            let text = recommend(&rows, &report.profile);
+            out.push_str(&format!("\n**Recommendation.** {text}\n\n"));
+        }
+    }
+    out
+}
+
+/// A grid as a Markdown table; groups stand before the names of their columns.
+fn table(grid: &Grid) -> String {
+    let mut out = String::from("|");
+    for column in &grid.columns {
+        match column.group {
+            "" => out.push_str(&format!(" {} |", column.name)),
+            group => out.push_str(&format!(" {group}: {} |", column.name)),
+        }
+    }
+    out.push_str("\n|");
+    for column in &grid.columns {
+        out.push_str(if column.left { ":---|" } else { "---:|" });
+    }
+    out.push('\n');
+    for row in &grid.rows {
+        out.push('|');
+        for cell in row {
+            out.push_str(&format!(" {} |", cell.text.replace('|', "\\|")));
+        }
+        out.push('\n');
+    }
+    out.push('\n');
+    out
+}

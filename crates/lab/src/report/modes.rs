@@ -1,0 +1,80 @@
+//! The table of modes: four answers and a promise each.
+
+use serde::Serialize;
+
+use super::answers::Answer;
+use super::grid::{Cell, Column, Grid, Look, Tone};
+use crate::modes::{Mode, Safety};
+
+/// A mode, as `ringfence modes --json` prints it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModeRow {
+    /// Name.
+    pub mode: String,
+    /// Question 1: where does the I/O virtual address come from?
+    pub alloc: String,
+    /// Question 2: what does the hardware look up?
+    pub table: String,
+    /// Question 3: when does a stale translation die?
+    pub flush: String,
+    /// Question 4: who does the work?
+    pub who: String,
+    /// What the mode promises.
+    pub safety: String,
+    /// The bound of a bounded mode.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bound: Option<String>,
+    /// Where it comes from.
+    pub about: String,
+}
+
+/// Rows for `modes`.
+pub fn mode_rows(modes: &[Mode]) -> Vec<ModeRow> {
+    modes
+        .iter()
+        .map(|mode| ModeRow {
+            mode: mode.name.clone(),
+            alloc: mode.alloc.name(),
+            table: mode.table.name(),
+            flush: mode.flush.name(),
+            who: mode.who.name(),
+            safety: mode.safety().to_string(),
+            bound: mode.bound().map(str::to_owned),
+            about: mode.about.to_owned(),
+        })
+        .collect()
+}
+
+/// The table for people.
+pub fn modes_table(modes: &[Mode], look: Look) -> String {
+    let mut grid = Grid::new(&[
+        Column::left("mode"),
+        Column::left("alloc"),
+        Column::left("table"),
+        Column::left("flush"),
+        Column::left("who"),
+        Column::left("safety"),
+        Column::left("bound"),
+        Column::left("about"),
+    ]);
+    for (mode, row) in modes.iter().zip(mode_rows(modes)) {
+        grid.rows.push(vec![
+            Cell::toned(row.mode, Tone::Strong),
+            Cell::new(row.alloc),
+            Cell::new(row.table),
+            Cell::new(row.flush),
+            Cell::new(row.who),
+            Cell::toned(row.safety, safety_tone(mode.safety())),
+            Cell::new(row.bound.unwrap_or_else(|| "-".into())),
+            Cell::toned(row.about, Tone::Faint),
+        ]);
+    }
+    grid.render(look)
+}
+
+fn safety_tone(safety: Safety) -> Tone {
+    match safety {
+        Safety::None | Safety::Bounded => Tone::Plain,
+        Safety::Strict | Safety::ByteGranular => Tone::Good,
+    }
+}

@@ -1,0 +1,200 @@
+//! A recommendation for one trace, computed from its rows.
+
+use super::number::{byte_seconds, count, cycles, percent, span};
+use crate::Profile;
+use crate::row::Row;
+
+/// Two sentences: what to use if nothing may get through, and what a mode with a window would give and expose instead.
+pub fn recommend(rows: &[&Row], profile: &Profile) -> String {
+    if let Some(row) = rows.iter().find(|row| row.status != "ok") {
+        return format!(
+            "No mode is recommended on this trace: {}. Record it again so that every unmap is seen before comparing safety.",
+            row.status
+        );
+    }
+    let Some(strict) = best(rows, is_safe) else {
+        return no_strict(rows);
+    };
+    format!(
+        "{} {}",
+        strict_sentence(strict, rows, profile),
+        other_sentence(strict, rows)
+    )
+}
+
+/// Whether a row promises to let nothing through and kept to it.
+fn is_safe(row: &Row) -> bool {
+    matches!(row.safety.as_str(), "strict" | "byte-granular")
+        && row.violations.total == 0
+        && row.false_faults == 0
+}
+
+fn best<'a>(rows: &[&'a Row], mut wanted: impl FnMut(&Row) -> bool) -> Option<&'a Row> {
+    let rows = rows.iter().copied().filter(|row| wanted(row));
+    rows.max_by(|a, b| a.relative_throughput.total_cmp(&b.relative_throughput))
+}
+
+fn no_strict(rows: &[&Row]) -> String {
+    let leaking = rows
+        .iter()
+        .find(|row| matches!(row.safety.as_str(), "strict" | "byte-granular"));
+    match leaking {
+        Some(row) => format!(
+            "{} promises to be {} and did not keep to it ({} violations, {} false faults): that is a defect. \
+             Report it with the trace.",
+            row.mode,
+            row.safety,
+            count(row.violations.total),
+            count(row.false_faults)
+        ),
+        None => {
+            "None of the compared modes closes the window between an unmap and its invalidation. \
+                 Compare with fence and fence-burst to see what closing it costs on this trace."
+                .to_owned()
+        }
+    }
+}
+
+fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
+    let pair = strict.map_cycles + strict.unmap_cycles;
+    let mut text = format!(
+        "Use {}: of the modes that let nothing through it costs least, {} cycles a mapping ({} of them charged), relative throughput {:.2}",
+        strict.mode,
+        cycles(pair),
+        percent(strict.charged_share),
+        strict.relative_throughput
+    );
+    let per_unmap = strict.invalidations as f64 / strict.unmaps.max(1) as f64;
+    let cap = profile.c_none / (profile.c_none + profile.invalidation_cycles as f64);
+    let other = best(rows, |row| {
+        is_safe(row) && row.invalidations >= row.unmaps && row.unmaps > 0
+    });
+    if let Some(other) = other.filter(|other| other.mode != strict.mode && per_unmap < 0.99) {
+        text.push_str(&format!(
+            ", because it invalidates {:.0} times per 100 unmaps and withholds buffers for up to {} instead; {} invalidates at each \
+             unmap, which caps it at {cap:.2} whatever the software does (it reaches {:.2})",
+            per_unmap * 100.0,
+            span(strict.release_delay_max_ns),
+            other.mode,
+            other.relative_throughput
+        ));
+    } else if per_unmap >= 0.99 && profile.invalidation_cycles > 0 {
+        text.push_str(&format!(
+            ", where the charged invalidation per unmap caps every such mode at {cap:.2}"
+        ));
+    }
+    text.push('.');
+    text
+}
+
+fn other_sentence(strict: &Row, rows: &[&Row]) -> String {
+    let Some(bounded) = best(rows, |row| row.safety == "bounded") else {
+        return "No deferred mode was compared.".to_owned();
+    };
+    let exposure = if bounded.violations.total > 0 {
+        format!(
+            "left buffers within the device's reach for up to {} after their unmap ({} byte-seconds; {} of {} hostile accesses got through)",
+            span(bounded.stale_window_max_ns),
+            byte_seconds(bounded.stale_byte_seconds),
+            count(bounded.violations.total),
+            count(bounded.attempts)
+        )
+    } else {
+        format!(
+            "may leave a buffer within the device's reach for {}",
+            bounded.bound.as_deref().unwrap_or("a while")
+        )
+    };
+    let gain = bounded.relative_throughput - strict.relative_throughput;
+    if gain > 0.02 {
+        format!(
+            "Deferring buys {} more: {} reaches {:.2}, but {exposure}.",
+            percent(gain / strict.relative_throughput.max(f64::MIN_POSITIVE)),
+            bounded.mode,
+            bounded.relative_throughput
+        )
+    } else {
+        format!(
+            "Deferring buys nothing here: {} reaches {:.2} and {exposure}.",
+            bounded.mode, bounded.relative_throughput
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::Violations;
+
+    fn row(mode: &str, safety: &str, invalidations: u64, throughput: f64, violations: u64) -> Row {
+        Row {
+            mode: mode.into(),
+            safety: safety.into(),
+            status: "ok".into(),
+            unmaps: 1000,
+            invalidations,
+            relative_throughput: throughput,
+            violations: Violations {
+                stale: violations,
+                total: violations,
+                ..Violations::default()
+            },
+            attempts: 5000,
+            stale_window_max_ns: 10_000_000,
+            ..Row::default()
+        }
+    }
+
+    fn two_sentences(text: &str) -> bool {
+        text.ends_with('.') && text.matches(". ").count() == 1
+    }
+
+    #[test]
+    fn the_best_strict_mode_is_named_beside_its_rivals() {
+        let rows = [
+            row("none", "none", 0, 0.99, 900),
+            row("strict", "strict", 1000, 0.2, 0),
+            row("fence", "strict", 1000, 0.29, 0),
+            row("fence-burst", "strict", 100, 0.7, 0),
+            row("linux-lazy", "bounded", 4, 0.9, 700),
+        ];
+        let rows: Vec<&Row> = rows.iter().collect();
+        let text = recommend(&rows, &Profile::r210_2015());
+        assert!(two_sentences(&text), "{text}");
+        assert!(text.starts_with("Use fence-burst: "), "{text}");
+        assert!(text.contains("10 times per 100 unmaps"), "{text}");
+        assert!(
+            text.contains("fence invalidates at each unmap, which caps it at 0.30"),
+            "{text}"
+        );
+        assert!(text.contains("linux-lazy reaches 0.90"), "{text}");
+        assert!(text.contains("700 of 5000 hostile accesses"), "{text}");
+    }
+
+    #[test]
+    fn a_window_that_buys_nothing_is_said_to_buy_nothing() {
+        let rows = [
+            row("fence-burst", "strict", 10, 0.9, 0),
+            row("defer", "bounded", 4, 0.91, 7),
+        ];
+        let rows: Vec<&Row> = rows.iter().collect();
+        let text = recommend(&rows, &Profile::r210_2015());
+        assert!(text.contains("Deferring buys nothing here"), "{text}");
+        assert!(two_sentences(&text), "{text}");
+    }
+
+    #[test]
+    fn no_mode_is_praised_that_leaks_or_whose_trace_is_broken() {
+        let leaking = [row("fence", "strict", 1000, 0.9, 1)];
+        let text = recommend(&[&leaking[0]], &Profile::r210_2015());
+        assert!(text.contains("that is a defect"), "{text}");
+        let mut broken = row("fence", "strict", 1000, 0.9, 0);
+        broken.status = "the kernel lost 3 events".into();
+        let text = recommend(&[&broken], &Profile::r210_2015());
+        assert!(text.starts_with("No mode is recommended"), "{text}");
+        let only = [row("defer", "bounded", 4, 0.9, 1)];
+        let text = recommend(&[&only[0]], &Profile::r210_2015());
+        assert!(text.starts_with("None of the compared modes"), "{text}");
+        assert!(two_sentences(&text), "{text}");
+    }
+}

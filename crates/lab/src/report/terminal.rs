@@ -1,0 +1,327 @@
+//! A report for people at a terminal: per trace what each mode costs, what it exposes, what the hardware saw, and what to do.
+
+use super::data::{Report, TraceNotes};
+use super::grid::{Cell, Column, Grid, Look, Tone, wrap};
+use super::notes::oddities;
+use super::number::{byte_seconds, bytes, count, cycles, percent, percent_of, span};
+use super::recommend::recommend;
+use crate::Profile;
+use crate::row::Row;
+
+/// The whole report as text.
+pub fn terminal(report: &Report, look: Look) -> String {
+    let mut out = String::new();
+    for notes in &report.traces {
+        let rows = report.rows_of(&notes.trace);
+        for part in sections(report, notes, &rows, look) {
+            if let Some(title) = part.title {
+                out.push_str(&title);
+                out.push('\n');
+            }
+            out.push_str(&part.text);
+            out.push('\n');
+        }
+    }
+    out
+}
+
+/// One part of the report of a trace: under its title a table, or lines.
+pub(super) struct Section {
+    pub(super) title: Option<String>,
+    pub(super) text: String,
+}
+
+fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: Look) -> Vec<Section> {
+    let titled = |title: String, text: String| Section {
+        title: Some(title),
+        text,
+    };
+    let mut out = vec![Section {
+        title: None,
+        text: format!("{}\n", headline(notes, rows)),
+    }];
+    if report.repetitions > 0 {
+        let title = "What it costs: cycles of a map and of an unmap";
+        out.push(titled(title.into(), cost(rows).render(look)));
+    }
+    let title = "What it exposes: accesses judged, under an attacker";
+    out.push(titled(title.into(), safety(rows).render(look)));
+    let title = "What the allocator and the hardware saw";
+    out.push(titled(title.into(), hardware(rows).render(look)));
+    let mut lines = String::new();
+    for line in remarks(report, notes, rows) {
+        lines.push_str(&wrap(&line, look, 2));
+        lines.push('\n');
+    }
+    out.push(Section {
+        title: None,
+        text: lines,
+    });
+    if report.repetitions > 0 {
+        let text = recommend(rows, &report.profile);
+        let text = format!("{}\n", wrap(&text, look, 0));
+        out.push(titled("Recommendation".into(), text));
+    }
+    out
+}
+
+/// The trace in a line.
+pub(super) fn headline(notes: &TraceNotes, rows: &[&Row]) -> String {
+    let devices = match notes.devices.as_slice() {
+        [] => "no device".to_owned(),
+        [one] => format!("device {one}"),
+        [first, ..] => format!("{} devices ({first}, ...)", notes.devices.len()),
+    };
+    let (maps, unmaps) = rows.first().map_or((0, 0), |row| (row.maps, row.unmaps));
+    format!(
+        "{}: {devices}, {} maps, {} unmaps in {} bursts",
+        notes.trace,
+        count(maps),
+        count(unmaps),
+        count(notes.bursts)
+    )
+}
+
+/// Cycles by component, as Table 1 of the rIOMMU document has them.
+pub(super) fn cost(rows: &[&Row]) -> Grid {
+    const MAP: &str = "map";
+    const UNMAP: &str = "unmap";
+    let mut grid = Grid::new(&[
+        Column::left("mode"),
+        Column::left("safety"),
+        Column::right(MAP, "alloc"),
+        Column::right(MAP, "table"),
+        Column::right(MAP, "other"),
+        Column::right(MAP, "sum"),
+        Column::right(UNMAP, "find"),
+        Column::right(UNMAP, "free"),
+        Column::right(UNMAP, "table"),
+        Column::right(UNMAP, "inval"),
+        Column::right(UNMAP, "charged"),
+        Column::right(UNMAP, "other"),
+        Column::right(UNMAP, "sum"),
+        Column::right("", "charged"),
+        Column::right("", "rel. throughput"),
+    ]);
+    for row in rows {
+        let parts = &row.components.cycles;
+        let mut cells = vec![
+            Cell::toned(&row.mode, Tone::Strong),
+            Cell::toned(&row.safety, promise(row)),
+        ];
+        cells.extend(
+            [
+                parts.map_iova_alloc,
+                parts.map_table,
+                parts.map_other,
+                row.map_cycles,
+                parts.unmap_iova_find,
+                parts.unmap_iova_free,
+                parts.unmap_table,
+                parts.unmap_invalidation,
+                parts.unmap_invalidation_charged,
+                parts.unmap_other,
+                row.unmap_cycles,
+            ]
+            .map(|value| {
+                let tone = if value == 0.0 {
+                    Tone::Faint
+                } else {
+                    Tone::Plain
+                };
+                Cell::toned(cycles(value), tone)
+            }),
+        );
+        cells.push(Cell::new(percent(row.charged_share)));
+        cells.push(Cell::toned(
+            format!("{:.2}", row.relative_throughput),
+            Tone::Strong,
+        ));
+        grid.rows.push(cells);
+    }
+    grid
+}
+
+/// What got through, and for how long.
+pub(super) fn safety(rows: &[&Row]) -> Grid {
+    const LET: &str = "let through";
+    const WINDOW: &str = "stale window";
+    let mut grid = Grid::new(&[
+        Column::left("mode"),
+        Column::left("safety"),
+        Column::right("", "accesses"),
+        Column::right("", "attempts"),
+        Column::right(LET, "violations"),
+        Column::right(LET, "colocated"),
+        Column::right("", "false faults"),
+        Column::right(WINDOW, "longest"),
+        Column::right(WINDOW, "byte-seconds"),
+        Column::right("", "release delay"),
+        Column::left("bound"),
+    ]);
+    for row in rows {
+        let wrong = |number: u64| {
+            let tone = if number > 0 { Tone::Bad } else { Tone::Good };
+            Cell::toned(count(number), tone)
+        };
+        grid.rows.push(vec![
+            Cell::toned(&row.mode, Tone::Strong),
+            Cell::toned(&row.safety, promise(row)),
+            Cell::new(count(row.accesses)),
+            Cell::new(count(row.attempts)),
+            wrong(row.violations.total),
+            Cell::new(count(row.colocated)),
+            wrong(row.false_faults),
+            Cell::new(span(row.stale_window_max_ns)),
+            Cell::new(byte_seconds(row.stale_byte_seconds)),
+            Cell::new(span(row.release_delay_max_ns)),
+            Cell::new(row.bound.as_deref().unwrap_or("-")),
+        ]);
+    }
+    grid
+}
+
+/// Searches, invalidations, caches, memory.
+pub(super) fn hardware(rows: &[&Row]) -> Grid {
+    const SEARCH: &str = "search length";
+    const WALK: &str = "walk cache hits";
+    let mut grid = Grid::new(&[
+        Column::left("mode"),
+        Column::right(SEARCH, "mean"),
+        Column::right(SEARCH, "max"),
+        Column::right("", "invalidations"),
+        Column::right("", "per unmap"),
+        Column::right("", "IOTLB hits"),
+        Column::right(WALK, "L1"),
+        Column::right(WALK, "L2"),
+        Column::right(WALK, "L3"),
+        Column::right("", "reads per walk"),
+        Column::right("", "live max"),
+        Column::right("", "tables"),
+    ]);
+    for row in rows {
+        // Where nothing is looked up there is no rate.
+        let translated = row.iotlb_hit_rate > 0.0 || row.walk_references > 0.0;
+        let lookups = if translated { row.accesses } else { 0 };
+        let mut cells = vec![
+            Cell::toned(&row.mode, Tone::Strong),
+            Cell::new(format!("{:.1}", row.search_len_mean)),
+            Cell::new(count(row.search_len_max.into())),
+            Cell::new(count(row.invalidations)),
+            Cell::new(format!(
+                "{:.3}",
+                row.invalidations as f64 / row.unmaps.max(1) as f64
+            )),
+            Cell::new(percent_of(row.iotlb_hit_rate, lookups)),
+        ];
+        cells.extend(
+            row.walk_cache_hit_rate
+                .map(|rate| Cell::new(percent_of(rate, lookups))),
+        );
+        cells.push(Cell::new(match lookups {
+            0 => "-".to_owned(),
+            _ => format!("{:.2}", row.walk_references),
+        }));
+        cells.push(Cell::new(count(row.live_max)));
+        cells.push(Cell::new(bytes(row.table_bytes)));
+        grid.rows.push(cells);
+    }
+    grid
+}
+
+/// A promise kept is good, one broken is bad.
+fn promise(row: &Row) -> Tone {
+    match row.safety.as_str() {
+        "strict" | "byte-granular" if row.violations.total > 0 => Tone::Bad,
+        "strict" | "byte-granular" => Tone::Good,
+        _ => Tone::Plain,
+    }
+}
+
+/// What one has to know to read the tables: what was executed, what was charged, what is odd.
+pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec<String> {
+    let mut out = Vec::new();
+    if report.repetitions > 0 {
+        out.push(executed(report));
+    }
+    out.push(modelled(&report.profile));
+    if let Some(warning) = untrustworthy(report, rows) {
+        out.push(warning);
+    }
+    for row in rows.iter().filter(|row| row.status != "ok") {
+        out.push(format!("{}: {}", row.mode, row.status));
+        if rows.iter().all(|other| other.status == row.status) {
+            break;
+        }
+    }
+    let odd = oddities(notes);
+    if !odd.is_empty() {
+        out.push(format!("Trace: {}.", odd.join("; ")));
+    }
+    out
+}
+
+fn executed(report: &Report) -> String {
+    let on = &report.executed_on;
+    let profile = &report.profile;
+    format!(
+        "Executed: {} code on {} ({} cycles, median of {}). Charged by profile {}: {} cycles for each invalidation ({}). \
+         Relative throughput = c / (c + map + unmap), c = {}.",
+        on.build,
+        on.cpu,
+        on.unit,
+        report.repetitions,
+        profile.name,
+        profile.invalidation_cycles,
+        profile.source,
+        cycles(profile.c_none)
+    )
+}
+
+fn modelled(profile: &Profile) -> String {
+    let [leaf, middle, upper] = profile.walk_cache;
+    format!(
+        "Modelled: IOTLB {} sets x {} ways, walk caches of {leaf}, {middle}, {upper} entries for levels 1, 2, 3, {} walker; a miss \
+         costs the device {} cycles, which no column contains.",
+        profile.iotlb_sets,
+        profile.iotlb_ways,
+        if profile.coherent {
+            "coherent"
+        } else {
+            "non-coherent"
+        },
+        profile.miss_cycles
+    )
+}
+
+/// A warning where the components cannot be told apart, with advice.
+fn untrustworthy(report: &Report, rows: &[&Row]) -> Option<String> {
+    if report.repetitions == 0 {
+        return None;
+    }
+    if report.executed_on.build == "debug" {
+        return Some(
+            "Warning: this is a debug build, its cycles say nothing; use cargo run --release."
+                .into(),
+        );
+    }
+    let spread = |row: &&&Row| {
+        row.components
+            .order_spread
+            .max(row.components.repetition_spread)
+    };
+    let noisy: Vec<&str> = rows
+        .iter()
+        .filter(|row| spread(row) > 0.25 && row.components.executed > 0.0)
+        .map(|row| row.mode.as_str())
+        .collect();
+    if noisy.is_empty() {
+        return None;
+    }
+    Some(format!(
+        "Warning: the cycles of {} vary by more than a quarter between repetitions or orders of measurement; a longer trace, a quiet \
+         machine or --repeat {} helps.",
+        noisy.join(", "),
+        report.repetitions * 4
+    ))
+}

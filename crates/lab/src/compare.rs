@@ -125,14 +125,6 @@ impl Assemble<'_> {
         };
         Ok((Box::new(metered), hostile))
     }
-
-    fn coherency(&self) -> Coherency {
-        if self.options.profile.coherent {
-            Coherency::Coherent
-        } else {
-            Coherency::NonCoherent
-        }
-    }
 }
 
 impl Job for Assemble<'_> {
@@ -165,9 +157,14 @@ impl Job for Assemble<'_> {
         };
         let enabled = kind != TableKind::None;
         let (metered, hostile) = self.judges(enabled, Ownership::Byte, || Never, make)?;
-        let meter: Option<Box<dyn Meter>> = match self.options.repetitions {
+        let meter = match self.options.repetitions {
             0 => None,
-            repetitions => Some(Box::new(Sets::identity(|| Never, repetitions)?)),
+            _ => Some(
+                MeterAlone {
+                    options: self.options,
+                }
+                .identity(kind)?,
+            ),
         };
         Ok(Runner {
             metered,
@@ -196,13 +193,14 @@ impl Job for Assemble<'_> {
             })
         };
         let (metered, hostile) = self.judges(true, Ownership::Page, recipe.flush, make)?;
-        let meter: Option<Box<dyn Meter>> = match self.options.repetitions {
+        let meter = match self.options.repetitions {
             0 => None,
-            repetitions => Some(Box::new(Sets::paged(
-                recipe,
-                self.coherency(),
-                repetitions,
-            )?)),
+            _ => Some(
+                MeterAlone {
+                    options: self.options,
+                }
+                .paged(recipe)?,
+            ),
         };
         Ok(Runner {
             metered,
@@ -218,6 +216,49 @@ impl Job for Assemble<'_> {
 /// The mode is not built in, or no memory could be had.
 pub fn runner(mode: &Mode, options: &Options) -> Result<Runner, LabError> {
     dispatch(mode, Assemble { options })?
+}
+
+/// Makes the meter alone.
+struct MeterAlone<'a> {
+    options: &'a Options,
+}
+
+impl Job for MeterAlone<'_> {
+    type Output = Result<Box<dyn Meter>, LabError>;
+
+    fn identity(self, _kind: TableKind) -> Self::Output {
+        Ok(Box::new(Sets::identity(
+            || Never,
+            self.options.repetitions,
+        )?))
+    }
+
+    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
+    where
+        A: IovaAllocator + 'static,
+        T: TableMaker,
+        F: FlushFor<A, T> + 'static,
+    {
+        let repetitions = self.options.repetitions;
+        let coherency = coherency(&self.options.profile);
+        Ok(Box::new(Sets::paged(recipe, coherency, repetitions)?))
+    }
+}
+
+/// The meter of `mode`, without machine and oracle.
+///
+/// # Errors
+/// The mode is not built in, or no memory could be had.
+pub fn meter(mode: &Mode, options: &Options) -> Result<Box<dyn Meter>, LabError> {
+    dispatch(mode, MeterAlone { options })?
+}
+
+fn coherency(profile: &Profile) -> Coherency {
+    if profile.coherent {
+        Coherency::Coherent
+    } else {
+        Coherency::NonCoherent
+    }
 }
 
 /// A comparison, complete.

@@ -69,6 +69,41 @@ pub(super) struct Totals {
     pub(super) idle: f64,
 }
 
+/// What each component costs in the two orders of ablation, from the sums of the replicas in the order of
+/// [`CONFIG_NAMES`](super::CONFIG_NAMES).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Orders {
+    /// Allocator, table, invalidation: the allocator is taken away first.
+    pub forward: [f64; 3],
+    /// The same components: the invalidation is taken away first.
+    pub backward: [f64; 3],
+    /// What is left without all three, less the replay's own loop.
+    pub other: f64,
+    /// The whole, less the replay's own loop.
+    pub whole: f64,
+}
+
+impl Orders {
+    /// Differences of neighbours.
+    pub fn new([full, _, a, at, ati, i, it, idle]: [f64; 8]) -> Self {
+        Self {
+            forward: [full - a, a - at, at - ati],
+            backward: [it - ati, i - it, full - i],
+            other: ati - idle,
+            whole: full - idle,
+        }
+    }
+
+    /// Largest disagreement between the orders, as a share of the whole.
+    pub fn spread(&self) -> f64 {
+        if self.whole <= 0.0 {
+            return 0.0;
+        }
+        let pairs = self.forward.iter().zip(&self.backward);
+        pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f64::max) / self.whole
+    }
+}
+
 /// The share of `part` of `part + rest`, with noise below zero cut off.
 fn share(part: f64, rest: f64) -> f64 {
     let (part, rest) = (part.max(0.0), rest.max(0.0));
@@ -89,26 +124,19 @@ pub(super) fn components(
 ) -> Components {
     let pairs = map_count.max(1) as f64;
     let unmapped = unmap_count.max(1) as f64;
-    let forward = (
-        whole.full - whole.a,
-        whole.a - whole.at,
-        whole.at - whole.ati,
-    );
-    let backward = (
-        whole.it - whole.ati,
-        whole.i - whole.it,
-        whole.full - whole.i,
-    );
-    let mean = |x: f64, y: f64| (x + y) / 2.0;
-    let iova = mean(forward.0, backward.0);
-    let table = mean(forward.1, backward.1);
-    let invalidation = mean(forward.2, backward.2);
-    let other = whole.ati - whole.idle;
-    let executed = whole.full - whole.idle;
-    let spread = (forward.0 - backward.0)
-        .abs()
-        .max((forward.1 - backward.1).abs())
-        .max((forward.2 - backward.2).abs());
+    let orders = Orders::new([
+        whole.full,
+        whole.no_find,
+        whole.a,
+        whole.at,
+        whole.ati,
+        whole.i,
+        whole.it,
+        whole.idle,
+    ]);
+    let [iova, table, invalidation] =
+        core::array::from_fn(|c| (orders.forward[c] + orders.backward[c]) / 2.0);
+    let (other, executed) = (orders.other, orders.whole);
 
     let alloc_share = share(maps.full - maps.a, unmaps.full - unmaps.a);
     let find_share = share(
@@ -131,11 +159,7 @@ pub(super) fn components(
             unmap_other: other * (1.0 - other_share) / unmapped,
         },
         executed: executed / pairs,
-        order_spread: if executed > 0.0 {
-            spread / executed
-        } else {
-            0.0
-        },
+        order_spread: orders.spread(),
         repetition_spread: 0.0,
     }
 }

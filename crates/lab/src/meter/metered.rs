@@ -18,7 +18,7 @@ use crate::error::LabError;
 use crate::plan::Plan;
 
 /// Memory of one replica: tables only, no buffers.
-const ARENA: u64 = 2 << 30;
+const ARENA: u64 = 256 << 20;
 /// Frames touched beforehand, so that no page fault of this process is taken for work of the layer.
 const WARM_FRAMES: u64 = 64;
 
@@ -28,6 +28,14 @@ pub trait Meter {
     fn chunk(&mut self, plan: &Plan) -> Result<(), LabError>;
     /// What the chunks so far add up to.
     fn finish(&self) -> Components;
+    /// Replays one chunk in one replica, the `config`th of [`CONFIG_NAMES`], inside `measured`: for counting instructions from
+    /// outside. `false` if the mode has no such replica.
+    fn replay_one(
+        &mut self,
+        config: usize,
+        plan: &Plan,
+        measured: &mut dyn FnMut(&mut dyn FnMut()),
+    ) -> Result<bool, LabError>;
 }
 
 /// A platform for one replica.
@@ -102,6 +110,9 @@ impl Driven for Idle {
 }
 
 const CONFIGS: usize = 8;
+
+/// The replicas of a meter, in the order of their sums.
+pub const CONFIG_NAMES: [&str; CONFIGS] = ["full", "no_find", "a", "at", "ati", "i", "it", "idle"];
 
 /// One replica of each configuration, in the order of [`Totals`]. Identity modes have fewer.
 struct Set {
@@ -296,6 +307,29 @@ fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
 }
 
 impl Meter for Sets {
+    fn replay_one(
+        &mut self,
+        config: usize,
+        plan: &Plan,
+        measured: &mut dyn FnMut(&mut dyn FnMut()),
+    ) -> Result<bool, LabError> {
+        self.tape.erase();
+        self.scout.prepare(plan)?;
+        self.scout.taped(plan, &self.tape);
+        self.tape.rewind();
+        let replica = self
+            .timed
+            .first_mut()
+            .and_then(|set| set.replicas.get_mut(config)?.as_mut());
+        let Some(replica) = replica else {
+            return Ok(false);
+        };
+        replica.prepare(plan)?;
+        let mut blocks = Blocks::default();
+        measured(&mut || replica.timed(plan, &mut blocks));
+        Ok(true)
+    }
+
     fn chunk(&mut self, plan: &Plan) -> Result<(), LabError> {
         if plan.steps.is_empty() {
             return Ok(());

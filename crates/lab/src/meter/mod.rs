@@ -26,8 +26,8 @@ mod replica;
 mod stubs;
 mod tsc;
 
-pub use components::{Components, Cycles};
-pub use metered::{Meter, Sets};
+pub use components::{Components, Cycles, Orders};
+pub use metered::{CONFIG_NAMES, Meter, Sets};
 pub use queue::InvalidationQueue;
 pub use replica::{Bench, Blocks, Clocked, Idle, Replica, Runs};
 pub use stubs::{Immediate, NoFind, NullTable, Recorded, Tape};

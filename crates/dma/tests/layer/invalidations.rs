@@ -1,0 +1,354 @@
+//! Invalidations that fail: no buffer comes back unsafe, nothing grows, and what is owed can be settled.
+
+use ringfence_dma::flush::{Burst, Deferred, PerCpuQueue, QueueConfig, Strict};
+use ringfence_dma::{Mapping, Outcome, Released, UnmapReason};
+use ringfence_types::{
+    Direction, Invalidation, InvalidationError, IovaRange, Nanos, Pfn, PfnRange,
+};
+
+use crate::rig::*;
+
+/// Maps one page for buffer `id`, and lets the device use it.
+fn map<A: Make, T: MakeTable, F>(rig: &mut Rig<A, T, F, u64>, id: u64) -> (Mapping<u64>, PfnRange)
+where
+    F: ringfence_dma::Flush<Space<A, T>, u64>,
+{
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = rig;
+    let buffer = memory(0x10_0000 + id % 256 * PAGE, 64);
+    let (mapping, _) = dma
+        .map_single(cpu, board, at, id, buffer, Direction::FromDevice)
+        .map_err(|(_, error)| error)
+        .unwrap();
+    let pages = PfnRange::covering(&mapping.range());
+    board.port.touch(at.domain(), pages);
+    (mapping, pages)
+}
+
+#[test]
+fn strict_owes_what_it_could_not_flush() {
+    for (trouble, expected) in [
+        (Trouble::Full, InvalidationError::QueueFull),
+        (Trouble::Failed, InvalidationError::Failed),
+    ] {
+        let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
+        let domain = rig.at.domain();
+        let (mapping, pages) = map(&mut rig, 1);
+        rig.board.port.fail(0, 2, trouble);
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let error = dma.unmap_single(cpu, board, at, mapping).unwrap_err();
+        let UnmapReason::NotFlushed(why, owed) = error.reason else {
+            panic!("{error}");
+        };
+        assert_eq!((why, owed.direction()), (expected, Direction::FromDevice));
+        assert!(board.port.reaches(domain, pages));
+        // The addresses are not free either.
+        let out = || dma.space(at).unwrap().allocator().out.borrow().len();
+        assert_eq!(out(), 1);
+        let (why, owed) = dma.settle(cpu, board, at, owed).unwrap_err();
+        assert_eq!((why, out()), (expected, 1));
+        let Released(buffer) = dma.settle(cpu, board, at, owed).unwrap();
+        assert_eq!((buffer, out()), (1, 0));
+        assert!(!board.port.reaches(domain, pages));
+    }
+}
+
+#[test]
+fn a_multi_unmap_owes_all_of_them_in_order() {
+    for trouble in [Trouble::Full, Trouble::Failed] {
+        let mut rig = Rig::<Product, Cached, _, u64>::new(Strict);
+        let domain = rig.at.domain();
+        let (mappings, pages): (Vec<_>, Vec<_>) = (0..5).map(|id| map(&mut rig, id)).unzip();
+        rig.board.port.fail(0, 1, trouble);
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let error = dma
+            .unmap_multi(cpu, board, at, mappings, |buffer| {
+                panic!("{buffer} came back")
+            })
+            .unwrap_err();
+        assert!(error.refused.is_none() && error.rest.is_empty());
+        assert!(error.invalidation.is_some());
+        assert_eq!(board.port.log.len(), 1, "one invalidation for all");
+        let mut owed = error.owed.into_iter();
+        for (id, pages) in pages.iter().enumerate() {
+            assert!(board.port.reaches(domain, *pages));
+            let Released(buffer) = dma.settle(cpu, board, at, owed.next().unwrap()).unwrap();
+            assert_eq!(buffer, id as u64, "each buffer with its own range");
+            assert!(!board.port.reaches(domain, *pages), "{id}");
+        }
+        assert!(dma.space(at).unwrap().allocator().out.borrow().is_empty());
+    }
+}
+
+#[test]
+fn a_multi_unmap_stops_at_what_is_not_mapped() {
+    let mut rig = Rig::<Product, Cached, _, u64>::new(Strict);
+    let (first, _) = map(&mut rig, 1);
+    let (last, _) = map(&mut rig, 2);
+    let at = rig.at;
+    let nowhere = IovaRange::new(Pfn::new(3).iova(), 64).unwrap();
+    let bogus = Mapping::claim(&at, nowhere, Direction::FromDevice, 3);
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let mut back = Vec::new();
+    let error = dma
+        .unmap_multi(cpu, board, at, vec![first, bogus, last], |b| back.push(b))
+        .unwrap_err();
+    assert_eq!(back, [1]);
+    assert!(matches!(
+        error.refused.unwrap().reason,
+        UnmapReason::Table(ringfence_pgtable::UnmapError::NotMapped { .. }, 3)
+    ));
+    let rest: Vec<_> = error.rest.iter().map(|m| *m.buffer()).collect();
+    assert_eq!(rest, [2]);
+    dma.unmap_multi(cpu, board, at, error.rest, |b| back.push(b))
+        .unwrap();
+    assert_eq!(back, [1, 2]);
+}
+
+/// Under a port that fails for ever: unmaps until `longest` are taken over, then every further one is owed.
+fn stays_bounded<F>(
+    mut rig: Rig<Tree, Plain, F, u64>,
+    longest: usize,
+    end: impl Fn(&mut Rig<Tree, Plain, F, u64>),
+) where
+    F: ringfence_dma::Flush<Space<Tree, Plain>, u64>,
+{
+    rig.board.port.fail(0, usize::MAX / 2, Trouble::Failed);
+    let mut owed = Vec::new();
+    let mut all = Vec::new();
+    for id in 0..longest as u64 * 3 {
+        let (mapping, pages) = map(&mut rig, id);
+        all.push(pages);
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        board.now = Nanos(id * 6_000_000);
+        let _ = dma.tick(cpu, board);
+        match dma.unmap_single(cpu, board, at, mapping) {
+            Ok(_) => {}
+            Err(error) => match error.reason {
+                UnmapReason::NotFlushed(InvalidationError::Failed, left) => owed.push(left),
+                other => panic!("{other:?}"),
+            },
+        }
+    }
+    let kept = all.len() - owed.len();
+    assert!(
+        kept <= longest + 1,
+        "{kept} ranges are kept, {longest} is the bound"
+    );
+    // None of the addresses is free while a device may use it, and all are free once it may not.
+    assert_eq!(rig.accounts().out.borrow().len(), all.len());
+    rig.board.port.trouble = None;
+    for left in owed {
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let _ = dma.settle(cpu, board, at, left).unwrap();
+    }
+    end(&mut rig);
+    assert!(rig.accounts().out.borrow().is_empty());
+    let domain = rig.at.domain();
+    assert!(
+        all.iter()
+            .all(|pages| !rig.board.port.reaches(domain, *pages))
+    );
+}
+
+#[test]
+fn memory_stays_bounded_when_invalidations_fail() {
+    fn flush<F: ringfence_dma::Flush<Space<Tree, Plain>, u64>>(rig: &mut Rig<Tree, Plain, F, u64>) {
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = rig;
+        dma.flush(cpu, board, at).unwrap();
+    }
+    let deferred = Deferred::with(10, 10_000_000, std::cell::RefCell::new);
+    stays_bounded(Rig::new(deferred), 10, flush);
+    let config = QueueConfig {
+        entries: 10,
+        timeout_ns: 10_000_000,
+    };
+    type Ring = std::cell::RefCell<ringfence_dma::flush::Ring>;
+    type List = std::cell::RefCell<Vec<std::sync::Arc<Ring>>>;
+    let queues = PerCpuQueue::<Ring, List>::new(config, Ring::new, List::new);
+    stays_bounded(Rig::new(queues), 10, flush);
+    stays_bounded(Rig::new(Burst::new(10)), 10, |rig| {
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = rig;
+        dma.end_burst(cpu, board, at, Direction::FromDevice, |_| {})
+            .unwrap();
+    });
+}
+
+/// Two processors' rings, a timer that fails over and over: each ring keeps its own ranges and no more than its bound.
+#[test]
+fn a_failing_timer_gives_every_ring_its_own_back() {
+    let config = QueueConfig {
+        entries: 4,
+        timeout_ns: 0,
+    };
+    type Ring = std::cell::RefCell<ringfence_dma::flush::Ring>;
+    type List = std::cell::RefCell<Vec<std::sync::Arc<Ring>>>;
+    let queues = PerCpuQueue::<Ring, List>::new(config, Ring::new, List::new);
+    let mut rig = Rig::<Tree, Plain, _, u64>::new(queues);
+    let mut other = rig.dma.cpu();
+    rig.board.port.fail(0, usize::MAX / 2, Trouble::Full);
+    let mut kept = 0;
+    let mut owed = Vec::new();
+    for id in 0..60 {
+        let (mapping, _) = map(&mut rig, id);
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let processor = if id % 3 == 0 { cpu } else { &mut other };
+        match dma.unmap_single(processor, board, at, mapping) {
+            Ok(_) => kept += 1,
+            Err(error) => match error.reason {
+                UnmapReason::NotFlushed(_, left) => owed.push(left),
+                other => panic!("{other:?}"),
+            },
+        }
+        assert!(dma.tick(processor, board).is_err());
+    }
+    assert_eq!(kept, 8, "four for each of two rings");
+    rig.board.port.trouble = None;
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    dma.tick(cpu, board).unwrap();
+    for left in owed {
+        let _ = dma.settle(cpu, board, at, left).unwrap();
+    }
+    assert!(rig.accounts().out.borrow().is_empty());
+    assert!(rig.board.port.warm.is_empty());
+}
+
+#[test]
+fn a_burst_hands_up_nothing_that_is_not_purged() {
+    let mut rig = Rig::<Product, Cached, _, u64>::new(Burst::new(4));
+    let domain = rig.at.domain();
+    let mut pages = Vec::new();
+    for id in 0..10 {
+        let (mapping, range) = map(&mut rig, id);
+        pages.push(range);
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let outcome = dma.unmap_single(cpu, board, at, mapping).unwrap();
+        assert_eq!(Outcome::<u64>::into_buffer(outcome), None);
+        // Addresses of an open part are not reused; a part is closed by the unmap that finds it full.
+        let open = (id as usize).saturating_sub(1) / 4 * 4;
+        let distinct: std::collections::BTreeSet<_> = pages[open..].iter().collect();
+        assert_eq!(distinct.len(), pages.len() - open);
+    }
+    // Two parts of four have been purged; the last two are not, and stay behind if the port fails.
+    rig.board.port.fail(0, 1, Trouble::Failed);
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let mut back = Vec::new();
+    let direction = Direction::FromDevice;
+    let result = dma.end_burst(cpu, board, at, direction, |b| back.push(b));
+    assert_eq!(result, Err(InvalidationError::Failed));
+    assert_eq!(back, (0..8).collect::<Vec<_>>());
+    assert!(board.port.reaches(domain, pages[8]) && board.port.reaches(domain, pages[9]));
+    // The other directions are other bursts.
+    dma.end_burst(cpu, board, at, Direction::ToDevice, |b| back.push(b))
+        .unwrap();
+    assert_eq!(back.len(), 8);
+    dma.end_burst(cpu, board, at, direction, |b| back.push(b))
+        .unwrap();
+    assert_eq!(back, (0..10).collect::<Vec<_>>());
+    assert!(board.port.warm.is_empty());
+}
+
+/// A queue that all domains share is flushed by whichever processor fills it, also by one whose handle is older than a domain.
+#[test]
+fn the_shared_queue_frees_ranges_of_every_domain() {
+    let deferred = Deferred::with(4, u64::MAX, std::cell::RefCell::new);
+    let mut rig = Rig::<Tree, Plain, _, u64>::new(deferred);
+    let board = &rig.board;
+    let later = rig
+        .dma
+        .attach(
+            ringfence_types::DeviceId::new(0x20),
+            ringfence_types::Iova::new(u64::MAX),
+            |domain| {
+                let accounts = Accounts::new(Tree::make(LAST_PAGE));
+                let table = Plain::make(board, domain);
+                let rounding = ringfence_dma::space::Rounding::Exact;
+                Ok::<_, ()>(ringfence_dma::space::Paged::new(accounts, table, rounding))
+            },
+        )
+        .unwrap();
+    let mut other = rig.dma.cpu();
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    for id in 0..4 {
+        // Three on the new domain by the new processor, the last on the old one by the old processor.
+        let (processor, at) = if id < 3 {
+            (&mut other, &later)
+        } else {
+            (&mut *cpu, &*at)
+        };
+        let buffer = memory(0x10_0000, 64);
+        let (mapping, _) = dma
+            .map_single(processor, board, at, id, buffer, Direction::ToDevice)
+            .unwrap();
+        let _ = dma.unmap_single(processor, board, at, mapping).unwrap();
+    }
+    assert_eq!(board.port.log, [Invalidation::Global]);
+    for at in [&*at, &later] {
+        let out = dma.space(at).unwrap().allocator().out.borrow().clone();
+        assert!(out.is_empty(), "{out:?} of {} is lost", at.domain());
+    }
+}

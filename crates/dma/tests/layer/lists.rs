@@ -1,0 +1,216 @@
+//! Scatterlists: what the device is told covers the list byte by byte, in order, within the limits.
+
+use proptest::prelude::*;
+
+use ringfence_dma::flush::{Flush, Never, Strict};
+use ringfence_dma::space::Identity;
+use ringfence_dma::{Dma, MapReason, Segment, SgLimits};
+use ringfence_types::{Direction, Iova, IovaRange, Pfn, PhysAddr, PhysRange};
+
+use crate::rig::*;
+
+fn room(count: usize) -> Vec<Segment> {
+    let range = IovaRange::new(Iova::ZERO, 1).unwrap();
+    vec![Segment { range }; count]
+}
+
+/// Where the table leads, byte for byte.
+fn bytes_behind<A: Make, T: MakeTable, F: Flush<Space<A, T>, u64>>(
+    rig: &Rig<A, T, F, u64>,
+    segments: &[Segment],
+) -> Vec<u64> {
+    let mut bytes = Vec::new();
+    for segment in segments {
+        let mut at = segment.range.start().get();
+        while at <= segment.range.last().get() {
+            let page = rig.leaf(Pfn::containing(Iova::new(at)).get()).unwrap();
+            bytes.push(page.get() + at % PAGE);
+            at += 1;
+        }
+    }
+    bytes
+}
+
+fn bytes_of(pieces: &[PhysRange]) -> Vec<u64> {
+    let all = pieces.iter();
+    all.flat_map(|piece| piece.start().get()..=piece.last().get())
+        .collect()
+}
+
+/// Neither address nor translation is left of what was told.
+fn assert_gone<A: Make, T: MakeTable, F: Flush<Space<A, T>, u64>>(
+    rig: &Rig<A, T, F, u64>,
+    segments: &[Segment],
+) {
+    assert!(rig.accounts().out.borrow().is_empty());
+    for Segment { range } in segments {
+        let pages = ringfence_types::PfnRange::covering(range);
+        for page in pages.lo().get()..=pages.hi().get() {
+            assert_eq!(rig.leaf(page), None);
+        }
+    }
+}
+
+fn assert_within(segments: &[Segment], pieces: &[PhysRange], limits: SgLimits) {
+    let longest = pieces.iter().map(|piece| piece.bytes()).max().unwrap();
+    for Segment { range } in segments {
+        assert!(range.bytes() <= limits.max_bytes.max(longest), "{range}");
+        if let Some(b) = limits.boundary {
+            assert_eq!(range.start().get() / b, range.last().get() / b, "{range}");
+        }
+    }
+}
+
+fn piece() -> impl Strategy<Value = PhysRange> {
+    // Page starts and page ends are what makes neighbours merge.
+    let start = prop_oneof![(0_u64..64).prop_map(|page| page * PAGE), 0_u64..64 * PAGE,];
+    let bytes = prop_oneof![(1_u64..4).prop_map(|pages| pages * PAGE), 1_u64..3 * PAGE,];
+    (start, bytes).prop_map(|(start, bytes)| memory(start, bytes))
+}
+
+fn limits() -> impl Strategy<Value = SgLimits> {
+    let boundary = prop_oneof![Just(None), (12_u32..16).prop_map(|bits| Some(1 << bits))];
+    (1_u64..6 * PAGE, boundary).prop_map(|(max_bytes, boundary)| SgLimits {
+        max_bytes,
+        boundary,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn segments_cover_the_list(pieces in prop::collection::vec(piece(), 1..8), limits in limits(), short in 0_usize..12) {
+        let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
+        let Rig { board, dma, cpu, at } = &mut rig;
+        let mut out = room(64);
+        let (mapping, count) = dma
+            .map_sg(cpu, board, at, 1, &pieces, Direction::ToDevice, limits, &mut out)
+            .unwrap();
+        prop_assert_eq!(bytes_behind(&rig, &out[..count]), bytes_of(&pieces));
+        assert_within(&out[..count], &pieces, limits);
+        let first = out[0].range.start();
+        prop_assert_eq!(mapping.range().start(), first);
+        let Rig { board, dma, cpu, at } = &mut rig;
+        prop_assert_eq!(dma.unmap_sg(cpu, board, at, mapping).unwrap().0, 1);
+        assert_gone(&rig, &out[..count]);
+        // The same with less room: refused and undone, or as good.
+        let full = out[..count].to_vec();
+        let log = rig.board.port.log.len();
+        let Rig { board, dma, cpu, at } = &mut rig;
+        let mut out = room(short);
+        match dma.map_sg(cpu, board, at, 2, &pieces, Direction::ToDevice, limits, &mut out) {
+            Ok((mapping, fewer)) => {
+                prop_assert_eq!(fewer, count);
+                drop(mapping);
+            }
+            Err((2, error)) => {
+                prop_assert!(short < count);
+                prop_assert_eq!(error.reason, MapReason::TooManySegments);
+                assert_gone(&rig, &full);
+                // Whatever had been installed was purged before its addresses became free.
+                prop_assert!(rig.board.port.log.len() <= log + 1);
+            }
+            Err(other) => prop_assert!(false, "{:?}", other),
+        }
+    }
+
+    /// Where device-visible addresses are physical ones, neighbours need not meet at a page.
+    #[test]
+    fn identity_lists_lead_to_themselves(pieces in prop::collection::vec(piece(), 1..6), cuts in prop::collection::vec(1_u64..3 * PAGE, 0..4), limits in limits()) {
+        // A run of neighbours at any byte, behind what may be anywhere.
+        let mut pieces = pieces;
+        let mut at = 200 * PAGE + 5;
+        for bytes in cuts {
+            pieces.push(memory(at, bytes));
+            at += bytes;
+        }
+        let mut board = Board::new();
+        let mut dma = Dma::<Identity, Never, u64>::new(Never);
+        let attached = dma
+            .attach(DEVICE, Iova::new(u64::MAX), |domain| Ok::<_, ()>(Identity::new(domain)))
+            .unwrap();
+        let mut cpu = dma.cpu();
+        for pieces in [&pieces[..], &pieces[pieces.len() / 2..]] {
+            let mut out = room(64);
+            let (mapping, count) = dma
+                .map_sg(&mut cpu, &mut board, &attached, 1, pieces, Direction::ToDevice, limits, &mut out)
+                .unwrap();
+            let told: Vec<_> = out[..count]
+                .iter()
+                .map(|s| PhysRange::new(PhysAddr::new(s.range.start().get()), s.range.bytes()).unwrap())
+                .collect();
+            prop_assert_eq!(bytes_of(&told), bytes_of(pieces));
+            assert_within(&out[..count], pieces, limits);
+            let _ = dma.unmap_sg(&mut cpu, &mut board, &attached, mapping).unwrap();
+        }
+    }
+}
+
+#[test]
+fn neighbours_merge_as_far_as_the_limits_go() {
+    let pages = |from: u64, count: u64| -> Vec<PhysRange> {
+        (0..count)
+            .map(|i| memory((from + 2 * i) * PAGE, PAGE))
+            .collect()
+    };
+    // (pieces, longest segment, boundary, segments)
+    for (pieces, max_bytes, boundary, expected) in [
+        (pages(1, 4), 65536, None, 1),
+        (pages(1, 4), 2 * PAGE, None, 2),
+        (pages(1, 4), 3 * PAGE, None, 2),
+        (pages(1, 4), 1, None, 4),
+        (pages(1, 4), 65536, Some(PAGE), 4),
+        (vec![memory(100, 8), memory(5000, 8)], 65536, None, 2),
+        (
+            vec![memory(100, PAGE - 100), memory(8 * PAGE, 8)],
+            65536,
+            None,
+            1,
+        ),
+        // The device-visible range begins at page 0xffd of 0xfff: the last page of three lies behind a boundary of 2 pages.
+        (vec![memory(0, 3 * PAGE)], 65536, Some(2 * PAGE), 2),
+    ] {
+        let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let limits = SgLimits {
+            max_bytes,
+            boundary,
+        };
+        let mut out = room(8);
+        let direction = Direction::ToDevice;
+        let (_mapping, count) = dma
+            .map_sg(cpu, board, at, 1, &pieces, direction, limits, &mut out)
+            .unwrap();
+        assert_eq!(count, expected, "{pieces:?} {limits:?}");
+    }
+}
+
+#[test]
+fn impossible_boundaries_are_refused() {
+    for boundary in [0, 1, 2048, 3 * PAGE, u64::MAX] {
+        let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let limits = SgLimits {
+            max_bytes: 65536,
+            boundary: Some(boundary),
+        };
+        let pieces = [memory(0, 3 * PAGE)];
+        let direction = Direction::ToDevice;
+        let (_, error) = dma
+            .map_sg(cpu, board, at, 1, &pieces, direction, limits, &mut room(4))
+            .unwrap_err();
+        assert_eq!(error.reason, MapReason::BadLimits);
+        assert!(rig.state().ranges.is_empty());
+    }
+}

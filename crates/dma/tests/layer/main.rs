@@ -1,0 +1,11 @@
+//! The mapping layer against fakes that punish misuse: no hardware here, which it never meets but in memory.
+
+mod bad_input;
+mod bounce;
+mod custody;
+mod invalidations;
+mod lists;
+mod masks;
+mod premapped;
+mod rig;
+mod roll_back;

@@ -1,0 +1,163 @@
+//! Buffers mapped once and used many times (OS19).
+
+use ringfence_dma::flush::{Burst, Deferred, Flush, Never, Strict};
+use ringfence_dma::space::Identity;
+use ringfence_dma::{BouncePool, Dma, PremappedError, Request};
+use ringfence_types::{Direction, Iova, PhysAddr};
+
+use crate::rig::*;
+
+fn requests(count: u64) -> Vec<Request<u64>> {
+    (0..count)
+        .map(|buffer| Request {
+            buffer,
+            memory: memory(0x80_0000 + buffer * PAGE + 16, 1500),
+            direction: Direction::Bidirectional,
+        })
+        .collect()
+}
+
+/// Any number of uses touches neither table nor allocator nor port, under any policy; the end does, once.
+fn lives<F: Flush<Space<Tree, Plain>, u64>>(flush: F, back_at_once: bool) {
+    let mut rig = Rig::<Tree, Plain, F, u64>::new(flush);
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let mut pool = dma.premap(cpu, board, at, requests(4)).unwrap();
+    let (state, words) = (rig.state(), rig.board.words());
+    assert_eq!(state.leaves.len(), 4);
+    let Rig {
+        board, dma, cpu, ..
+    } = &mut rig;
+    let mut known = std::collections::BTreeMap::new();
+    for round in 0..100 {
+        let mut out: Vec<_> = (0..4).map(|_| pool.lend().unwrap()).collect();
+        assert!(pool.lend().is_none());
+        assert_eq!((pool.idle(), pool.lent()), (0, 4));
+        if round % 2 == 0 {
+            out.rotate_left(1);
+        }
+        for loan in out {
+            let name = *loan.buffer();
+            let posted = dma.post(board, loan);
+            let iova = posted.iova();
+            assert_eq!(
+                *known.entry(name).or_insert(iova),
+                iova,
+                "the address stays"
+            );
+            assert_eq!(posted.range().bytes(), 1500);
+            let loan = dma.reap(board, posted);
+            pool.give_back(loan).unwrap();
+        }
+    }
+    let loan = pool.lend().unwrap();
+    let (1, mut pool) = (match dma.unmap_premapped(cpu, board, pool, |_| {}) {
+        Err(PremappedError::StillLent(count, pool)) => (count, pool),
+        other => panic!("{other:?}"),
+    }) else {
+        panic!("not one");
+    };
+    pool.give_back(loan).unwrap();
+    assert!(rig.board.port.log.is_empty());
+    assert_eq!((rig.state(), rig.board.words()), (state, words));
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let mut back = Vec::new();
+    dma.unmap_premapped(cpu, board, pool, |b| back.push(b))
+        .unwrap();
+    assert_eq!(back.len(), if back_at_once { 4 } else { 0 });
+    dma.end_burst(cpu, board, at, Direction::Bidirectional, |b| back.push(b))
+        .unwrap();
+    back.sort_unstable();
+    assert_eq!(back, [0, 1, 2, 3]);
+    assert!(rig.state().leaves.is_empty());
+}
+
+#[test]
+fn use_costs_nothing_under_any_policy() {
+    lives(Strict, true);
+    lives(Burst::default(), false);
+    lives(Deferred::new(std::cell::RefCell::new), true);
+}
+
+#[test]
+fn a_loan_of_another_device_is_not_taken() {
+    let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);
+    let board = &rig.board;
+    let other = rig
+        .dma
+        .attach(
+            ringfence_types::DeviceId::new(9),
+            Iova::new(u64::MAX),
+            |domain| {
+                let accounts = Accounts::new(Tree::make(LAST_PAGE));
+                let rounding = ringfence_dma::space::Rounding::Exact;
+                Ok::<_, ()>(ringfence_dma::space::Paged::new(
+                    accounts,
+                    Plain::make(board, domain),
+                    rounding,
+                ))
+            },
+        )
+        .unwrap();
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let mut mine = dma.premap(cpu, board, at, requests(1)).unwrap();
+    let mut theirs = dma.premap(cpu, board, &other, requests(2)).unwrap();
+    let (loan, _out) = (mine.lend().unwrap(), theirs.lend().unwrap());
+    let loan = theirs.give_back(loan).unwrap_err();
+    mine.give_back(loan).unwrap();
+    // And never more than were lent.
+    let extra = theirs.lend().unwrap();
+    let mut fresh = dma.premap(cpu, board, &other, requests(1)).unwrap();
+    assert!(fresh.give_back(extra).is_err());
+}
+
+/// Bounced, it is the turns that move the bytes.
+#[test]
+fn turns_move_bounced_bytes() {
+    let pool = BouncePool::new(memory(0x10_0000, 128 << 10)).unwrap();
+    let mut dma = Dma::<Identity, Never, u64>::new(Never).with_bounce(pool);
+    let mut board = Board::new();
+    let at = dma
+        .attach(DEVICE, Iova::new(0x3f_ffff), |domain| {
+            Ok::<_, ()>(Identity::new(domain))
+        })
+        .unwrap();
+    let mut cpu = dma.cpu();
+    let mut pool = dma.premap(&mut cpu, &mut board, &at, requests(2)).unwrap();
+    for round in 0..50_u8 {
+        let loan = pool.lend().unwrap();
+        let buffer = requests(2)[*loan.buffer() as usize].memory;
+        let sent = vec![round; 1500];
+        board.arena.write_bytes(buffer.start(), &sent).unwrap();
+        let posted = dma.post(&board, loan);
+        // The device reads, and answers.
+        let copy = PhysAddr::new(posted.iova().get());
+        let mut seen = vec![0; 1500];
+        board.arena.read_bytes(copy, &mut seen).unwrap();
+        assert_eq!(seen, sent);
+        board.arena.write_bytes(copy, &[!round; 20]).unwrap();
+        let loan = dma.reap(&board, posted);
+        board.arena.read_bytes(buffer.start(), &mut seen).unwrap();
+        assert_eq!(&seen[..20], &[!round; 20]);
+        assert_eq!(&seen[20..], &sent[20..]);
+        pool.give_back(loan).unwrap();
+    }
+    let mut back = 0;
+    dma.unmap_premapped(&mut cpu, &mut board, pool, |_| back += 1)
+        .unwrap();
+    assert_eq!(back, 2);
+}

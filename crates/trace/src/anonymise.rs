@@ -375,3 +375,51 @@ impl Rewrite {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_join_what_touches_and_keep_apart_what_does_not() {
+        let mut survey = Survey::default();
+        for (start, size) in [
+            (0x1000, 0x1000),
+            (0x3000, 0x1800),
+            (0x8000, 1),
+            (0x2000, 1),
+            (0x3800, 0x10),
+        ] {
+            survey.add(start, size);
+        }
+        let runs: Vec<_> = survey
+            .runs
+            .iter()
+            .map(|(&first, &end)| (first, end))
+            .collect();
+        assert_eq!(runs, [(1, 5), (8, 9)]);
+        for seed in 0..100 {
+            let runs = Runs::lay_out(&survey.runs, seed);
+            let new = |page: u64| runs.rename(page * PAGE) / PAGE;
+            assert!((1..4).all(|page| new(page + 1) == new(page) + 1));
+            // A page apart at least, or a new run would arise.
+            assert!(new(8) > new(4) + 1 || new(8) + 1 < new(1));
+            assert_eq!(runs.rename(0x1234) % BLOCK, 0x1234);
+        }
+        // Runs that would fit exactly behind each other in their blocks still keep a page between them.
+        let full = BTreeMap::from([(0, 5), (1029, 1030), (2058, 2059)]);
+        for seed in 0..100 {
+            let runs = Runs::lay_out(&full, seed);
+            let mut places: Vec<_> = runs
+                .places
+                .iter()
+                .map(|(first, (end, place))| (*place, place + end - first))
+                .collect();
+            places.sort_unstable();
+            assert!(
+                places.windows(2).all(|pair| pair[0].1 < pair[1].0),
+                "{places:?}"
+            );
+        }
+    }
+}

@@ -133,7 +133,6 @@ impl<R: Read> Operations<R> {
         }
         if self.stage == Stage::Draining {
             self.resolver.summary.cut_lines = self.window.finish();
-            self.resolver.at_end = true;
             self.drain(chunk)?;
             self.resolver.finish();
             self.stage = Stage::Ended;
@@ -188,9 +187,9 @@ impl<R: Read> Operations<R> {
                         .iommu_map(&event, self.window.group(), device, own_row, chunk)
                         .map_err(|problem| self.failed(problem, &event))?;
                 }
-                Resolved::Unmap { event } => {
+                Resolved::Unmap { event, cut } => {
                     self.resolver
-                        .iommu_unmap(&event, chunk)
+                        .iommu_unmap(&event, cut, chunk)
                         .map_err(|problem| self.failed(problem, &event))?;
                 }
             }

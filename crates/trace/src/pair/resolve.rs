@@ -74,8 +74,6 @@ pub(super) struct Resolver {
     fresh: HashMap<MappingId, (PhysAddr, u64)>,
     segments: Vec<Segment>,
     now: Nanos,
-    /// What comes now was still undecided at the end of the trace.
-    pub(super) at_end: bool,
 }
 
 impl Resolver {
@@ -463,10 +461,11 @@ impl Resolver {
         Ok(())
     }
 
-    /// Takes an `iommu:unmap` line that no `dma:*` event explains.
+    /// Takes an `iommu:unmap` line that no `dma:*` event explains; with `cut`, one may have been cut off.
     pub(super) fn iommu_unmap(
         &mut self,
         event: &RawEvent,
+        cut: bool,
         chunk: &mut Chunk,
     ) -> Result<(), Problem> {
         let RawKind::IommuUnmap { iova, size } = event.kind else {
@@ -477,8 +476,7 @@ impl Resolver {
         let (first, last) = (iova.get(), iova.get().wrapping_add(size - 1));
         let ended = self.live.end_only(first, last);
         if ended.is_empty() {
-            // The line that explains it may be cut off.
-            match self.at_end {
+            match cut {
                 true => self.summary.cut_lines += 1,
                 false => self.summary.unmatched_iommu_unmaps += 1,
             }
@@ -489,9 +487,9 @@ impl Resolver {
             self.device(only.device).unmaps += 1;
             self.push_unmap(&only.id, only.device, at, chunk);
             at.lines = 0;
-            let below = cut(&only.pieces, only.first, first.checked_sub(1));
+            let below = part(&only.pieces, only.first, first.checked_sub(1));
             let above = match last.checked_add(1) {
-                Some(start) => cut(&only.pieces, start, Some(only.last)),
+                Some(start) => part(&only.pieces, start, Some(only.last)),
                 None => Vec::new(),
             };
             for rest in [below, above] {
@@ -604,7 +602,7 @@ impl Resolver {
 }
 
 /// The parts of `pieces` within `first..=last`; none if `last` is `None` or lies below `first`.
-fn cut(pieces: &[Piece], first: u64, last: Option<u64>) -> Vec<Piece> {
+fn part(pieces: &[Piece], first: u64, last: Option<u64>) -> Vec<Piece> {
     let Some(last) = last.filter(|&last| last >= first) else {
         return Vec::new();
     };

@@ -54,8 +54,9 @@ pub(super) enum Resolved {
     /// `iommu:map` lines that no `dma:*` event explains; one mapping. The pieces are in
     /// [`Window::group`] until the next call of [`Window::pop`].
     Map { event: RawEvent },
-    /// An `iommu:unmap` line that no `dma:*` event explains.
-    Unmap { event: RawEvent },
+    /// An `iommu:unmap` line that no `dma:*` event explains. `cut`: none that the trace shows; it ended before
+    /// one was ruled out.
+    Unmap { event: RawEvent, cut: bool },
 }
 
 /// The lists of a scatterlist event, in the order of its fields.
@@ -87,6 +88,8 @@ struct Slot {
     lists: Lists,
     pieces: FifoSpan,
     lines: u16,
+    /// The trace ended before it was decided.
+    cut: bool,
 }
 
 /// A waiting line.
@@ -181,6 +184,7 @@ impl Window {
             lists: Lists::default(),
             pieces: FifoSpan::default(),
             lines: 1,
+            cut: false,
         };
         let mut wait = None;
         match event.kind {
@@ -330,7 +334,10 @@ impl Window {
                 }
                 State::Ready => {
                     if let RawKind::IommuUnmap { .. } = slot.event.kind {
-                        return Some(Resolved::Unmap { event: slot.event });
+                        return Some(Resolved::Unmap {
+                            event: slot.event,
+                            cut: slot.cut,
+                        });
                     }
                     return Some(Resolved::Event {
                         event: slot.event,
@@ -360,21 +367,23 @@ impl Window {
     pub(super) fn finish(&mut self) -> u64 {
         let mut cut = 0;
         for cpu in 0..self.cpus.len() {
-            let waiting = self.cpus.get_mut(cpu).map(|cpu| &mut cpu.waiting);
-            let maps: Vec<u64> = waiting
-                .into_iter()
-                .flat_map(|waiting| {
-                    waiting.extract_if(.., |one| matches!(one.what, Wait::Map { .. }))
-                })
-                .map(|map| map.slot)
-                .collect();
-            for number in maps {
-                cut += 1;
-                if let Some(slot) = self.slot_mut(number) {
-                    slot.state = State::Absorbed;
-                }
+            let waiting = match self.cpus.get_mut(cpu) {
+                Some(cpu) => std::mem::take(&mut cpu.waiting),
+                None => continue,
+            };
+            for one in waiting {
+                let Some(slot) = self.slot_mut(one.slot) else {
+                    continue;
+                };
+                slot.cut = true;
+                slot.state = match one.what {
+                    Wait::Map { .. } => {
+                        cut += 1;
+                        State::Absorbed
+                    }
+                    Wait::Unmap { .. } | Wait::FollowUp(_) => State::Ready,
+                };
             }
-            self.close(cpu, |_| true);
         }
         cut
     }

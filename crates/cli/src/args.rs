@@ -1,6 +1,8 @@
 //! The command line.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
@@ -29,6 +31,11 @@ pub(crate) enum Command {
     Modes(ModesArgs),
     /// Compare two reports of `compare --json`
     Diff(DiffArgs),
+    /// Look at traces, record them, make them fit to be shared
+    #[command(subcommand)]
+    Trace(TraceCommand),
+    /// Measure this machine and write a cost profile for `compare --profile`
+    Calibrate(CalibrateArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
     /// Print the manual page, or write one a subcommand
@@ -186,6 +193,98 @@ pub(crate) struct DiffArgs {
     pub json: bool,
 }
 
+/// What to do with traces.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TraceCommand {
+    /// Print what a trace is like: devices, order of unmaps, sizes, reuse, bursts
+    Info(InfoArgs),
+    /// Record the DMA mappings of this host (root; Linux 6.12 or later)
+    Record(RecordArgs),
+    /// Rename addresses, devices and tasks; keep the structure
+    Anonymise(AnonymiseArgs),
+}
+
+/// Arguments of `trace info`.
+#[derive(Debug, Args)]
+pub(crate) struct InfoArgs {
+    /// Traces; - is standard input [default: a bundled sample]
+    #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
+    pub traces: Vec<PathBuf>,
+    /// Count malformed lines instead of stopping at the first
+    #[arg(long)]
+    pub lenient: bool,
+    /// A JSON array with an object a trace
+    #[arg(long)]
+    pub json: bool,
+}
+
+const RECORD_EXAMPLES: &str = "\
+Examples:
+  sudo ringfence trace record --seconds 10 -o idle.trace.zst
+  sudo ringfence trace record -o download.trace.zst -- curl -so /dev/null https://example.org/file
+  ringfence compare download.trace.zst
+
+The recording uses a tracing instance of its own and removes it at its end, on errors and on Ctrl-C too; other tracing on the host is \
+not touched. Without an IOMMU in use the kernel prints no iommu:* events: then scatterlists and coherent buffers lack addresses.";
+
+/// Arguments of `trace record`.
+#[derive(Debug, Args)]
+#[command(after_help = RECORD_EXAMPLES)]
+#[group(id = "workload", required = true, multiple = false, args = ["seconds", "command"])]
+pub(crate) struct RecordArgs {
+    /// Where the trace goes; compressed if the name ends in .zst; - is standard output
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
+    /// Record for so many seconds
+    #[arg(long, value_name = "N", value_parser = seconds)]
+    pub seconds: Option<Duration>,
+    /// Record while this command runs
+    #[arg(value_name = "COMMAND", last = true, value_hint = ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
+    /// Buffer for each processor; what does not fit is lost
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub buffer: u32,
+    /// Where tracefs is mounted
+    #[arg(long, value_name = "DIR", default_value = "/sys/kernel/tracing", value_hint = ValueHint::DirPath)]
+    pub tracefs: PathBuf,
+}
+
+/// Arguments of `trace anonymise`.
+#[derive(Debug, Args)]
+pub(crate) struct AnonymiseArgs {
+    /// The trace: a file, for it is read twice
+    #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
+    pub trace: PathBuf,
+    /// Where the result goes; compressed if the name ends in .zst; - is standard output
+    #[arg(short, long, value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
+    /// Order in which memory is laid out anew; keep it secret [default: from the system's randomness]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Keep the time of day instead of beginning at 0
+    #[arg(long)]
+    pub keep_times: bool,
+    /// Leave malformed lines out instead of stopping at the first
+    #[arg(long)]
+    pub lenient: bool,
+}
+
+const CALIBRATE_LONG: &str = "\
+Measure this machine and write a cost profile for `compare --profile`.
+
+What a user program can execute is measured: the cycle counter's rate and cost, storing a table entry, writing a line back and waiting \
+for it. What it cannot execute, the invalidation of the IOTLB, a miss, a packet without protection, is taken from r210-2015; the file \
+says of every number which it is. Edit it where you know better.";
+
+/// Arguments of `calibrate`.
+#[derive(Debug, Args)]
+#[command(long_about = CALIBRATE_LONG)]
+pub(crate) struct CalibrateArgs {
+    /// Where the profile goes [default: standard output]
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub out: Option<PathBuf>,
+}
+
 /// Arguments of `completions`.
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
@@ -221,6 +320,13 @@ fn percent(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
         _ => Err("it has to be a number of per cent".into()),
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value <= 1e6 => Ok(Duration::from_secs_f64(value)),
+        _ => Err("it has to be a number of seconds, above 0".into()),
     }
 }
 

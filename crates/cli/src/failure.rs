@@ -4,11 +4,11 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 
 use ringfence_lab::report::{ConditionError, DiffError, Unmet};
 use ringfence_lab::{LabError, ProfileError};
-use ringfence_trace::TraceError;
+use ringfence_trace::{RecordError, TraceError};
 
 use crate::profile_file::ProfileFileError;
 
@@ -48,6 +48,12 @@ pub(crate) enum Failure {
     Held(Vec<Unmet>),
     /// `diff --fail-over`: rows that got worse.
     Worse(Vec<String>),
+    /// A recording.
+    Record(RecordError),
+    /// The command that a recording was to watch failed; the recording is whole.
+    Workload(ExitStatus),
+    /// Standard input was named where a trace is read twice.
+    ReadTwice,
     /// The reader of our output has gone.
     Closed,
 }
@@ -114,6 +120,13 @@ impl fmt::Display for Failure {
             Self::Diff { path, source } => write!(f, "{}: {source}", path.display()),
             Self::Held(_) => f.write_str("a condition holds"),
             Self::Worse(_) => f.write_str("rows got worse"),
+            Self::Record(e) => e.fmt(f),
+            Self::Workload(status) => {
+                write!(f, "the command ended with {status}; its trace was written")
+            }
+            Self::ReadTwice => {
+                f.write_str("anonymising reads the trace twice: it has to be a file")
+            }
             Self::Closed => f.write_str("output closed"),
         }
     }
@@ -124,6 +137,7 @@ impl Error for Failure {
         match self {
             Self::Lab(e) => e.source(),
             Self::Trace(e) => e.source(),
+            Self::Record(e) => e.source(),
             Self::Io { source, .. } => Some(source),
             _ => None,
         }

@@ -5,6 +5,7 @@ mod args;
 mod commands;
 mod failure;
 mod inputs;
+mod out_file;
 mod output;
 mod profile_file;
 mod progress;
@@ -32,6 +33,8 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Compare(args) => commands::compare(&args),
         Command::Modes(args) => commands::modes(&args),
         Command::Diff(args) => commands::diff(&args),
+        Command::Trace(command) => commands::trace(command),
+        Command::Calibrate(args) => commands::calibrate(&args),
         Command::Completions(args) => commands::completions(&args),
         Command::Man(args) => commands::man(&args),
     }

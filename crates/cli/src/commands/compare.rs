@@ -1,11 +1,12 @@
 //! `ringfence compare`.
 
 use std::fs;
+use std::path::Path;
 
 use ringfence_lab::Profile;
 use ringfence_lab::compare::{self, Options};
 use ringfence_lab::modes::Mode;
-use ringfence_lab::report::{ExecutedOn, Report, Unmet, csv, markdown, terminal};
+use ringfence_lab::report::{ExecutedOn, Report, Unmet, csv, markdown, plots, terminal};
 use ringfence_trace::Options as TraceOptions;
 
 use super::json;
@@ -62,6 +63,9 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         terminal(&report, look())
     };
     print(&text)?;
+    if let Some(dir) = &args.plot {
+        draw(&report, dir)?;
+    }
 
     let mut held: Vec<Unmet> = Vec::new();
     for condition in conditions {
@@ -72,6 +76,17 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     } else {
         Err(Failure::Held(held))
     }
+}
+
+/// Writes the plots and says where, on standard error: standard output is the report's.
+fn draw(report: &Report, dir: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(dir).map_err(Failure::io(dir))?;
+    for plot in plots(report) {
+        let path = dir.join(&plot.file);
+        fs::write(&path, plot.svg).map_err(Failure::io(&path))?;
+        eprintln!("ringfence: wrote {}", path.display());
+    }
+    Ok(())
 }
 
 /// Short traces are over before a clock has ticked twice; there, many repetitions cost nothing.

@@ -1,14 +1,18 @@
 //! One subcommand a file.
 
+mod calibrate;
 mod compare;
 mod diff;
 mod generate;
 mod modes;
+mod trace;
 
+pub(crate) use calibrate::calibrate;
 pub(crate) use compare::compare;
 pub(crate) use diff::diff;
 pub(crate) use generate::{completions, man};
 pub(crate) use modes::modes;
+pub(crate) use trace::trace;
 
 use serde::Serialize;
 

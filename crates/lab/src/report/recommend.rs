@@ -88,7 +88,10 @@ fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
 }
 
 fn other_sentence(strict: &Row, rows: &[&Row]) -> String {
-    let Some(bounded) = best(rows, |row| row.safety == "bounded") else {
+    // What today's kernel does unless told otherwise; else the fastest that is no exhibit of a defect.
+    let deferred = |row: &Row| row.safety == "bounded" && !row.mode.ends_with("-literal");
+    let usual = best(rows, |row| row.mode == "linux-lazy" && deferred(row));
+    let Some(bounded) = usual.or(best(rows, deferred)) else {
         return "No deferred mode was compared.".to_owned();
     };
     let exposure = if bounded.violations.total > 0 {
@@ -156,7 +159,9 @@ mod tests {
             row("strict", "strict", 1000, 0.2, 0),
             row("fence", "strict", 1000, 0.29, 0),
             row("fence-burst", "strict", 100, 0.7, 0),
+            row("strict-bitmap", "strict", 1000, 0.291, 0),
             row("linux-lazy", "bounded", 4, 0.9, 700),
+            row("bitmap", "bounded", 0, 0.95, 900),
         ];
         let rows: Vec<&Row> = rows.iter().collect();
         let text = recommend(&rows, &Profile::r210_2015());

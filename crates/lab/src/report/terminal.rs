@@ -100,7 +100,7 @@ pub(super) fn cost(rows: &[&Row]) -> Grid {
         Column::right(UNMAP, "charged"),
         Column::right(UNMAP, "other"),
         Column::right(UNMAP, "sum"),
-        Column::right("", "charged"),
+        Column::right("", "share charged"),
         Column::right("", "rel. throughput"),
     ]);
     for row in rows {

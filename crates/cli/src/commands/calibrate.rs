@@ -1,0 +1,230 @@
+//! `ringfence calibrate`.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::hint::black_box;
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ringfence_lab::meter::cycles;
+use ringfence_lab::{LabError, Profile};
+use ringfence_memory::{Arena, WriteBack};
+use ringfence_types::{PhysAddr, PhysMemory};
+
+use crate::args::CalibrateArgs;
+use crate::failure::Failure;
+use crate::out_file::OutFile;
+use crate::output::print;
+
+/// Writes this machine's profile.
+pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<(), Failure> {
+    let text = profile(&Measured::now()?)?;
+    match &args.out {
+        None => print(&text),
+        Some(path) => {
+            let mut out = OutFile::create(path)?;
+            out.write_all(text.as_bytes()).map_err(Failure::io(path))?;
+            out.finish()
+        }
+    }
+}
+
+/// What a user program can measure; cycles are medians.
+struct Measured {
+    cycles_per_ns: f64,
+    read_counter: f64,
+    store_entry: f64,
+    /// By instruction: writing one line back and waiting for it, and the same per line where 64 lines share the wait.
+    write_back: Vec<(WriteBack, f64, f64)>,
+    /// What the IOMMU of this host says about its page walks.
+    coherent: Option<bool>,
+}
+
+/// How often each thing is measured.
+const SAMPLES: usize = 101;
+/// Repetitions within a sample: reading the counter costs as much as what is measured.
+const TIMES: u64 = 512;
+
+impl Measured {
+    fn now() -> Result<Self, Failure> {
+        let best = WriteBack::best();
+        let store_entry = entries(best, |arena, at| {
+            if let Ok(word) = arena.word(at) {
+                word.store(black_box(at.get() | 3), Ordering::Release);
+            }
+        })?;
+        let write_back = WriteBack::available()
+            .into_iter()
+            .map(|kind| {
+                let single = entries(kind, |arena, at| {
+                    touch(arena, at);
+                    arena.drain();
+                })?;
+                let burst = entries(kind, |arena, at| {
+                    touch(arena, at);
+                    if at.get() % (64 * 64) == 0 {
+                        arena.drain();
+                    }
+                })?;
+                Ok((kind, single, burst))
+            })
+            .collect::<Result<_, Failure>>()?;
+        Ok(Self {
+            cycles_per_ns: rate(),
+            read_counter: median(|| {
+                let start = cycles();
+                for _ in 0..TIMES {
+                    black_box(cycles());
+                }
+                cycles().wrapping_sub(start)
+            }),
+            store_entry,
+            write_back,
+            coherent: walks_snoop(Path::new("/sys/class/iommu")),
+        })
+    }
+}
+
+/// Stores a word and writes its line back.
+fn touch(arena: &Arena, at: PhysAddr) {
+    if let Ok(word) = arena.word(at) {
+        word.store(black_box(at.get() | 3), Ordering::Release);
+    }
+    arena.write_back(at, 8);
+}
+
+/// Median cycles of doing something to a line of memory, over many lines.
+fn entries(kind: WriteBack, each: impl Fn(&Arena, PhysAddr)) -> Result<f64, Failure> {
+    let arena = Arena::with_write_back(TIMES * 64, kind).map_err(LabError::from)?;
+    Ok(median(|| {
+        let start = cycles();
+        for line in 0..TIMES {
+            each(&arena, PhysAddr::new(line * 64));
+        }
+        cycles().wrapping_sub(start)
+    }))
+}
+
+/// The median of samples of [`TIMES`] repetitions each, per repetition.
+fn median(mut sample: impl FnMut() -> u64) -> f64 {
+    let mut samples: Vec<u64> = (0..SAMPLES).map(|_| sample()).collect();
+    samples.sort_unstable();
+    let middle = samples.get(SAMPLES / 2).copied().unwrap_or(0);
+    middle as f64 / TIMES as f64
+}
+
+/// Cycles of the counter per nanosecond of the clock.
+fn rate() -> f64 {
+    let (start, from) = (Instant::now(), cycles());
+    while start.elapsed() < Duration::from_millis(50) {
+        std::hint::spin_loop();
+    }
+    cycles().wrapping_sub(from) as f64 / start.elapsed().as_nanos().max(1) as f64
+}
+
+/// Bit 0 of the extended capabilities of every VT-d unit (VT-d specification, ECAP_REG.C): whether page walks snoop the caches. None
+/// where there is no such unit, or no permission to look.
+fn walks_snoop(class: &Path) -> Option<bool> {
+    let mut answer = None;
+    for unit in fs::read_dir(class).ok()?.flatten() {
+        let file = unit.path().join("intel-iommu/ecap");
+        let Ok(text) = fs::read_to_string(file) else {
+            continue;
+        };
+        let snoops = u64::from_str_radix(text.trim(), 16).ok()? & 1 == 1;
+        answer = Some(answer.unwrap_or(true) && snoops);
+    }
+    answer
+}
+
+/// The file: the profile as TOML, and above it what was measured and what was not.
+fn profile(measured: &Measured) -> Result<String, Failure> {
+    let source = Profile::r210_2015();
+    let profile = Profile {
+        name: "calibrated".into(),
+        source: format!(
+            "executed: this machine; invalidation, miss, c_none and geometry: {} ({})",
+            source.name, source.source
+        ),
+        coherent: measured.coherent.unwrap_or(source.coherent),
+        ..source.clone()
+    };
+    let mut out = String::from(
+        "# A cost profile of `ringfence calibrate`. Cycles are those of the processor's counter.\n#\n",
+    );
+    out.push_str("# Measured on this machine; `compare` executes these costs, nothing below is charged for them:\n");
+    let mut say = |what: &str, value: String| {
+        // Writing to a string does not fail.
+        let _ = writeln!(out, "#   {what:<52} {value}");
+    };
+    say(
+        "cycles per nanosecond",
+        format!("{:.3}", measured.cycles_per_ns),
+    );
+    say(
+        "reading the counter",
+        format!("{:.1}", measured.read_counter),
+    );
+    say(
+        "storing a table entry, one a line",
+        format!("{:.1}", measured.store_entry),
+    );
+    for (kind, single, burst) in &measured.write_back {
+        let name = format!("{kind:?}").to_lowercase();
+        say(
+            &format!("storing and {name}, waiting for each line"),
+            format!("{single:.1}"),
+        );
+        say(
+            &format!("storing and {name}, waiting once for 64 lines"),
+            format!("{burst:.1}"),
+        );
+    }
+    out.push_str("#\n# Not measurable by a user program and taken from ");
+    let _ = writeln!(
+        out,
+        "{}: invalidation_cycles, miss_cycles, c_none,",
+        source.name
+    );
+    out.push_str("# iotlb_sets, iotlb_ways, walk_cache. Edit them where you know better.\n");
+    out.push_str(match measured.coherent {
+        Some(_) => "# coherent: as this host's IOMMU says.\n\n",
+        None => "# coherent: no IOMMU to ask on this host; taken from the same profile.\n\n",
+    });
+    let body = toml::to_string(&profile)
+        .map_err(|e| Failure::io(Path::new("profile"))(std::io::Error::other(e)))?;
+    out.push_str(&body);
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_is_a_profile() {
+        let measured = Measured {
+            cycles_per_ns: 2.0,
+            read_counter: 30.0,
+            store_entry: 1.5,
+            write_back: vec![(WriteBack::best(), 600.0, 20.0)],
+            coherent: Some(false),
+        };
+        let text = profile(&measured).unwrap();
+        let read: Profile = toml::from_str(&text).unwrap();
+        assert_eq!(read.validate(), Ok(()));
+        assert!(!read.coherent);
+        assert_eq!(
+            read.invalidation_cycles,
+            Profile::r210_2015().invalidation_cycles
+        );
+        assert!(text.contains("taken from r210-2015"), "{text}");
+    }
+
+    #[test]
+    fn without_an_iommu_nobody_can_say_whether_walks_snoop() {
+        assert_eq!(walks_snoop(Path::new("/nonexistent")), None);
+    }
+}

@@ -1,0 +1,113 @@
+//! What a trace is like, for people.
+
+use ringfence_trace::{Flow, Info};
+
+use super::grid::{Cell, Column, Grid, Look, Tone, wrap};
+use super::number::{bytes, count, percent_of};
+
+/// A headline, the devices' flows as a table, and what is odd.
+pub fn trace_info(name: &str, info: &Info, look: Look) -> String {
+    let seconds = info.duration_ns as f64 / 1e9;
+    let mut out = format!(
+        "{name}: {} events in {} lines over {seconds:.3} s\n",
+        count(info.events),
+        count(info.lines)
+    );
+    let facts = format!(
+        "{} maps, {} unmaps, {} coherent allocations, {} frees, {} syncs, {} iommu:map, {} iommu:unmap; \
+         {} mappings alive at most, {} at the end; {} pages mapped {:.1} times each.",
+        count(info.map_events),
+        count(info.unmap_events),
+        count(info.allocs),
+        count(info.frees),
+        count(info.syncs),
+        count(info.iommu_map),
+        count(info.iommu_unmap),
+        count(info.max_live),
+        count(info.live_at_end),
+        count(info.pages.distinct),
+        info.pages.reuse()
+    );
+    out.push_str(&wrap(&facts, look, 0));
+    out.push_str("\n\n");
+    out.push_str(&flows(info).render(look));
+    let odd: Vec<String> = [
+        (info.lost, "lost by the kernel"),
+        (info.malformed, "malformed lines"),
+        (info.unmatched_unmaps, "unmaps without a map"),
+        (info.replaced, "maps of a live address"),
+        (info.truncated_lists, "scatterlists printed in part"),
+        (info.guessed_lengths, "maps with guessed lengths"),
+        (info.iommu_only_maps, "mappings of iommu:* events alone"),
+        (info.unknown, "events that say nothing about DMA"),
+    ]
+    .into_iter()
+    .filter(|(number, _)| *number > 0)
+    .map(|(number, what)| format!("{} {what}", count(number)))
+    .collect();
+    let skipping = info.devices.iter().filter(|device| device.skips_unmaps);
+    let skipping = skipping.map(|device| format!("the driver of {} skips unmaps", device.name));
+    let odd: Vec<String> = odd.into_iter().chain(skipping).collect();
+    if !odd.is_empty() {
+        out.push('\n');
+        out.push_str(&wrap(&format!("Odd: {}.", odd.join("; ")), look, 2));
+        out.push('\n');
+    }
+    out
+}
+
+fn flows(info: &Info) -> Grid {
+    const BURSTS: &str = "unmaps in a burst";
+    const RING: &str = "unmap order";
+    let mut grid = Grid::new(&[
+        Column::left("device"),
+        Column::left("direction"),
+        Column::right("", "maps"),
+        Column::right("", "unmaps"),
+        Column::right("", "lists"),
+        Column::right("", "segments"),
+        Column::right(RING, "oldest first"),
+        Column::right(RING, "exact next"),
+        Column::right(BURSTS, "mean"),
+        Column::right(BURSTS, "p50"),
+        Column::right(BURSTS, "p99"),
+        Column::right(BURSTS, "max"),
+        Column::right("", "live max"),
+        Column::right("", "reuse"),
+        Column::left("sizes (times)"),
+    ]);
+    for device in &info.devices {
+        for flow in &device.flows {
+            let share =
+                |part: u64| percent_of(part as f64 / flow.unmaps.max(1) as f64, flow.unmaps);
+            let direction = if flow.iommu_only { " (iommu only)" } else { "" };
+            grid.rows.push(vec![
+                Cell::toned(&device.name, Tone::Strong),
+                Cell::new(format!("{}{direction}", flow.direction)),
+                Cell::new(count(flow.maps)),
+                Cell::new(count(flow.unmaps)),
+                Cell::new(count(flow.scatterlists)),
+                Cell::new(count(flow.segments)),
+                Cell::new(share(flow.oldest_first)),
+                Cell::new(share(flow.exact_next)),
+                Cell::new(format!("{:.1}", flow.bursts.mean())),
+                Cell::new(count(flow.bursts.p50)),
+                Cell::new(count(flow.bursts.p99)),
+                Cell::new(count(flow.bursts.max)),
+                Cell::new(count(device.max_live)),
+                Cell::new(format!("{:.1}", device.pages.reuse())),
+                Cell::toned(sizes(flow), Tone::Faint),
+            ]);
+        }
+    }
+    grid
+}
+
+/// The three most frequent sizes.
+fn sizes(flow: &Flow) -> String {
+    let sizes = flow.sizes.iter().take(3);
+    let sizes: Vec<String> = sizes
+        .map(|(size, times)| format!("{} ({})", bytes(*size), count(*times)))
+        .collect();
+    sizes.join(", ")
+}

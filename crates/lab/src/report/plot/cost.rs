@@ -1,0 +1,149 @@
+//! What the modes cost: on the left the cycles that were executed, by component; on the right the same with what was charged.
+//!
+//! Two scales, because a charged invalidation is fifty times what a good layer executes: on one scale either would hide the other.
+
+use super::scale::{Linear, drawable, end_of_bars};
+use super::svg::{Anchor, Svg, text_width};
+use crate::Profile;
+use crate::report::number::cycles;
+use crate::row::Row;
+
+const LEFT: f64 = 128.0;
+const TOP: f64 = 104.0;
+const ROW: f64 = 26.0;
+const BAR: f64 = 16.0;
+const EXECUTED: f64 = 380.0;
+/// Between the panels: room for the number after a bar.
+const BETWEEN: f64 = 90.0;
+const TOTAL: f64 = 240.0;
+const RIGHT: f64 = 140.0;
+
+/// Names in the legend, in the order of the stack; the class is `c` and the place.
+const PARTS: [&str; 7] = [
+    "map: IOVA",
+    "map: table",
+    "unmap: find IOVA",
+    "unmap: free IOVA",
+    "unmap: table",
+    "unmap: invalidation",
+    "other",
+];
+
+fn parts(row: &Row) -> [f64; 7] {
+    let cycles = &row.components.cycles;
+    [
+        cycles.map_iova_alloc,
+        cycles.map_table,
+        cycles.unmap_iova_find,
+        cycles.unmap_iova_free,
+        cycles.unmap_table,
+        cycles.unmap_invalidation,
+        cycles.map_other + cycles.unmap_other,
+    ]
+    .map(drawable)
+}
+
+pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
+    let bottom = TOP + ROW * rows.len() as f64;
+    let width = LEFT + EXECUTED + BETWEEN + TOTAL + RIGHT;
+    let mut svg = Svg::new(width, bottom + 44.0);
+    let title = format!("{trace}: cycles of a map and an unmap");
+    svg.text(14.0, 26.0, Anchor::Start, "title", &title);
+    legend(&mut svg);
+
+    let executed: Vec<f64> = rows.iter().map(|row| parts(row).iter().sum()).collect();
+    let left = Linear::reaching(end_of_bars(&executed), LEFT, EXECUTED);
+    let totals: Vec<f64> = rows
+        .iter()
+        .zip(&executed)
+        .map(|(row, executed)| executed + charged(row))
+        .collect();
+    let right = Linear::reaching(end_of_bars(&totals), LEFT + EXECUTED + BETWEEN, TOTAL);
+    frame(
+        &mut svg,
+        &left,
+        bottom,
+        "executed on this machine, by component",
+    );
+    let note = format!("with what profile {} charges", profile.name);
+    frame(&mut svg, &right, bottom, &note);
+
+    for (place, (row, (executed, total))) in
+        rows.iter().zip(executed.iter().zip(&totals)).enumerate()
+    {
+        let y = TOP + ROW * place as f64 + (ROW - BAR) / 2.0;
+        let base = y + BAR - 3.5;
+        svg.text(LEFT - 8.0, base, Anchor::End, "strong", &row.mode);
+        let segments: Vec<(f64, String)> = parts(row)
+            .into_iter()
+            .enumerate()
+            .map(|(part, value)| (value, format!("c{part}")))
+            .collect();
+        bar(&mut svg, &left, y, &segments);
+        number(&mut svg, &left, base, *executed, &cycles(*executed));
+        let segments = [
+            (*executed, "executed".to_owned()),
+            (charged(row), "charged".to_owned()),
+        ];
+        bar(&mut svg, &right, y, &segments);
+        let text = format!("{} ({:.2})", cycles(*total), row.relative_throughput);
+        let text = if row.relative_throughput.is_finite() {
+            text
+        } else {
+            cycles(*total)
+        };
+        number(&mut svg, &right, base, *total, &text);
+    }
+    let note = "In brackets: relative throughput, c / (c + map + unmap).";
+    svg.text(width - 14.0, bottom + 36.0, Anchor::End, "faint", note);
+    svg.finish(&title)
+}
+
+fn charged(row: &Row) -> f64 {
+    drawable(row.components.cycles.unmap_invalidation_charged)
+}
+
+fn legend(svg: &mut Svg) {
+    let mut x = 14.0;
+    let mut entry = |class: &str, name: &str| {
+        svg.bar(x, 44.0, 11.0, 11.0, class);
+        svg.text(x + 16.0, 54.0, Anchor::Start, "", name);
+        x += 32.0 + text_width(name);
+    };
+    for (part, name) in PARTS.iter().enumerate() {
+        entry(&format!("c{part}"), name);
+    }
+    let x = LEFT + EXECUTED + BETWEEN;
+    for (shift, class, name) in [(0.0, "executed", "executed"), (90.0, "charged", "charged")] {
+        svg.bar(x + 90.0 + shift, 44.0 - 22.0, 11.0, 11.0, class);
+        svg.text(x + 106.0 + shift, 54.0 - 22.0, Anchor::Start, "", name);
+    }
+}
+
+/// Lines and numbers of a scale, and what it shows.
+fn frame(svg: &mut Svg, scale: &Linear, bottom: f64, what: &str) {
+    svg.text(scale.from, TOP - 24.0, Anchor::Start, "faint", what);
+    for tick in scale.ticks() {
+        let x = scale.at(tick);
+        let class = if tick == 0.0 { "axis" } else { "grid" };
+        svg.line((x, TOP - 4.0), (x, bottom), class);
+        svg.text(x, TOP - 8.0, Anchor::Middle, "faint", &cycles(tick));
+    }
+}
+
+/// A stack of segments, broken where it is longer than its scale.
+fn bar(svg: &mut Svg, scale: &Linear, y: f64, segments: &[(f64, String)]) {
+    let mut sum = 0.0;
+    for (value, class) in segments {
+        let (from, to) = (scale.at(sum), scale.at(sum + value));
+        svg.bar(from, y, to - from, BAR, class);
+        sum += value;
+    }
+    if sum > scale.top {
+        svg.break_mark(scale.from + scale.length - 18.0, y, BAR);
+    }
+}
+
+fn number(svg: &mut Svg, scale: &Linear, base: f64, value: f64, text: &str) {
+    svg.text(scale.at(value) + 6.0, base, Anchor::Start, "", text);
+}

@@ -1,0 +1,125 @@
+//! Plots as SVG: one a question. Plain files without scripts or foreign fonts, readable on light and dark ground.
+
+mod cost;
+mod safety;
+mod scale;
+mod search;
+mod svg;
+
+use super::data::Report;
+
+/// A plot and the name of its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plot {
+    /// `TRACE-QUESTION.svg`, with nothing in it that a file name cannot have.
+    pub file: String,
+    /// The text of the file.
+    pub svg: String,
+}
+
+/// The plots of a report, trace by trace: what the modes cost (where that was measured), what that buys, and how far allocators searched.
+pub fn plots(report: &Report) -> Vec<Plot> {
+    let mut out = Vec::new();
+    for notes in &report.traces {
+        let rows = report.rows_of(&notes.trace);
+        let mut push = |question: &str, svg: String| {
+            let file = format!("{}-{question}.svg", file_name(&notes.trace));
+            out.push(Plot { file, svg });
+        };
+        if report.repetitions > 0 {
+            push("cost", cost::plot(&notes.trace, &rows, &report.profile));
+            push("safety", safety::plot(&notes.trace, &rows));
+        }
+        push("search", search::plot(&notes.trace, &rows));
+    }
+    out
+}
+
+/// What may stand in a file name anywhere.
+fn file_name(trace: &str) -> String {
+    let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '+');
+    let name: String = trace
+        .chars()
+        .map(|c| if safe(c) { c } else { '_' })
+        .collect();
+    if name.is_empty() {
+        "trace".into()
+    } else {
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Profile;
+    use crate::report::{ExecutedOn, TraceNotes};
+    use crate::row::Row;
+
+    fn report(rows: Vec<Row>) -> Report {
+        let executed_on = ExecutedOn {
+            cpu: "test".into(),
+            arch: "test",
+            unit: "tsc",
+            build: "release",
+        };
+        let mut report = Report::new(Profile::r210_2015(), executed_on, 3, true);
+        report.traces.push(TraceNotes {
+            trace: "a/<b>".into(),
+            ..TraceNotes::default()
+        });
+        report.results = rows;
+        report
+    }
+
+    /// Counts tags that are opened and not closed.
+    fn open_tags(svg: &str) -> i64 {
+        let tags = svg.split('<').skip(1);
+        tags.map(|tag| match tag {
+            _ if tag.starts_with('/') => -1,
+            _ if tag
+                .split('>')
+                .next()
+                .is_some_and(|head| head.ends_with('/')) =>
+            {
+                0
+            }
+            _ => 1,
+        })
+        .sum()
+    }
+
+    #[test]
+    fn plots_are_whole_whatever_the_rows_hold() {
+        let row = |value: f64| Row {
+            trace: "a/<b>".into(),
+            mode: "a&b".into(),
+            safety: "bounded".into(),
+            map_cycles: value,
+            relative_throughput: value,
+            stale_byte_seconds: value,
+            search_len_mean: value,
+            search_len_max: 7,
+            ..Row::default()
+        };
+        let values = [0.0, -5.0, 0.5, 1e12, f64::NAN, f64::INFINITY];
+        let all = values.iter().map(|value| row(*value)).collect();
+        for rows in [Vec::new(), vec![row(0.0)], all] {
+            let plots = plots(&report(rows));
+            let files: Vec<&str> = plots.iter().map(|plot| plot.file.as_str()).collect();
+            assert_eq!(
+                files,
+                ["a__b_-cost.svg", "a__b_-safety.svg", "a__b_-search.svg"]
+            );
+            for plot in &plots {
+                assert_eq!(open_tags(&plot.svg), 0, "{}", plot.svg);
+                assert!(
+                    !plot.svg.contains("NaN") && !plot.svg.contains("inf"),
+                    "{}",
+                    plot.svg
+                );
+                assert!(!plot.svg.contains("<b>") && !plot.svg.contains("a&b"));
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! What a mode's price buys: relative throughput against how much stays within a device's reach, for how long.
+
+use super::scale::drawable;
+use super::svg::{Anchor, Svg, text_width};
+use crate::report::number::count;
+use crate::row::Row;
+
+const WIDTH: f64 = 860.0;
+const LEFT: f64 = 96.0;
+const RIGHT: f64 = 30.0;
+const TOP: f64 = 92.0;
+/// The part with a logarithmic scale.
+const LOG: f64 = 260.0;
+/// The part where nothing is exposed: a value that a logarithm does not have.
+const ZERO: f64 = 150.0;
+const LINE: f64 = 15.0;
+
+#[derive(Debug, Clone, Copy)]
+struct Rect {
+    x: f64,
+    y: f64,
+    width: f64,
+    height: f64,
+}
+
+impl Rect {
+    fn overlaps(&self, other: &Self) -> bool {
+        self.x < other.x + other.width
+            && other.x < self.x + self.width
+            && self.y < other.y + other.height
+            && other.y < self.y + self.height
+    }
+}
+
+/// Powers of ten that hold all values above 0.
+fn decades(rows: &[&Row]) -> (i32, i32) {
+    let logs = rows
+        .iter()
+        .map(|row| drawable(row.stale_byte_seconds))
+        .filter(|value| *value > 0.0)
+        .map(f64::log10);
+    let (low, high) = logs.fold((f64::MAX, f64::MIN), |(low, high), log| {
+        (low.min(log), high.max(log))
+    });
+    if low > high {
+        return (0, 3);
+    }
+    let (low, high) = (
+        low.floor().clamp(-30.0, 30.0) as i32,
+        high.ceil().clamp(-30.0, 30.0) as i32,
+    );
+    (low, high.max(low + 2))
+}
+
+pub(super) fn plot(trace: &str, rows: &[&Row]) -> String {
+    let bottom = TOP + LOG + ZERO;
+    let mut svg = Svg::new(WIDTH, bottom + 62.0);
+    let title = format!("{trace}: what a mode costs and what it exposes");
+    svg.text(14.0, 26.0, Anchor::Start, "title", &title);
+    let note = "Right is cheaper, down is safer. Exposure: bytes times seconds between an unmap's return and its invalidation.";
+    svg.text(14.0, 46.0, Anchor::Start, "faint", note);
+    legend(&mut svg);
+
+    let x_of = |value: f64| LEFT + drawable(value).min(1.0) * (WIDTH - LEFT - RIGHT);
+    let (low, high) = decades(rows);
+    let y_of = |value: f64| {
+        let share = (value.log10() - f64::from(low)) / f64::from(high - low);
+        TOP + LOG - share.clamp(0.0, 1.0) * (LOG - 14.0)
+    };
+    svg.bar(LEFT, TOP + LOG, WIDTH - LEFT - RIGHT, ZERO, "band");
+    svg.text(
+        LEFT - 8.0,
+        TOP + LOG + 32.0,
+        Anchor::End,
+        "strong",
+        "nothing",
+    );
+    svg.text(
+        LEFT - 8.0,
+        TOP + LOG + 47.0,
+        Anchor::End,
+        "strong",
+        "exposed",
+    );
+    let every = (high - low) / 6 + 1;
+    for power in (low..=high).filter(|power| (power - low) % every == 0) {
+        let y = y_of(10f64.powi(power));
+        svg.line((LEFT, y), (WIDTH - RIGHT, y), "grid");
+        svg.text(
+            LEFT - 8.0,
+            y + 4.0,
+            Anchor::End,
+            "faint",
+            &power_of_ten(power),
+        );
+    }
+    svg.text(14.0, TOP - 8.0, Anchor::Start, "faint", "byte-seconds");
+    for tenth in (0..=10).step_by(2) {
+        let x = x_of(f64::from(tenth) / 10.0);
+        svg.line(
+            (x, TOP),
+            (x, bottom),
+            if tenth == 0 { "axis" } else { "grid" },
+        );
+        let text = format!("{:.1}", f64::from(tenth) / 10.0);
+        svg.text(x, bottom + 18.0, Anchor::Middle, "faint", &text);
+    }
+    svg.text(
+        (LEFT + WIDTH - RIGHT) / 2.0,
+        bottom + 40.0,
+        Anchor::Middle,
+        "faint",
+        "relative throughput (1: as without protection)",
+    );
+    points(&mut svg, rows, x_of, |row| {
+        let exposed = drawable(row.stale_byte_seconds);
+        if exposed > 0.0 {
+            y_of(exposed)
+        } else {
+            TOP + LOG + 40.0
+        }
+    });
+    svg.finish(&title)
+}
+
+fn power_of_ten(power: i32) -> String {
+    match power {
+        0..=5 => count(10u64.pow(power.unsigned_abs())),
+        _ => format!("1e{power}"),
+    }
+}
+
+fn legend(svg: &mut Svg) {
+    let mut x = 14.0;
+    for (safety, name) in [
+        ("strict", "strict: promises that nothing gets through"),
+        ("bounded", "bounded: for a stated time or number of unmaps"),
+        ("none", "none"),
+    ] {
+        marker(svg, x + 6.0, 64.0, safety);
+        svg.text(x + 18.0, 68.0, Anchor::Start, "", name);
+        x += 40.0 + text_width(name);
+    }
+}
+
+/// A shape for each class, so that colour is not needed.
+fn marker(svg: &mut Svg, x: f64, y: f64, safety: &str) {
+    match safety {
+        "strict" | "byte-granular" => svg.circle(x, y, 5.5, "strict"),
+        "bounded" => {
+            let points = [(x, y - 6.5), (x + 6.5, y + 5.0), (x - 6.5, y + 5.0)];
+            svg.polygon(&points, "bounded");
+        }
+        _ => svg.bar(x - 5.0, y - 5.0, 10.0, 10.0, "none"),
+    }
+}
+
+/// Markers, then names beside them where there is room, with a thin line to those that had to move.
+fn points(svg: &mut Svg, rows: &[&Row], x_of: impl Fn(f64) -> f64, y_of: impl Fn(&Row) -> f64) {
+    let mut placed: Vec<(f64, f64, &Row)> = rows
+        .iter()
+        .map(|row| (x_of(row.relative_throughput), y_of(row), *row))
+        .collect();
+    placed.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut taken: Vec<Rect> = placed
+        .iter()
+        .map(|(x, y, _)| Rect {
+            x: x - 6.0,
+            y: y - 6.0,
+            width: 12.0,
+            height: 12.0,
+        })
+        .collect();
+    for (x, y, row) in &placed {
+        let label = free_place(*x, *y, text_width(&row.mode) + 4.0, &taken);
+        taken.push(label);
+        let base = label.y + LINE - 4.0;
+        let beside = (label.y + LINE / 2.0 - y).abs() < 1.0;
+        if !beside {
+            let edge = if label.x > *x {
+                label.x
+            } else {
+                label.x + label.width
+            };
+            svg.line((*x, *y), (edge, label.y + LINE / 2.0), "thin");
+        }
+        svg.text(label.x + 2.0, base, Anchor::Start, "", &row.mode);
+    }
+    for (x, y, row) in &placed {
+        marker(svg, *x, *y, &row.safety);
+    }
+}
+
+/// The nearest place for a name that covers nothing.
+fn free_place(x: f64, y: f64, width: f64, taken: &[Rect]) -> Rect {
+    let at = |side: f64, shift: f64| Rect {
+        x: if side > 0.0 { x + 9.0 } else { x - 9.0 - width },
+        y: y - LINE / 2.0 + shift * LINE,
+        width,
+        height: LINE,
+    };
+    let limits = (LEFT + 1.0, WIDTH - 4.0, TOP - 6.0, TOP + LOG + ZERO);
+    let fits = |rect: &Rect| {
+        rect.x >= limits.0
+            && rect.x + rect.width <= limits.1
+            && rect.y >= limits.2
+            && rect.y + rect.height <= limits.3
+            && !taken.iter().any(|other| other.overlaps(rect))
+    };
+    // Names of what is exposed rather go up, those of what is not go down: they stay in their band.
+    let down = if y > TOP + LOG { 1.0 } else { -1.0 };
+    let shifts = (0..12).flat_map(|n| [f64::from(n) * down, f64::from(-n) * down]);
+    let mut places = shifts.flat_map(|shift| [at(1.0, shift), at(-1.0, shift)]);
+    places.find(fits).unwrap_or_else(|| at(1.0, 0.0))
+}

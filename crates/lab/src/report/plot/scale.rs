@@ -1,0 +1,99 @@
+//! From values to places.
+
+/// A number that can be drawn.
+pub(super) fn drawable(value: f64) -> f64 {
+    if value.is_finite() {
+        value.max(0.0)
+    } else {
+        0.0
+    }
+}
+
+/// A straight scale from 0 to `top`, drawn from `from` on over `length`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Linear {
+    pub(super) from: f64,
+    pub(super) length: f64,
+    pub(super) top: f64,
+    pub(super) step: f64,
+}
+
+impl Linear {
+    /// Reaches `largest`, with about four round steps.
+    pub(super) fn reaching(largest: f64, from: f64, length: f64) -> Self {
+        let largest = if largest > 0.0 { largest } else { 1.0 };
+        let power = 10f64.powf((largest / 4.0).log10().floor());
+        let step = [1.0, 2.0, 2.5, 5.0, 10.0]
+            .map(|round| round * power)
+            .into_iter()
+            .find(|step| step * 4.5 >= largest)
+            .unwrap_or(10.0 * power);
+        Self {
+            from,
+            length,
+            top: (largest / step).ceil() * step,
+            step,
+        }
+    }
+
+    /// Where `value` is drawn; what lies beyond the scale, at its end.
+    pub(super) fn at(&self, value: f64) -> f64 {
+        self.from + (drawable(value) / self.top).min(1.0) * self.length
+    }
+
+    /// Values that get a line and a number.
+    pub(super) fn ticks(&self) -> impl Iterator<Item = f64> {
+        let (step, top) = (self.step, self.top);
+        (0..=20)
+            .map(move |n| f64::from(n) * step)
+            .take_while(move |tick| *tick <= top * 1.001)
+    }
+}
+
+/// Where a scale of bars should end: at the largest value, unless a few are so long that they would flatten all others. Those are then
+/// drawn broken.
+pub(super) fn end_of_bars(values: &[f64]) -> f64 {
+    let mut sorted: Vec<f64> = values.iter().map(|value| drawable(*value)).collect();
+    sorted.sort_by(f64::total_cmp);
+    let largest = sorted.last().copied().unwrap_or(0.0);
+    let middle = sorted.get(sorted.len() * 2 / 3).copied().unwrap_or(0.0);
+    let usual = sorted
+        .iter()
+        .copied()
+        .filter(|value| *value <= 3.0 * middle);
+    let usual = usual.fold(0.0, f64::max);
+    if usual > 0.0 && largest > 2.0 * usual {
+        usual * 1.25
+    } else {
+        largest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_end_at_round_numbers() {
+        for (largest, top) in [
+            (0.0, 1.0),
+            (1.0, 1.0),
+            (873.0, 1000.0),
+            (3280.0, 4000.0),
+            (4100.0, 5000.0),
+        ] {
+            let scale = Linear::reaching(largest, 0.0, 100.0);
+            assert_eq!(scale.top, top, "{largest}");
+            assert!((2..=6).contains(&scale.ticks().count()), "{largest}");
+            assert_eq!(scale.at(f64::INFINITY), 0.0);
+            assert_eq!(scale.at(scale.top * 2.0), 100.0);
+        }
+    }
+
+    #[test]
+    fn few_long_bars_do_not_flatten_the_others() {
+        assert_eq!(end_of_bars(&[100.0, 200.0, 300.0, 350.0]), 350.0);
+        assert_eq!(end_of_bars(&[100.0, 120.0, 90.0, 80.0, 9000.0]), 150.0);
+        assert_eq!(end_of_bars(&[]), 0.0);
+    }
+}

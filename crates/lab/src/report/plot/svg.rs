@@ -1,0 +1,134 @@
+//! The few shapes that plots are drawn with.
+
+use std::fmt::Write;
+
+/// Where a text is anchored.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// A drawing.
+pub(super) struct Svg {
+    width: f64,
+    height: f64,
+    body: String,
+}
+
+/// Colours are named here once. Middle tones, told apart by eyes that confuse red and green (after Paul Tol's "bright" scheme); lines and
+/// letters follow the reader's ground.
+const STYLE: &str = "\
+text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#24292f}\
+.title{font-size:15px;font-weight:600}.faint{fill:#59636e}.strong{font-weight:600}\
+.ground{fill:#fff}.grid{stroke:#d1d9e0;stroke-width:1}.axis{stroke:#59636e;stroke-width:1}.thin{stroke:#818b98;stroke-width:.8;fill:none}\
+.band{fill:#818b98;fill-opacity:.12}.gap{stroke:#fff;stroke-width:3;fill:none}\
+.c0{fill:#4477aa}.c1{fill:#66ccee}.c2{fill:#ee6677}.c3{fill:#aa3377}.c4{fill:#228833}.c5{fill:#ccbb44}.c6{fill:#a0a4ab}\
+.charged{fill:#e08a2e}.executed{fill:#4477aa}\
+.strict{fill:#228833}.bounded{fill:#e08a2e}.none{fill:#cc3311}\
+.hollow{fill:none;stroke:#4477aa;stroke-width:2}.join{stroke:#4477aa;stroke-width:2}\
+@media(prefers-color-scheme:dark){text{fill:#e6edf3}.faint{fill:#9198a1}.ground{fill:#0d1117}.grid{stroke:#2b323b}.axis{stroke:#9198a1}.gap{stroke:#0d1117}}";
+
+impl Svg {
+    pub(super) fn new(width: f64, height: f64) -> Self {
+        Self {
+            width,
+            height,
+            body: String::new(),
+        }
+    }
+
+    fn push(&mut self, shape: std::fmt::Arguments<'_>) {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.body, "{shape}");
+    }
+
+    pub(super) fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, text: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        };
+        let text = escape(text);
+        self.push(format_args!(
+            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}" class="{class}">{text}</text>"#
+        ));
+    }
+
+    /// A bar; nothing where it would be thinner than a hair.
+    pub(super) fn bar(&mut self, x: f64, y: f64, width: f64, height: f64, class: &str) {
+        if width > 0.05 {
+            self.push(format_args!(
+                r#"<rect x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" class="{class}"/>"#
+            ));
+        }
+    }
+
+    pub(super) fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
+        let ((x1, y1), (x2, y2)) = (from, to);
+        self.push(format_args!(
+            r#"<line x1="{x1:.1}" y1="{y1:.1}" x2="{x2:.1}" y2="{y2:.1}" class="{class}"/>"#
+        ));
+    }
+
+    pub(super) fn circle(&mut self, x: f64, y: f64, radius: f64, class: &str) {
+        self.push(format_args!(
+            r#"<circle cx="{x:.1}" cy="{y:.1}" r="{radius:.1}" class="{class}"/>"#
+        ));
+    }
+
+    pub(super) fn polygon(&mut self, points: &[(f64, f64)], class: &str) {
+        let points: Vec<String> = points
+            .iter()
+            .map(|(x, y)| format!("{x:.1},{y:.1}"))
+            .collect();
+        let points = points.join(" ");
+        self.push(format_args!(
+            r#"<polygon points="{points}" class="{class}"/>"#
+        ));
+    }
+
+    /// The mark of a bar that is longer than its scale.
+    pub(super) fn break_mark(&mut self, x: f64, y: f64, height: f64) {
+        for shift in [0.0, 5.0] {
+            let (x, half) = (x + shift, height / 2.0);
+            self.push(format_args!(
+                r#"<path d="M{:.1} {:.1}l4 {:.1}l-4 {:.1}" class="gap"/>"#,
+                x,
+                y - 1.0,
+                half + 1.0,
+                half + 1.0
+            ));
+        }
+    }
+
+    /// The file. `about` is what a screen reader says.
+    pub(super) fn finish(self, about: &str) -> String {
+        let Self {
+            width,
+            height,
+            body,
+        } = self;
+        let about = escape(about);
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
+             height=\"{height:.0}\" role=\"img\">\n<title>{about}</title>\n<style>{STYLE}</style>\n\
+             <rect x=\"0\" y=\"0\" width=\"{width:.0}\" height=\"{height:.0}\" class=\"ground\"/>\n{body}</svg>\n"
+        )
+    }
+}
+
+fn escape(text: &str) -> String {
+    let text = text
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;");
+    // What XML 1.0 has no place for.
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+/// About how wide a text is drawn.
+pub(super) fn text_width(text: &str) -> f64 {
+    text.chars().count() as f64 * 6.7
+}

@@ -4,7 +4,10 @@ use std::io::{self, Read};
 
 use memchr::memchr;
 
-/// Bytes asked of the reader at a time.
+/// Bytes asked of the reader at first: a short input costs no more memory than it needs.
+const FIRST_BLOCK: usize = 4 * 1024;
+
+/// Bytes asked of the reader at a time, once the input has shown that it is long.
 const BLOCK: usize = 256 * 1024;
 
 /// One line, without its end.
@@ -25,6 +28,8 @@ pub(super) enum Line<'a> {
 pub(super) struct Lines<R> {
     reader: R,
     buffer: Vec<u8>,
+    /// Bytes to ask for next.
+    block: usize,
     /// Not yet delivered: `buffer[start..end]`.
     start: usize,
     end: usize,
@@ -39,7 +44,8 @@ impl<R: Read> Lines<R> {
     pub(super) fn new(reader: R, limit: usize) -> Self {
         Self {
             reader,
-            buffer: vec![0; BLOCK],
+            buffer: Vec::new(),
+            block: FIRST_BLOCK,
             start: 0,
             end: 0,
             nul: false,
@@ -91,9 +97,10 @@ impl<R: Read> Lines<R> {
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
-        if self.buffer.len() < self.end + BLOCK {
-            self.buffer.resize(self.end + BLOCK, 0);
+        if self.buffer.len() < self.end + self.block {
+            self.buffer.resize(self.end + self.block, 0);
         }
+        self.block = (self.block * 4).min(BLOCK);
         let space = self.buffer.get_mut(self.end..).unwrap_or(&mut []);
         let read = loop {
             match self.reader.read(space) {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use ringfence_lab::LabError;
 use ringfence_lab::modes::Mode;
@@ -26,6 +26,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Replay traces through protection modes; print what each costs and what it exposes
+    #[command(long_about = COMPARE_LONG)]
     Compare(Box<CompareArgs>),
     /// Print the modes: four answers, a promise and its bound each
     Modes(ModesArgs),
@@ -35,6 +36,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Trace(TraceCommand),
     /// Measure this machine and write a cost profile for `compare --profile`
+    #[command(long_about = CALIBRATE_LONG)]
     Calibrate(CalibrateArgs),
     /// Print a completion script for a shell
     Completions(CompletionsArgs),
@@ -72,7 +74,7 @@ Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if holds.";
 
 /// Arguments of `compare`.
 #[derive(Debug, Args)]
-#[command(long_about = COMPARE_LONG, after_help = COMPARE_EXAMPLES)]
+#[command(after_help = COMPARE_EXAMPLES)]
 pub(crate) struct CompareArgs {
     /// Traces: text of tracefs, trace-cmd or perf, plain or zstd, or trace-cmd's .dat; - is standard input [default: a bundled sample]
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
@@ -229,8 +231,7 @@ not touched. Without an IOMMU in use the kernel prints no iommu:* events: then s
 
 /// Arguments of `trace record`.
 #[derive(Debug, Args)]
-#[command(after_help = RECORD_EXAMPLES)]
-#[group(id = "workload", required = true, multiple = false, args = ["seconds", "command"])]
+#[command(after_help = RECORD_EXAMPLES, group = ArgGroup::new("workload").required(true).args(["seconds", "command"]))]
 pub(crate) struct RecordArgs {
     /// Where the trace goes; compressed if the name ends in .zst; - is standard output
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
@@ -278,7 +279,6 @@ says of every number which it is. Edit it where you know better.";
 
 /// Arguments of `calibrate`.
 #[derive(Debug, Args)]
-#[command(long_about = CALIBRATE_LONG)]
 pub(crate) struct CalibrateArgs {
     /// Where the profile goes [default: standard output]
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]

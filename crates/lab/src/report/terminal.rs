@@ -305,22 +305,17 @@ fn untrustworthy(report: &Report, rows: &[&Row]) -> Option<String> {
                 .into(),
         );
     }
-    let spread = |row: &&&Row| {
-        row.components
-            .order_spread
-            .max(row.components.repetition_spread)
-    };
     let noisy: Vec<&str> = rows
         .iter()
-        .filter(|row| spread(row) > 0.25 && row.components.executed > 0.0)
+        .filter(|row| row.components.order_spread > 0.25)
         .map(|row| row.mode.as_str())
         .collect();
     if noisy.is_empty() {
         return None;
     }
     Some(format!(
-        "Warning: the cycles of {} vary by more than a quarter between repetitions or orders of measurement; a longer trace, a quiet \
-         machine or --repeat {} helps.",
+        "Warning: how the cycles of {} split into components depends by more than a quarter on the order of measurement; a longer \
+         trace, a quiet machine or --repeat {} helps.",
         noisy.join(", "),
         report.repetitions * 4
     ))

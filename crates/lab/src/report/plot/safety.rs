@@ -7,12 +7,12 @@ use crate::row::Row;
 
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 96.0;
-const RIGHT: f64 = 30.0;
-const TOP: f64 = 92.0;
+const RIGHT: f64 = 40.0;
+const TOP: f64 = 106.0;
 /// The part with a logarithmic scale.
 const LOG: f64 = 260.0;
 /// The part where nothing is exposed: a value that a logarithm does not have.
-const ZERO: f64 = 150.0;
+const ZERO: f64 = 110.0;
 const LINE: f64 = 15.0;
 
 #[derive(Debug, Clone, Copy)]
@@ -155,36 +155,68 @@ fn marker(svg: &mut Svg, x: f64, y: f64, safety: &str) {
     }
 }
 
-/// Markers, then names beside them where there is room, with a thin line to those that had to move.
+/// Modes that are drawn at one place.
+struct Cluster<'a> {
+    x: f64,
+    y: f64,
+    rows: Vec<&'a Row>,
+}
+
+/// Markers that would cover each other.
+const NEAR: f64 = 8.0;
+
+/// Markers, then their names beside them where there is room, with a thin line to those that had to move.
 fn points(svg: &mut Svg, rows: &[&Row], x_of: impl Fn(f64) -> f64, y_of: impl Fn(&Row) -> f64) {
     let mut placed: Vec<(f64, f64, &Row)> = rows
         .iter()
         .map(|row| (x_of(row.relative_throughput), y_of(row), *row))
         .collect();
     placed.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let mut taken: Vec<Rect> = placed
+    let mut clusters: Vec<Cluster<'_>> = Vec::new();
+    for (x, y, row) in &placed {
+        let near = |cluster: &&mut Cluster<'_>| {
+            (cluster.x - x).abs() < NEAR && (cluster.y - y).abs() < NEAR
+        };
+        match clusters.iter_mut().find(near) {
+            Some(cluster) => cluster.rows.push(row),
+            None => clusters.push(Cluster {
+                x: *x,
+                y: *y,
+                rows: vec![row],
+            }),
+        }
+    }
+    let mut taken: Vec<Rect> = clusters
         .iter()
-        .map(|(x, y, _)| Rect {
-            x: x - 6.0,
-            y: y - 6.0,
-            width: 12.0,
-            height: 12.0,
+        .map(|cluster| Rect {
+            x: cluster.x - NEAR,
+            y: cluster.y - NEAR,
+            width: 2.0 * NEAR,
+            height: 2.0 * NEAR,
         })
         .collect();
-    for (x, y, row) in &placed {
-        let label = free_place(*x, *y, text_width(&row.mode) + 4.0, &taken);
+    for cluster in &clusters {
+        let names: Vec<&str> = cluster.rows.iter().map(|row| row.mode.as_str()).collect();
+        let name = names.join(", ");
+        let label = free_place(cluster.x, cluster.y, text_width(&name) + 4.0, &taken);
         taken.push(label);
-        let base = label.y + LINE - 4.0;
-        let beside = (label.y + LINE / 2.0 - y).abs() < 1.0;
-        if !beside {
-            let edge = if label.x > *x {
+        let middle = label.y + LINE / 2.0;
+        if (middle - cluster.y).abs() >= 1.0 {
+            let right = label.x > cluster.x;
+            let edge = if right {
                 label.x
             } else {
                 label.x + label.width
             };
-            svg.line((*x, *y), (edge, label.y + LINE / 2.0), "thin");
+            svg.line((cluster.x, cluster.y), (edge, middle), "thin");
         }
-        svg.text(label.x + 2.0, base, Anchor::Start, "", &row.mode);
+        svg.text(
+            label.x + 2.0,
+            label.y + LINE - 4.0,
+            Anchor::Start,
+            "",
+            &name,
+        );
     }
     for (x, y, row) in &placed {
         marker(svg, *x, *y, &row.safety);
@@ -194,7 +226,11 @@ fn points(svg: &mut Svg, rows: &[&Row], x_of: impl Fn(f64) -> f64, y_of: impl Fn
 /// The nearest place for a name that covers nothing.
 fn free_place(x: f64, y: f64, width: f64, taken: &[Rect]) -> Rect {
     let at = |side: f64, shift: f64| Rect {
-        x: if side > 0.0 { x + 9.0 } else { x - 9.0 - width },
+        x: if side > 0.0 {
+            x + 10.0
+        } else {
+            x - 10.0 - width
+        },
         y: y - LINE / 2.0 + shift * LINE,
         width,
         height: LINE,

@@ -7,7 +7,8 @@ use crate::row::Row;
 
 const WIDTH: f64 = 760.0;
 const LEFT: f64 = 128.0;
-const RIGHT: f64 = 60.0;
+/// Room for the numbers of the longest search.
+const RIGHT: f64 = 110.0;
 const TOP: f64 = 84.0;
 const ROW: f64 = 24.0;
 

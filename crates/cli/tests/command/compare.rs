@@ -1,0 +1,188 @@
+//! `compare`: its forms of output and what selects rows.
+
+use ringfence_trace::SAMPLE;
+use serde_json::Value;
+
+use crate::{Scratch, ringfence, ringfence_with, stderr, succeeded};
+
+/// A quick comparison: no clock is read.
+const QUICK: [&str; 3] = ["compare", "--repeat", "0"];
+
+fn quick(more: &[&str]) -> Vec<&'static str> {
+    let more = more
+        .iter()
+        .map(|arg| -> &'static str { Box::leak((*arg).to_owned().into_boxed_str()) });
+    QUICK.into_iter().chain(more).collect()
+}
+
+fn rows(args: &[&str]) -> Vec<Value> {
+    let text = succeeded(&ringfence(args));
+    let report: Value = serde_json::from_str(&text).unwrap();
+    report["results"].as_array().unwrap().clone()
+}
+
+fn modes(rows: &[Value]) -> Vec<&str> {
+    rows.iter()
+        .map(|row| row["mode"].as_str().unwrap())
+        .collect()
+}
+
+#[test]
+fn without_arguments_the_sample_runs_through_all_modes() {
+    let text = succeeded(&ringfence(&["compare", "--repeat", "1"]));
+    assert!(text.starts_with("sample: device "), "{text}");
+    for mode in ringfence_lab::modes::Mode::named() {
+        let lines = text
+            .lines()
+            .filter(|line| line.split(' ').next() == Some(&mode.name));
+        assert_eq!(lines.count(), 3, "{}: cost, exposure, hardware", mode.name);
+    }
+    for part in [
+        "What it costs",
+        "What it exposes",
+        "Executed: ",
+        "Charged by profile r210-2015: 2150",
+        "Modelled: IOTLB 16 sets x 4 ways",
+    ] {
+        assert!(text.contains(part), "{part}");
+    }
+    let (_, recommendation) = text.split_once("Recommendation\n").unwrap();
+    assert_eq!(
+        recommendation.trim().matches(". ").count(),
+        1,
+        "two sentences: {recommendation}"
+    );
+}
+
+#[test]
+fn pipes_get_neither_colours_nor_a_progress_bar() {
+    let output = ringfence(&quick(&[]));
+    assert!(!succeeded(&output).contains('\x1b'));
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn strict_modes_let_nothing_through_and_deferred_ones_do() {
+    let rows = rows(&quick(&["--json"]));
+    assert_eq!(rows.len(), ringfence_lab::modes::Mode::named().len());
+    for row in &rows {
+        let violations = row["violations"]["total"].as_u64().unwrap();
+        match row["safety"].as_str().unwrap() {
+            "strict" => {
+                assert_eq!(violations, 0, "{row}");
+                assert!(row["attempts"].as_u64() >= row["unmaps"].as_u64(), "{row}");
+            }
+            _ => assert!(violations > 0, "{row}"),
+        }
+        assert_eq!(row["false_faults"], 0, "{row}");
+        assert_eq!(row["status"], "ok");
+    }
+}
+
+#[test]
+fn rows_are_chosen_by_name_and_composed() {
+    let rows = rows(&quick(&[
+        "--json",
+        "--modes",
+        "fence,none",
+        "--mode",
+        "alloc=eiovar-8,table=radix,flush=burst",
+        "--mode",
+        "alloc=identity,table=none,flush=never",
+    ]));
+    assert_eq!(modes(&rows), ["fence", "none", "eiovar-8/radix/burst"]);
+    assert_eq!(rows[2]["violations"]["total"], 0);
+}
+
+#[test]
+fn the_platform_can_be_set() {
+    let args = [
+        "--json",
+        "--modes",
+        "fence",
+        "--iotlb",
+        "64x8",
+        "--walk-cache",
+        "8,4,2",
+        "--non-coherent",
+        "--c-none",
+        "1000",
+    ];
+    let text = succeeded(&ringfence(&quick(&args)));
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let profile = &report["profile"];
+    assert_eq!(profile["iotlb_sets"], 64);
+    assert_eq!(profile["iotlb_ways"], 8);
+    assert_eq!(profile["walk_cache"], serde_json::json!([8, 4, 2]));
+    assert_eq!(profile["coherent"], false);
+    assert_eq!(profile["c_none"], 1000.0);
+}
+
+#[test]
+fn several_traces_give_one_report() {
+    let scratch = Scratch::new("several");
+    let file = scratch.file("copy.trace.zst", SAMPLE);
+    let output = ringfence_with(&quick(&["--json", "--modes", "fence", &file, "-"]), SAMPLE);
+    let report: Value = serde_json::from_str(&succeeded(&output)).unwrap();
+    let rows = report["results"].as_array().unwrap();
+    let traces: Vec<&str> = rows
+        .iter()
+        .map(|row| row["trace"].as_str().unwrap())
+        .collect();
+    assert_eq!(traces, ["copy", "stdin"]);
+    assert_eq!(rows[0]["violations"], rows[1]["violations"]);
+    assert_eq!(rows[0]["accesses"], rows[1]["accesses"]);
+}
+
+#[test]
+fn one_device_can_be_chosen() {
+    let all = rows(&quick(&["--json", "--modes", "fence"]));
+    let one = rows(&quick(&[
+        "--json",
+        "--modes",
+        "fence",
+        "--device",
+        "0000:00:03.0",
+    ]));
+    assert_eq!(one[0]["maps"], all[0]["maps"], "the sample has one device");
+}
+
+#[test]
+fn csv_and_markdown_hold_the_same_rows() {
+    let csv = succeeded(&ringfence(&quick(&["--csv"])));
+    let markdown = succeeded(&ringfence(&quick(&["--markdown"])));
+    let header: Vec<&str> = csv.lines().next().unwrap().split(',').collect();
+    let attempts = header.iter().position(|name| *name == "attempts").unwrap();
+    for line in csv.lines().skip(1) {
+        let cells: Vec<&str> = line.split(',').collect();
+        assert!(
+            markdown.contains(&format!("| {} |", cells[1])),
+            "{}",
+            cells[1]
+        );
+        assert!(cells[attempts].parse::<u64>().unwrap() > 0);
+    }
+}
+
+#[test]
+fn plots_are_written_where_they_are_wanted() {
+    let scratch = Scratch::new("plots");
+    let dir = scratch.path("new/dir");
+    let args = [
+        "compare",
+        "--repeat",
+        "1",
+        "--modes",
+        "none,fence",
+        "--plot",
+        &dir,
+    ];
+    let output = ringfence(&args);
+    succeeded(&output);
+    assert_eq!(stderr(&output).lines().count(), 3);
+    for question in ["cost", "safety", "search"] {
+        let svg = std::fs::read_to_string(format!("{dir}/sample-{question}.svg")).unwrap();
+        assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
+        assert!(svg.contains(">fence<"), "{question}");
+    }
+}

@@ -1,0 +1,130 @@
+//! 0 done, 1 error, 2 wrong usage, 3 a condition holds.
+
+use crate::{failed, ringfence, stderr, stdout, succeeded};
+
+fn fail_if(conditions: &[&str]) -> std::process::Output {
+    let mut args = vec![
+        "compare",
+        "--repeat",
+        "0",
+        "--modes",
+        "defer,fence",
+        "--csv",
+    ];
+    for condition in conditions {
+        args.extend(["--fail-if", condition]);
+    }
+    ringfence(&args)
+}
+
+#[test]
+fn conditions_that_hold_end_with_3_and_name_their_rows() {
+    let output = fail_if(&["violations>0"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(
+        stdout(&output).lines().count(),
+        3,
+        "the rows are printed all the same"
+    );
+    let text = stderr(&output);
+    assert!(
+        text.contains("sample, defer: violations>0 (it is "),
+        "{text}"
+    );
+    assert!(!text.contains("sample, fence"), "{text}");
+}
+
+#[test]
+fn conditions_that_do_not_hold_end_with_0() {
+    succeeded(&fail_if(&[
+        "fence:violations>0,false_faults>0",
+        "iotlb_hit_rate<0",
+    ]));
+}
+
+#[test]
+fn conditions_about_nothing_are_wrong_usage() {
+    for (condition, expected) in [
+        ("violation>0", "no number called \"violation\""),
+        ("strict:violations>0", "mode \"strict\" was not run"),
+    ] {
+        let text = failed(&fail_if(&[condition]), 2);
+        assert!(text.contains(expected), "{text}");
+    }
+    let output = fail_if(&["violations"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("no condition"));
+}
+
+#[test]
+fn wrong_usage_ends_with_2_and_says_what_would_be_right() {
+    let cases: [(&[&str], &str); 9] = [
+        (&["compare", "--modes", "fense"], "no mode is called fense"),
+        (
+            &["compare", "--mode", "alloc=magazine"],
+            "table is not answered",
+        ),
+        (
+            &[
+                "compare",
+                "--mode",
+                "alloc=magazine,table=radix,flush=per-wrap",
+            ],
+            "only the bitmap",
+        ),
+        (
+            &["compare", "--mode", "alloc=slab,table=radix,flush=burst"],
+            "cached-rbtree",
+        ),
+        (&["compare", "--iotlb", "16"], "SETSxWAYS"),
+        (&["compare", "--iotlb", "15x4"], "powers of two"),
+        (&["compare", "--walk-cache", "1,2"], "three numbers"),
+        (&["compare", "--json", "--csv"], "cannot be used with"),
+        (&["trace", "record", "-o", "x"], "--seconds"),
+    ];
+    for (args, expected) in cases {
+        let output = ringfence(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(
+            stderr(&output).contains(expected),
+            "{args:?}: {}",
+            stderr(&output)
+        );
+    }
+}
+
+#[test]
+fn errors_end_with_1() {
+    let cases: [(&[&str], &str); 5] = [
+        (
+            &["compare", "--profile", "no-such"],
+            "no profile and no file is called no-such",
+        ),
+        (
+            &["compare", "--repeat", "0", "--device", "0000:99:00.0"],
+            "names no device 0000:99:00.0",
+        ),
+        (
+            &["diff", "/nonexistent/a", "/nonexistent/b"],
+            "/nonexistent/a: No such file",
+        ),
+        (
+            &[
+                "trace",
+                "record",
+                "--seconds",
+                "1",
+                "-o",
+                "-",
+                "--tracefs",
+                "/nonexistent",
+            ],
+            "/nonexistent",
+        ),
+        (&["trace", "anonymise", "-"], "it has to be a file"),
+    ];
+    for (args, expected) in cases {
+        let text = failed(&ringfence(args), 1);
+        assert!(text.contains(expected), "{args:?}: {text}");
+    }
+}

@@ -1,0 +1,119 @@
+//! The JSON form: stable, and documented field by field.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::{ringfence, root, succeeded};
+
+fn report() -> Value {
+    let args = [
+        "compare",
+        "--json",
+        "--repeat",
+        "1",
+        "--modes",
+        "linux-lazy,fence",
+    ];
+    serde_json::from_str(&succeeded(&ringfence(&args))).unwrap()
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect()
+}
+
+/// Names of all fields, at any depth.
+fn names(value: &Value, out: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                out.insert(name.clone());
+                names(value, out);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| names(item, out)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_form_is_stable() {
+    let report = report();
+    assert_eq!(report["schema"], 1);
+    assert_eq!(
+        keys(&report),
+        [
+            "schema",
+            "version",
+            "profile",
+            "executed_on",
+            "repetitions",
+            "hostile",
+            "traces",
+            "results"
+        ]
+    );
+    let row = keys(&report["results"][0]);
+    // Those that the first version promised; others may follow.
+    for field in [
+        "trace",
+        "mode",
+        "safety",
+        "bound",
+        "status",
+        "maps",
+        "unmaps",
+        "map_cycles",
+        "unmap_cycles",
+        "components",
+        "charged_share",
+        "relative_throughput",
+        "search_len_mean",
+        "search_len_max",
+        "invalidations",
+        "iotlb_hit_rate",
+        "walk_cache_hit_rate",
+        "walk_references",
+        "live_max",
+        "table_bytes",
+        "accesses",
+        "attempts",
+        "violations",
+        "colocated",
+        "false_faults",
+        "stale_window_max_ns",
+        "stale_byte_seconds",
+        "release_delay_max_ns",
+        "live_at_end",
+    ] {
+        assert!(row.contains(&field), "{field}");
+    }
+    assert_eq!(
+        keys(&report["results"][0]["violations"]),
+        ["stale", "never", "direction", "foreign", "total"]
+    );
+}
+
+#[test]
+fn the_document_names_every_field_and_no_other() {
+    let text = std::fs::read_to_string(root().join("docs/JSON.md")).unwrap();
+    let (text, _) = text.split_once("## Other JSON output").unwrap();
+    let documented: BTreeSet<String> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .filter_map(|line| line.split(" |").next())
+        .flat_map(|cell| cell.split('`').map(str::to_owned).collect::<Vec<_>>())
+        .filter(|name| !name.trim().is_empty() && name.trim() != ",")
+        .collect();
+    let mut printed = BTreeSet::new();
+    names(&report(), &mut printed);
+    let missing: Vec<_> = printed.difference(&documented).collect();
+    let gone: Vec<_> = documented.difference(&printed).collect();
+    assert!(missing.is_empty(), "not documented: {missing:?}");
+    assert!(gone.is_empty(), "documented and not printed: {gone:?}");
+}

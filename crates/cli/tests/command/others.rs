@@ -1,0 +1,224 @@
+//! All other subcommands on the sample.
+
+use ringfence_trace::SAMPLE;
+use serde_json::Value;
+
+use crate::{Scratch, failed, ringfence, stderr, succeeded};
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&succeeded(&ringfence(args))).unwrap()
+}
+
+#[test]
+fn modes_are_printed_for_people_and_programs() {
+    let text = succeeded(&ringfence(&["modes"]));
+    let rows = json(&["modes", "--json"]);
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), ringfence_lab::modes::Mode::named().len());
+    for row in rows {
+        let line = text
+            .lines()
+            .find(|line| line.split(' ').next() == row["mode"].as_str());
+        let line = line.unwrap_or_else(|| panic!("{row}"));
+        for answer in ["alloc", "table", "flush", "who", "safety"] {
+            assert!(
+                line.contains(row[answer].as_str().unwrap()),
+                "{row}: {line}"
+            );
+        }
+        assert_eq!(
+            row.get("bound").is_some(),
+            row["safety"] == "bounded",
+            "{row}"
+        );
+    }
+}
+
+#[test]
+fn diff_finds_what_changed_and_only_that() {
+    let scratch = Scratch::new("diff");
+    let report = succeeded(&ringfence(&[
+        "compare",
+        "--json",
+        "--repeat",
+        "1",
+        "--modes",
+        "defer,fence",
+    ]));
+    let before = scratch.file("a.json", report.as_bytes());
+    let same = json(&["diff", &before, &before, "--json", "--fail-over", "0"]);
+    assert!(
+        same["rows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|row| row["ratio"] == 1.0)
+    );
+
+    let mut report: Value = serde_json::from_str(&report).unwrap();
+    report["results"][1]["violations"]["stale"] = 7.into();
+    report["results"][1]["violations"]["total"] = 7.into();
+    let after = scratch.file("b.json", report.to_string().as_bytes());
+    let output = ringfence(&["diff", &before, &after, "--fail-over", "20"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(
+        stderr(&output).contains("sample, fence"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(!stderr(&output).contains("defer"), "{}", stderr(&output));
+    succeeded(&ringfence(&["diff", &before, &after]));
+
+    let other = scratch.file("c.json", b"{}");
+    let text = failed(&ringfence(&["diff", &before, &other]), 1);
+    assert!(text.contains("c.json: no report"), "{text}");
+}
+
+#[test]
+fn a_calibrated_profile_can_be_used() {
+    let scratch = Scratch::new("calibrate");
+    let path = scratch.path("here.toml");
+    assert_eq!(succeeded(&ringfence(&["calibrate", "--out", &path])), "");
+    assert_eq!(scratch.names(), ["here.toml"]);
+    let text = std::fs::read_to_string(&path).unwrap();
+    for part in [
+        "cycles per nanosecond",
+        "waiting for each line",
+        "taken from r210-2015",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let report = json(&[
+        "compare",
+        "--json",
+        "--repeat",
+        "0",
+        "--modes",
+        "fence",
+        "--profile",
+        &path,
+    ]);
+    assert_eq!(report["profile"]["name"], "calibrated");
+}
+
+#[test]
+fn info_describes_the_sample() {
+    let text = succeeded(&ringfence(&["trace", "info"]));
+    assert!(
+        text.contains("0000:00:03.0") && text.contains("from-device"),
+        "{text}"
+    );
+    let info = &json(&["trace", "info", "--json"])[0];
+    assert_eq!(info["trace"], "sample");
+    let row = &json(&["compare", "--json", "--repeat", "0", "--modes", "none"])["results"][0];
+    assert!(info["map_events"].as_u64().unwrap() <= row["maps"].as_u64().unwrap());
+    assert_eq!(info["lost"], 0);
+}
+
+#[test]
+fn an_anonymised_trace_costs_and_exposes_the_same() {
+    let scratch = Scratch::new("anonymise");
+    let original = scratch.file("original.trace.zst", SAMPLE);
+    let renamed = scratch.path("renamed.trace.zst");
+    succeeded(&ringfence(&[
+        "trace",
+        "anonymise",
+        &original,
+        "-o",
+        &renamed,
+        "--seed",
+        "1",
+    ]));
+    let rows = |path: &str| {
+        let report = json(&[
+            "compare",
+            "--json",
+            "--repeat",
+            "0",
+            "--modes",
+            "strict,defer",
+            path,
+        ]);
+        let rows = report["results"].as_array().unwrap().clone();
+        let fields = [
+            "maps",
+            "unmaps",
+            "search_len_max",
+            "invalidations",
+            "violations",
+            "accesses",
+        ];
+        rows.iter()
+            .map(|row| fields.map(|field| row[field].clone()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(rows(&original), rows(&renamed));
+    let text = succeeded(&ringfence(&[
+        "trace",
+        "anonymise",
+        &original,
+        "--seed",
+        "1",
+    ]));
+    assert!(
+        text.contains("dma_map_phys") || text.contains("dma_map_page"),
+        "text to a pipe"
+    );
+    assert!(!text.contains("0000:00:03.0"));
+}
+
+#[test]
+fn a_failed_recording_leaves_no_file() {
+    let scratch = Scratch::new("record");
+    let output = scratch.path("trace.zst");
+    failed(
+        &ringfence(&[
+            "trace",
+            "record",
+            "--seconds",
+            "1",
+            "-o",
+            &output,
+            "--tracefs",
+            &scratch.path(""),
+        ]),
+        1,
+    );
+    assert!(scratch.names().is_empty(), "{:?}", scratch.names());
+}
+
+#[test]
+fn shells_and_man_know_the_subcommands() {
+    let scratch = Scratch::new("man");
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        assert!(
+            succeeded(&ringfence(&["completions", shell])).contains("anonymise"),
+            "{shell}"
+        );
+    }
+    assert!(succeeded(&ringfence(&["man"])).contains(".TH ringfence 1"));
+    succeeded(&ringfence(&["man", &scratch.path("")]));
+    let pages = scratch.names();
+    for page in [
+        "ringfence.1",
+        "ringfence-compare.1",
+        "ringfence-trace-info.1",
+    ] {
+        assert!(pages.iter().any(|name| name == page), "{page} of {pages:?}");
+    }
+}
+
+#[test]
+fn help_says_what_is_measured() {
+    let text = succeeded(&ringfence(&["compare", "--help"]));
+    // Lines are as long as the terminal allows.
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "c / (c + map + unmap)",
+        "fence-burst",
+        "Examples:",
+        "Exit codes:",
+    ] {
+        assert!(text.contains(part), "{part}");
+    }
+}

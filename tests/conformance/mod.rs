@@ -1,0 +1,323 @@
+//! Every mode against a brute-force model, under attack, with the oracle on.
+
+use std::collections::BTreeMap;
+
+use ringfence_lab::modes::{FlushKind, Mode, Safety};
+use ringfence_lab::oracle::Verdict;
+use ringfence_types::{Access, Direction, IovaRange, PfnRange, PhysRange};
+
+use crate::bench::*;
+
+/// A generator of steps: the same ones for the same seed, on every host.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        // xorshift64*
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % sides
+    }
+
+    fn piece(&mut self) -> PhysRange {
+        let page = self.roll(64);
+        let offset = if self.roll(2) == 0 {
+            0
+        } else {
+            self.roll(4096)
+        };
+        let bytes = match self.roll(3) {
+            0 => 64,
+            1 => 1500,
+            _ => 1 + self.roll(5 * 4096),
+        };
+        memory((1 << 20) + page * 4096 + offset, bytes)
+    }
+
+    fn direction(&mut self) -> Direction {
+        Direction::ALL[self.roll(3) as usize]
+    }
+}
+
+/// A mapping as the model knows it.
+struct Live {
+    device: usize,
+    pieces: Vec<PhysRange>,
+    direction: Direction,
+    single: bool,
+}
+
+/// The brute-force model: a list of what is alive.
+struct Model {
+    mode: Mode,
+    bench: Box<dyn Bench>,
+    live: BTreeMap<Handle, Live>,
+    dead: Vec<(usize, IovaRange, Direction)>,
+    unmapped: usize,
+}
+
+impl Model {
+    fn new(mode: &Mode) -> Self {
+        Self {
+            mode: mode.clone(),
+            bench: bench(mode),
+            live: BTreeMap::new(),
+            dead: Vec::new(),
+            unmapped: 0,
+        }
+    }
+
+    fn pages(range: &IovaRange) -> PfnRange {
+        PfnRange::covering(range)
+    }
+
+    /// A new mapping overlaps no other of its domain, and leads where it should, byte by byte at its ends and as a whole.
+    fn made(&mut self, handle: Handle, live: Live) {
+        let range = self.bench.range(handle);
+        if self.mode.translates() {
+            for (other, mapping) in &self.live {
+                let theirs = self.bench.range(*other);
+                assert!(
+                    mapping.device != live.device
+                        || !Self::pages(&theirs).overlaps(&Self::pages(&range)),
+                    "{}: {range} and {theirs} share a page",
+                    self.mode.name,
+                );
+            }
+        }
+        let access = match live.direction {
+            Direction::ToDevice => Access::Read,
+            _ => Access::Write,
+        };
+        let mut page = range.start().align_down(4096);
+        for piece in &live.pieces {
+            let start = if self.mode.translates() {
+                page.wrapping_add(piece.start().offset_in(4096))
+            } else {
+                ringfence_types::Iova::new(piece.start().get())
+            };
+            page = page.wrapping_add(piece.pages(ringfence_types::PageSize::Size4K) << 12);
+            let reached = self
+                .bench
+                .access(device(live.device), start, piece.bytes(), access)
+                .unwrap_or_else(|fault| panic!("{}: {fault}", self.mode.name));
+            let mut at = piece.start();
+            for range in &reached {
+                assert_eq!(range.start(), at, "{}", self.mode.name);
+                at = at.wrapping_add(range.bytes());
+            }
+            assert_eq!(at.get(), piece.last().get() + 1);
+            assert_eq!(self.bench.verdict(), Verdict::Granted, "{}", self.mode.name);
+        }
+        self.live.insert(handle, live);
+    }
+
+    fn gone(&mut self, handle: Handle) {
+        let live = self.live.remove(&handle).unwrap();
+        let range = self.bench.range(handle);
+        self.dead.push((live.device, range, live.direction));
+        self.unmapped += 1;
+        let held_back =
+            self.mode.flush == FlushKind::Burst && !live.pieces.is_empty() && live.single;
+        if !held_back && self.mode.flush != FlushKind::Burst {
+            assert!(
+                self.bench.is_back(handle),
+                "{}: buffer kept",
+                self.mode.name
+            );
+        }
+    }
+
+    fn pick(&self, dice: &mut Dice) -> Option<Handle> {
+        let nth = dice.roll(self.live.len().max(1) as u64) as usize;
+        self.live.keys().nth(nth).copied()
+    }
+
+    fn step(&mut self, dice: &mut Dice) {
+        let (dev, cpu) = (dice.roll(2) as usize, dice.roll(2) as usize);
+        match dice.roll(if self.live.len() < 40 { 16 } else { 10 } + 4) {
+            0..=5 => {
+                if let Some(handle) = self.pick(dice) {
+                    self.bench.unmap(handle, cpu);
+                    self.gone(handle);
+                }
+            }
+            6 => {
+                let mut some: Vec<_> = self
+                    .live
+                    .iter()
+                    .filter(|(_, l)| l.single && l.device == dev)
+                    .map(|(h, _)| *h)
+                    .collect();
+                some.truncate(dice.roll(6) as usize);
+                self.bench.unmap_multi(&some, cpu);
+                some.into_iter().for_each(|handle| self.gone(handle));
+            }
+            7 => self.bench.tick(cpu, dice.roll(4_000_000)),
+            8 | 9 => self.bench.end_burst(dev, cpu, dice.direction()),
+            10..=12 => {
+                let count = 1 + dice.roll(4);
+                let pieces: Vec<_> = (0..count).map(|_| dice.piece()).collect();
+                let direction = dice.direction();
+                let single = count == 1;
+                let handle = self.bench.map(dev, cpu, &pieces, direction);
+                self.made(
+                    handle,
+                    Live {
+                        device: dev,
+                        pieces,
+                        direction,
+                        single,
+                    },
+                );
+            }
+            13 => {
+                let buffers: Vec<_> = (0..dice.roll(6))
+                    .map(|_| (dice.piece(), dice.direction()))
+                    .collect();
+                let handles = self.bench.map_multi(dev, cpu, &buffers);
+                for (handle, (piece, direction)) in handles.into_iter().zip(buffers) {
+                    self.made(
+                        handle,
+                        Live {
+                            device: dev,
+                            pieces: vec![piece],
+                            direction,
+                            single: true,
+                        },
+                    );
+                }
+            }
+            14 if self.mode.translates() => {
+                let handle = self
+                    .bench
+                    .map_coherent(dev, cpu, 1 + dice.roll(4) as usize)
+                    .unwrap();
+                let pieces = self.bench.lies_at(handle);
+                self.made(
+                    handle,
+                    Live {
+                        device: dev,
+                        pieces,
+                        direction: Direction::Bidirectional,
+                        single: false,
+                    },
+                );
+            }
+            _ => {
+                let piece = dice.piece();
+                let direction = dice.direction();
+                let handle = self.bench.map(dev, cpu, &[piece], direction);
+                self.made(
+                    handle,
+                    Live {
+                        device: dev,
+                        pieces: vec![piece],
+                        direction,
+                        single: true,
+                    },
+                );
+            }
+        }
+    }
+
+    /// Every dead address once more, by the device that had it.
+    fn touch_the_dead(&mut self) {
+        for (dev, range, direction) in self.dead.clone() {
+            let access = if direction == Direction::ToDevice {
+                Access::Read
+            } else {
+                Access::Write
+            };
+            for iova in [range.start(), range.last()] {
+                let _ = self.bench.access(device(dev), iova, 1, access);
+            }
+        }
+    }
+}
+
+const STEPS: u64 = 600;
+
+#[test]
+fn every_mode_keeps_its_promise_under_attack() {
+    for mode in Mode::named() {
+        for seed in 1..=2 {
+            let mut model = Model::new(&mode);
+            let mut dice = Dice(seed);
+            for _ in 0..STEPS {
+                model.step(&mut dice);
+            }
+            let name = &mode.name;
+            let tally = model.bench.tally();
+            let attempts = model.bench.attempts();
+            assert!(
+                attempts as usize >= model.unmapped && model.unmapped > 100,
+                "{name}"
+            );
+            assert_eq!(tally.false_faults, 0, "{name}: {tally:?}");
+            match mode.safety() {
+                Safety::Strict | Safety::ByteGranular => {
+                    assert_eq!(tally.violations(), 0, "{name}: {tally:?}");
+                    // The attackers did try, and what they got is what page granularity leaks.
+                    assert!(tally.faults > 0 && tally.colocated > 0, "{name}: {tally:?}");
+                }
+                Safety::Bounded => {
+                    assert!(
+                        tally.stale > 0,
+                        "{name}: the oracle must see the stale window"
+                    );
+                    assert_eq!(tally.violations(), tally.stale, "{name}: {tally:?}");
+                }
+                Safety::None => assert!(tally.violations() > 0 && tally.faults == 0, "{name}"),
+            }
+            if mode.safety() == Safety::Bounded {
+                // The window ends with the flush: afterwards nothing of what died can be reached.
+                model.bench.attackers(false);
+                model.bench.flush();
+                if mode.flush == FlushKind::PerWrap {
+                    // Its flush comes with the wrap, which is 2^20 pages away.
+                    model.bench.purge();
+                }
+                let before = model.bench.tally().violations();
+                model.touch_the_dead();
+                assert_eq!(model.bench.tally().violations(), before, "{name}");
+            }
+            // In the end everything comes back, once.
+            let handles: Vec<_> = model.live.keys().copied().collect();
+            let all = handles.iter().max().map_or(0, |last| last + 1);
+            for handle in handles {
+                model.bench.unmap(handle, 0);
+                model.gone(handle);
+            }
+            model.bench.flush();
+            for handle in 0..all {
+                assert!(model.bench.is_back(handle), "{name}: {handle} is lost");
+            }
+        }
+    }
+}
+
+/// How many invalidations each policy spends, on a workload that says it exactly: 600 single pages, one processor, no time.
+#[test]
+fn invalidations_are_what_the_policy_says() {
+    for (name, expected) in [
+        ("none", 0),
+        ("hwpt", 0),
+        ("strict", 600),
+        ("freebsd", 600),
+        ("fence", 600),
+        ("defer", 600 / 250),
+        ("linux-lazy", 599 / 256),
+        ("bitmap", 0),
+        ("fence-burst", 599 / 256),
+    ] {
+        let mut bench = named(name);
+        bench.attackers(false);
+        for _ in 0..600 {
+            let handle = bench.map(0, 0, &[memory(0x10_0000, 64)], Direction::ToDevice);
+            bench.unmap(handle, 0);
+        }
+        assert_eq!(bench.counts(), (600, expected), "{name}");
+    }
+}

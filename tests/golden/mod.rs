@@ -1,0 +1,135 @@
+//! The bundled sample through every mode: whatever is counted rather than timed equals `sample.txt`.
+//!
+//! When a change is meant, write the table anew and look at the difference before committing it:
+//! `RINGFENCE_BLESS=1 cargo test -p ringfence-tests --test across golden`
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use ringfence_lab::compare::{Options, compare};
+use ringfence_lab::row::Row;
+use ringfence_trace::{Operations, Options as TraceOptions, SAMPLE, Source};
+
+const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/sample.txt");
+
+const HEAD: [&str; 20] = [
+    "mode",
+    "safety",
+    "maps",
+    "unmaps",
+    "search",
+    "longest",
+    "invals",
+    "accesses",
+    "attempts",
+    "stale",
+    "never",
+    "dir",
+    "foreign",
+    "coloc",
+    "false",
+    "window_ns",
+    "delay_ns",
+    "live",
+    "tables",
+    "status",
+];
+
+fn cells(row: &Row) -> [String; 20] {
+    [
+        row.mode.clone(),
+        row.safety.clone(),
+        row.maps.to_string(),
+        row.unmaps.to_string(),
+        format!("{:.3}", row.search_len_mean),
+        row.search_len_max.to_string(),
+        row.invalidations.to_string(),
+        row.accesses.to_string(),
+        row.attempts.to_string(),
+        row.violations.stale.to_string(),
+        row.violations.never.to_string(),
+        row.violations.direction.to_string(),
+        row.violations.foreign.to_string(),
+        row.colocated.to_string(),
+        row.false_faults.to_string(),
+        row.stale_window_max_ns.to_string(),
+        row.release_delay_max_ns.to_string(),
+        row.live_max.to_string(),
+        row.table_bytes.to_string(),
+        row.status.clone(),
+    ]
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut lines = vec![HEAD.map(str::to_owned)];
+    lines.extend(rows.iter().map(cells));
+    let widths: Vec<_> = (0..HEAD.len())
+        .map(|column| {
+            lines
+                .iter()
+                .map(|line| line[column].len())
+                .max()
+                .unwrap_or(0)
+        })
+        .collect();
+    let mut text = String::new();
+    for line in lines {
+        let mut shown = String::new();
+        for (cell, width) in line.iter().zip(&widths) {
+            let _ = write!(shown, "{cell:width$}  ");
+        }
+        text.push_str(shown.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[test]
+fn the_sample_counts_what_it_counted() {
+    let options = Options {
+        repetitions: 0,
+        ..Options::new()
+    };
+    let source = Source::from_reader("sample", SAMPLE).unwrap();
+    let operations = Operations::new("sample", source, TraceOptions::default());
+    let found = compare("sample", operations, &options, |_| {}).unwrap();
+    let text = table(&found.rows);
+    let path = Path::new(TABLE);
+    if std::env::var_os("RINGFENCE_BLESS").is_some() {
+        std::fs::write(path, &text).unwrap();
+        return;
+    }
+    let committed = std::fs::read_to_string(path).unwrap_or_default();
+    for (line, (found, expected)) in text.lines().zip(committed.lines()).enumerate() {
+        assert_eq!(found, expected, "line {} of {TABLE}", line + 1);
+    }
+    assert_eq!(
+        text, committed,
+        "see the head of this file for how to write it anew"
+    );
+}
+
+/// What the table must say whatever it says.
+#[test]
+fn the_table_keeps_the_promises() {
+    let committed = std::fs::read_to_string(TABLE).unwrap();
+    let mut lines = committed.lines();
+    let head: Vec<_> = lines.next().unwrap().split_whitespace().collect();
+    let column = |line: &str, name: &str| -> u64 {
+        let index = head.iter().position(|h| *h == name).unwrap();
+        line.split_whitespace().nth(index).unwrap().parse().unwrap()
+    };
+    for line in lines {
+        let safety = line.split_whitespace().nth(1).unwrap();
+        let violations: u64 = ["stale", "never", "dir", "foreign"]
+            .iter()
+            .map(|name| column(line, name))
+            .sum();
+        assert_eq!(column(line, "false"), 0, "{line}");
+        assert!(column(line, "attempts") >= column(line, "unmaps"), "{line}");
+        match safety {
+            "strict" | "byte-granular" => assert_eq!(violations, 0, "{line}"),
+            _ => assert!(violations > 0, "{line}"),
+        }
+    }
+}

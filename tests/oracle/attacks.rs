@@ -1,0 +1,274 @@
+//! One function a class: it returns how many of its accesses came through that should not have.
+
+use ringfence_types::{Access, Direction, Iova};
+
+use crate::bench::*;
+
+/// What is expected of a mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Expected {
+    /// No access comes through.
+    Resists,
+    /// Some do.
+    Vulnerable,
+}
+
+use Expected::{Resists as R, Vulnerable as V};
+
+/// Kinds of modes, with those that stand for them.
+const NONE: &[&str] = &["none", "hwpt", "swpt"];
+const STRICT: &[&str] = &[
+    "strict",
+    "strict+",
+    "strict-bitmap",
+    "freebsd",
+    "freebsd-fixed",
+    "linux-strict",
+    "fence",
+    "fence-burst",
+];
+const DEFERRED: &[&str] = &["defer", "defer+", "linux-lazy", "bitmap"];
+
+type Attack = fn(&mut dyn Bench) -> usize;
+
+/// Class, attack, and what is expected of: no protection, strict, deferred.
+const CLASSES: &[(&str, Attack, Expected, Expected, Expected)] = &[
+    ("A01 never mapped", never_mapped, V, R, R),
+    ("A02 stale, warm", stale_warm, V, R, V),
+    ("A03 stale, cold", stale_cold, V, R, R),
+    ("A04 recycled address", recycled_address, R, R, R),
+    ("A05 recycled page", recycled_page, V, R, V),
+    ("A06 wrong direction", wrong_direction, V, R, R),
+    ("A07 read beside the buffer", beside_read, V, V, V),
+    ("A08 overwrite beside the buffer", beside_write, V, V, V),
+    ("A09 page-mate still mapped", page_mate, V, V, V),
+    ("A10 alias still mapped", alias, V, V, V),
+    ("A11 another device's address", foreign, V, R, R),
+    ("A19 over the end of the page", straddle, V, R, R),
+    ("A20 freed table page", freed_table, V, R, R),
+    ("A35 released in a batch", batch, V, R, V),
+];
+
+#[test]
+fn every_class_has_the_expected_outcome() {
+    for &(class, attack, none, strict, deferred) in CLASSES {
+        for (modes, expected) in [(NONE, none), (STRICT, strict), (DEFERRED, deferred)] {
+            for name in modes {
+                let mut bench = named(name);
+                bench.attackers(false);
+                let through = attack(&mut *bench);
+                let found = if through > 0 { V } else { R };
+                assert_eq!(found, expected, "{class} on {name}: {through} came through");
+                assert_eq!(bench.tally().false_faults, 0, "{class} on {name}");
+            }
+        }
+    }
+}
+
+/// Whether the access came through although it had no grant.
+fn violates(bench: &mut dyn Bench, dev: usize, iova: Iova, bytes: u64, access: Access) -> bool {
+    let through = bench.access(device(dev), iova, bytes, access).is_ok();
+    through && bench.verdict().is_violation()
+}
+
+/// Whether it came through to a byte that was not granted, be it on a page that was.
+fn leaks(bench: &mut dyn Bench, dev: usize, iova: Iova, access: Access) -> bool {
+    use ringfence_lab::oracle::Verdict;
+    let through = bench.access(device(dev), iova, 1, access).is_ok();
+    through && bench.verdict() != Verdict::Granted
+}
+
+const READ: Access = Access::Read;
+const WRITE: Access = Access::Write;
+const TO: Direction = Direction::ToDevice;
+const FROM: Direction = Direction::FromDevice;
+
+fn never_mapped(bench: &mut dyn Bench) -> usize {
+    let handle = bench.map(0, 0, &[memory(0x10_0000, 4096)], TO);
+    let range = bench.range(handle);
+    let mut tries: Vec<u64> = vec![0, 1, 0x12_3456, 0xffff_f000, 1 << 33, (1 << 36) - 1];
+    tries.push(range.start().get().wrapping_sub(4096));
+    tries.push(range.last().get().wrapping_add(4096));
+    let mut through = 0;
+    for iova in tries {
+        for access in [READ, WRITE] {
+            through += usize::from(violates(bench, 0, Iova::new(iova), 1, access));
+        }
+    }
+    through
+}
+
+/// Unmapping includes the device's own last use, so the entry is warm.
+fn stale_warm(bench: &mut dyn Bench) -> usize {
+    let mut through = 0;
+    for access in [READ, WRITE] {
+        let direction = if access == READ { TO } else { FROM };
+        let handle = bench.map(0, 0, &[memory(0x10_0010, 5000)], direction);
+        let range = bench.range(handle);
+        bench.unmap(handle, 0);
+        bench.end_burst(0, 0, direction);
+        for iova in [range.start(), range.last()] {
+            through += usize::from(violates(bench, 0, iova, 1, access));
+        }
+    }
+    through
+}
+
+fn stale_cold(bench: &mut dyn Bench) -> usize {
+    let handle = bench.map(0, 0, &[memory(0x10_0010, 5000)], TO);
+    let range = bench.range(handle);
+    bench.unmap(handle, 0);
+    bench.end_burst(0, 0, TO);
+    bench.purge();
+    usize::from(violates(bench, 0, range.start(), 1, READ))
+}
+
+/// A new mapping at an old address must lead to the new page. Without translation the address is the page.
+fn recycled_address(bench: &mut dyn Bench) -> usize {
+    let mut through = 0;
+    for round in 0..400_u64 {
+        let handle = bench.map(0, 0, &[memory(0x10_0000 + round * 4096, 64)], TO);
+        let range = bench.range(handle);
+        // Warm it, and see that it is the new one.
+        let reached = bench.access(device(0), range.start(), 64, READ);
+        let expected = 0x10_0000 + round * 4096;
+        let new = reached.is_ok_and(|r| r[0].start().get() == expected);
+        through += usize::from(!new);
+        bench.unmap(handle, 0);
+        bench.end_burst(0, 0, TO);
+    }
+    through
+}
+
+/// The page of a released buffer now holds somebody else's secret.
+fn recycled_page(bench: &mut dyn Bench) -> usize {
+    let page = memory(0x10_0000, 4096);
+    let old = bench.map(0, 0, &[page], Direction::Bidirectional);
+    let range = bench.range(old);
+    bench.unmap(old, 0);
+    bench.end_burst(0, 0, Direction::Bidirectional);
+    let _secret = bench.map(1, 1, &[page], Direction::Bidirectional);
+    [READ, WRITE]
+        .into_iter()
+        .filter(|access| violates(bench, 0, range.start(), 8, *access))
+        .count()
+}
+
+fn wrong_direction(bench: &mut dyn Bench) -> usize {
+    let (to, from) = (memory(0x10_0000, 64), memory(0x20_0000, 64));
+    let (to, from) = (bench.map(0, 0, &[to], TO), bench.map(0, 0, &[from], FROM));
+    // The right access first, so that the entry is cached with its permissions.
+    let (to, from) = (bench.range(to).start(), bench.range(from).start());
+    assert!(!violates(bench, 0, to, 64, READ) && !violates(bench, 0, from, 64, WRITE));
+    usize::from(violates(bench, 0, to, 64, WRITE)) + usize::from(violates(bench, 0, from, 64, READ))
+}
+
+fn beside(bench: &mut dyn Bench, access: Access, direction: Direction) -> usize {
+    let handle = bench.map(0, 0, &[memory(0x10_0800, 64)], direction);
+    let range = bench.range(handle);
+    let (before, behind) = (range.start().get() - 1, range.last().get() + 1);
+    [before, behind]
+        .into_iter()
+        .filter(|iova| leaks(bench, 0, Iova::new(*iova), access))
+        .count()
+}
+
+fn beside_read(bench: &mut dyn Bench) -> usize {
+    beside(bench, READ, TO)
+}
+
+fn beside_write(bench: &mut dyn Bench) -> usize {
+    beside(bench, WRITE, FROM)
+}
+
+fn page_mate(bench: &mut dyn Bench) -> usize {
+    let (a, b) = (memory(0x10_0000, 64), memory(0x10_0800, 64));
+    let (a, b) = (bench.map(0, 0, &[a], TO), bench.map(0, 0, &[b], TO));
+    bench.unmap(a, 0);
+    bench.end_burst(0, 0, TO);
+    // The first buffer's bytes, through the second one's page.
+    let iova = Iova::new(bench.range(b).start().get() - 0x800);
+    usize::from(leaks(bench, 0, iova, READ))
+}
+
+/// The driver's own mistake: no mode can know. What the second mapping still allows is granted, hence no violation.
+fn alias(bench: &mut dyn Bench) -> usize {
+    let page = memory(0x10_0000, 64);
+    let (a, b) = (bench.map(0, 0, &[page], TO), bench.map(0, 0, &[page], TO));
+    bench.unmap(a, 0);
+    bench.end_burst(0, 0, TO);
+    let iova = bench.range(b).start();
+    usize::from(bench.access(device(0), iova, 64, READ).is_ok())
+}
+
+fn foreign(bench: &mut dyn Bench) -> usize {
+    let handle = bench.map(0, 0, &[memory(0x10_0000, 64)], Direction::Bidirectional);
+    let iova = bench.range(handle).start();
+    // Warm, so that an entry without a tag would be found.
+    assert!(!violates(bench, 0, iova, 64, WRITE));
+    [READ, WRITE]
+        .into_iter()
+        .filter(|access| violates(bench, 1, iova, 8, *access))
+        .count()
+}
+
+/// The start is inside, the length is not: checking the start alone would let it through.
+fn straddle(bench: &mut dyn Bench) -> usize {
+    let handle = bench.map(0, 0, &[memory(0x10_0f00, 0x80)], Direction::Bidirectional);
+    let range = bench.range(handle);
+    assert!(!violates(bench, 0, range.start(), 0x80, WRITE));
+    let mut through = 0;
+    for bytes in [0x101, 0x1000, 0x2000, 1 << 20] {
+        for access in [READ, WRITE] {
+            through += usize::from(violates(bench, 0, range.start(), bytes, access));
+        }
+    }
+    through
+}
+
+/// A table page that unmap took away is used for data that look like entries.
+fn freed_table(bench: &mut dyn Bench) -> usize {
+    let secret = 0x7777_7000_u64;
+    let both = Direction::Bidirectional;
+    let handle = bench.map(0, 0, &[memory(0x10_0000, 4096)], both);
+    let iova = bench.range(handle).start();
+    bench.unmap(handle, 0);
+    bench.end_burst(0, 0, both);
+    let Some(data) = bench.map_coherent(1, 1, 8) else {
+        return 0;
+    };
+    for page in bench.lies_at(data) {
+        for word in 0..512 {
+            bench.poke(page.start().wrapping_add(word * 8), secret | 3);
+        }
+    }
+    // Pages of the same table that are in no IOTLB: only a walk cache can lead there.
+    // The page itself may be: that is A02.
+    let base = iova.get() & !0x1f_ffff;
+    (0..512)
+        .filter(|page| base + page * 4096 != iova.get())
+        .filter(|page| {
+            let iova = Iova::new(base + page * 4096);
+            let through = bench.access(device(0), iova, 8, READ);
+            let foreign = bench.verdict().is_violation();
+            through.is_ok_and(|r| r[0].start().get() == secret || foreign)
+        })
+        .count()
+}
+
+/// Buffers of a batch must not be back while any of them can be reached.
+fn batch(bench: &mut dyn Bench) -> usize {
+    let buffers: Vec<_> = (0..64)
+        .map(|page| (memory(0x10_0000 + page * 4096, 4096), TO))
+        .collect();
+    let handles = bench.map_multi(0, 0, &buffers);
+    bench.unmap_multi(&handles, 0);
+    let mut through = 0;
+    for handle in handles {
+        if bench.is_back(handle) {
+            let iova = bench.range(handle).start();
+            through += usize::from(violates(bench, 0, iova, 8, READ));
+        }
+    }
+    through
+}

@@ -1,0 +1,98 @@
+//! A36: what a device reaches before the tables are loaded, before it is attached, after it is detached, and in an identity domain.
+
+use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{
+    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, Translation,
+};
+use ringfence_types::{
+    Access, DeviceId, DomainId, FaultReason, Invalidation, Iova, Permissions, PhysAddr, PhysRange,
+};
+
+const DEVICE: DeviceId = DeviceId::new(0x18);
+const TARGET: Iova = Iova::new(0x5000);
+
+fn reach(unit: &mut VtdUnit, arena: &Arena, device: DeviceId) -> Result<u64, FaultReason> {
+    unit.translate(arena, device, TARGET, 8, Access::Write)
+        .map(|found| found.first().start().get())
+        .map_err(|fault| fault.reason)
+}
+
+#[test]
+fn a_device_reaches_only_what_its_context_says() {
+    let arena = Arena::new(1 << 20).unwrap();
+    let frames = Frames::new(
+        &arena,
+        PhysRange::new(PhysAddr::new(1 << 19), 1 << 19).unwrap(),
+    );
+    let geometry = Geometry::new(4, 2).unwrap();
+    let config = UnitConfig {
+        iotlb: geometry,
+        walk_caches: [geometry; 3],
+        contexts: Geometry::new(8, 1).unwrap(),
+        ..UnitConfig::UNCACHED
+    };
+    let mut unit = VtdUnit::vtd(&config);
+    // Switched off: everything goes through, which is why a kernel enables it before the first driver.
+    assert_eq!(reach(&mut unit, &arena, DEVICE), Ok(0x5000));
+    // Enabled before the root table is set: nothing does.
+    unit.enable();
+    assert_eq!(reach(&mut unit, &arena, DEVICE), Err(FaultReason::Blocked));
+    let coherency = Coherency::Coherent;
+    let mut contexts = ContextTables::new(coherency, &arena, &frames).unwrap();
+    unit.set_root_table(contexts.root());
+    assert_eq!(
+        reach(&mut unit, &arena, DEVICE),
+        Err(FaultReason::RootNotPresent)
+    );
+    // Attached to a domain without mappings, then with one.
+    let domain = DomainId::new(1);
+    let format = SecondStage::new(Levels::Four);
+    let table = Table::new(format, domain, coherency, &arena, &frames).unwrap();
+    let levels = Levels::Four;
+    let root = table.root();
+    let context = Context {
+        domain,
+        translation: Translation::Table { root, levels },
+    };
+    contexts.attach(&arena, &frames, DEVICE, &context).unwrap();
+    assert_eq!(
+        reach(&mut unit, &arena, DEVICE),
+        Err(FaultReason::NotPresent)
+    );
+    let request = MapRequest {
+        iova: TARGET,
+        pa: PhysAddr::new(0x9000),
+        pages: 1,
+        permissions: Permissions::READ_WRITE,
+    };
+    table.map(&arena, &frames, request).unwrap();
+    assert_eq!(reach(&mut unit, &arena, DEVICE), Ok(0x9000));
+    // Its neighbour on the same bus has no context of its own.
+    let neighbour = DeviceId::new(0x19);
+    assert_eq!(
+        reach(&mut unit, &arena, neighbour),
+        Err(FaultReason::ContextNotPresent)
+    );
+    // Unbound: the context is cleared and its cached entry purged, with all that was cached under it.
+    assert!(contexts.detach(&arena, DEVICE).is_some());
+    unit.invalidate(&Invalidation::Context(DEVICE));
+    assert_eq!(
+        reach(&mut unit, &arena, DEVICE),
+        Err(FaultReason::ContextNotPresent)
+    );
+    // In an identity domain it reaches all memory, by design.
+    let context = Context {
+        domain: DomainId::new(2),
+        translation: Translation::PassThrough { levels },
+    };
+    contexts.attach(&arena, &frames, DEVICE, &context).unwrap();
+    assert_eq!(reach(&mut unit, &arena, DEVICE), Ok(0x5000));
+    // The fault log knows who and where.
+    let records: Vec<_> = std::iter::from_fn(|| unit.faults().take()).collect();
+    assert_eq!(records.len(), 5);
+    assert!(
+        records.iter().filter(|r| r.source == DEVICE).count() == 4,
+        "{records:?}"
+    );
+}

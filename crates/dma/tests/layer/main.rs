@@ -3,6 +3,7 @@
 mod bad_input;
 mod bounce;
 mod custody;
+mod directions;
 mod invalidations;
 mod lists;
 mod masks;

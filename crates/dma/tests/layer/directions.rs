@@ -1,0 +1,67 @@
+//! A mapping's direction becomes its permissions in the table, in every shape of mapping.
+
+use ringfence_dma::flush::Strict;
+use ringfence_dma::{Request, Segment, SgLimits};
+use ringfence_types::{Direction, Iova, IovaRange, Permissions};
+
+use crate::rig::*;
+
+#[test]
+fn directions_become_permissions() {
+    for (direction, expected) in [
+        (Direction::ToDevice, Permissions::READ),
+        (Direction::FromDevice, Permissions::WRITE),
+        (Direction::Bidirectional, Permissions::READ_WRITE),
+    ] {
+        let mut rig = Rig::<Product, Cached, _, u64>::new(Strict);
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let pieces = [memory(0x10_0000, 64), memory(0x20_0000, 64)];
+        let (single, _) = dma
+            .map_single(cpu, board, at, 1, pieces[0], direction)
+            .unwrap();
+        let range = IovaRange::new(Iova::ZERO, 1).unwrap();
+        let mut out = [Segment { range }; 2];
+        let limits = SgLimits::default();
+        let (list, _) = dma
+            .map_sg(cpu, board, at, 2, &pieces, direction, limits, &mut out)
+            .unwrap();
+        let request = Request {
+            buffer: 3,
+            memory: pieces[0],
+            direction,
+        };
+        let multi = dma.map_multi(cpu, board, at, vec![request]).unwrap();
+        let table = &rig.space().table().0;
+        for iova in [
+            single.iova(),
+            out[0].range.start(),
+            out[1].range.start(),
+            multi[0].iova(),
+        ] {
+            let leaf = table.lookup(&*rig.board.arena, iova).unwrap();
+            assert_eq!(leaf.permissions, expected, "{direction}");
+        }
+        assert_eq!(
+            (single.direction(), list.direction()),
+            (direction, direction)
+        );
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let rings = dma.alloc_coherent(cpu, board, at, 1).unwrap();
+        let leaf = rig
+            .space()
+            .table()
+            .0
+            .lookup(&*rig.board.arena, rings.range().start());
+        assert_eq!(leaf.unwrap().permissions, Permissions::READ_WRITE);
+    }
+}

@@ -92,7 +92,7 @@ fn draw(report: &Report, dir: &Path) -> Result<(), Failure> {
 /// Short traces are over before a clock has ticked twice; there, many repetitions cost nothing.
 fn default_repetitions(inputs: &[Input]) -> usize {
     if inputs.iter().all(Input::is_short) {
-        51
+        21
     } else {
         3
     }

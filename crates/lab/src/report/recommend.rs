@@ -66,9 +66,9 @@ fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
     );
     let per_unmap = strict.invalidations as f64 / strict.unmaps.max(1) as f64;
     let cap = profile.c_none / (profile.c_none + profile.invalidation_cycles as f64);
-    let other = best(rows, |row| {
-        is_safe(row) && row.invalidations >= row.unmaps && row.unmaps > 0
-    });
+    let at_each = |row: &Row| is_safe(row) && row.invalidations >= row.unmaps && row.unmaps > 0;
+    let fence = best(rows, |row| row.mode == "fence" && at_each(row));
+    let other = fence.or(best(rows, at_each));
     if let Some(other) = other.filter(|other| other.mode != strict.mode && per_unmap < 0.99) {
         text.push_str(&format!(
             ", because it invalidates {:.0} times per 100 unmaps and withholds buffers for up to {} instead; {} invalidates at each \

@@ -133,14 +133,38 @@ impl Grid {
         let mut used = first;
         for (column, width) in widths.iter().enumerate().skip(1) {
             if used + GAP + width > limit && table.len() > 1 {
-                tables.push(std::mem::replace(&mut table, vec![0]));
-                used = first;
+                let moved = self.unfinished_group(&table, column);
+                let next = std::iter::once(0).chain(moved.iter().copied()).collect();
+                table.truncate(table.len() - moved.len());
+                tables.push(std::mem::replace(&mut table, next));
+                let widths = moved.iter().filter_map(|column| widths.get(*column));
+                used = first + widths.map(|width| GAP + width).sum::<usize>();
             }
             table.push(column);
             used += GAP + width;
         }
         tables.push(table);
         tables
+    }
+
+    /// Columns at the end of `table` that belong to the group of `column` and should move on with it: none if that would leave the
+    /// table empty.
+    fn unfinished_group(&self, table: &[usize], column: usize) -> Vec<usize> {
+        let group = |column: usize| self.columns.get(column).map_or("", |column| column.group);
+        if group(column).is_empty() {
+            return Vec::new();
+        }
+        let kept = table
+            .iter()
+            .rposition(|other| group(*other) != group(column));
+        let moved = table
+            .get(kept.map_or(0, |last| last + 1)..)
+            .unwrap_or_default();
+        if moved.len() + 1 < table.len() {
+            moved.to_vec()
+        } else {
+            Vec::new()
+        }
     }
 
     /// The table as text.
@@ -307,6 +331,21 @@ mod tests {
         let text = grid().render(look);
         assert_eq!(text.matches("strict+").count(), 3, "{text}");
         assert!(text.lines().all(|line| line.width() <= 18), "{text}");
+    }
+
+    #[test]
+    fn groups_stay_together_where_they_fit() {
+        let mut grid = grid();
+        grid.columns.insert(1, Column::right("", "safety"));
+        grid.rows[0].insert(1, Cell::new("strict"));
+        let look = Look {
+            width: Some(24),
+            colour: false,
+        };
+        let text = grid.render(look);
+        let tables: Vec<&str> = text.split("\n\n").collect();
+        assert_eq!(tables[0], "mode     safety\nstrict+  strict");
+        assert!(tables[1].contains("alloc  table"), "{text}");
     }
 
     #[test]

@@ -100,7 +100,6 @@ impl<R: Read> Lines<R> {
         if self.buffer.len() < self.end + self.block {
             self.buffer.resize(self.end + self.block, 0);
         }
-        self.block = (self.block * 4).min(BLOCK);
         let space = self.buffer.get_mut(self.end..).unwrap_or(&mut []);
         let read = loop {
             match self.reader.read(space) {
@@ -113,6 +112,10 @@ impl<R: Read> Lines<R> {
         self.nul = (self.nul && self.end > 0) || memchr(0, fresh).is_some();
         self.end += fresh.len();
         self.at_end = read == 0;
+        // A reader that hands out crumbs would not fill a larger block either.
+        if read >= self.block {
+            self.block = (self.block * 4).min(BLOCK);
+        }
         Ok(())
     }
 
@@ -180,6 +183,22 @@ mod tests {
         assert_eq!(shapes(b"123456", 6, 5), ["TooLong"]);
         assert_eq!(shapes(b"", 6, 5), [""; 0]);
         assert_eq!(shapes(b"\0\x01", 6, 5), ["Binary"]);
+    }
+
+    #[test]
+    fn memory_grows_with_what_the_reader_has_ready() {
+        let text = [b'\n'; 100];
+        let mut lines = Lines::new(Slow(&text, 1), 1000);
+        while lines.next().unwrap().is_some() {}
+        assert!(
+            lines.buffer.len() <= 2 * FIRST_BLOCK,
+            "{}",
+            lines.buffer.len()
+        );
+        let text = vec![b'\n'; 4 * BLOCK];
+        let mut lines = Lines::new(&text[..], 1000);
+        while lines.next().unwrap().is_some() {}
+        assert!(lines.buffer.len() >= BLOCK, "{}", lines.buffer.len());
     }
 
     #[test]

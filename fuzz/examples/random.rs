@@ -1,5 +1,5 @@
-//! `random TARGET SECONDS [SEED]`: the plain random run of a target, on any toolchain. The last line says how many inputs it
-//! ran; an input that breaks the target is kept under `artifacts/`.
+//! `random TARGET SECONDS|--runs N [SEED]`: the plain random run of a target, on any toolchain. The last line says how many
+//! inputs it ran; an input that breaks the target is kept under `artifacts/`.
 
 use std::collections::hash_map::DefaultHasher;
 use std::error::Error;
@@ -12,34 +12,54 @@ use std::time::{Duration, Instant};
 use ringfence_fuzz::random::{Random, input};
 use ringfence_fuzz::{TARGETS, Target, corpus};
 
+/// Inputs between two looks at the clock.
+const BATCH: u64 = 256;
+
+/// When a run ends.
+enum Bound {
+    Time(Duration),
+    /// Inputs, rounded up to whole batches.
+    Runs(u64),
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let (name, seconds, seed) = match arguments.as_slice() {
-        [name, seconds] => (name, seconds.parse()?, 1),
-        [name, seconds, seed] => (name, seconds.parse()?, seed.parse()?),
-        _ => return Err("usage: random TARGET SECONDS [SEED]".into()),
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (name, bound, seed) = match arguments.as_slice() {
+        [name, "--runs", runs, seed @ ..] if seed.len() < 2 => {
+            (*name, Bound::Runs(runs.parse()?), seed.first())
+        }
+        [name, seconds, seed @ ..] if seed.len() < 2 => {
+            let time = Duration::from_secs(seconds.parse()?);
+            (*name, Bound::Time(time), seed.first())
+        }
+        _ => return Err("usage: random TARGET SECONDS|--runs N [SEED]".into()),
     };
     let target = TARGETS
         .iter()
         .find(|target| target.name == name)
         .ok_or("no such target")?;
-    run(target, Duration::from_secs(seconds), seed)
+    run(target, &bound, seed.map_or(Ok(1), |seed| seed.parse())?)
 }
 
-fn run(target: &Target, time: Duration, seed: u64) -> Result<(), Box<dyn Error>> {
+fn run(target: &Target, bound: &Bound, seed: u64) -> Result<(), Box<dyn Error>> {
     let seeds = corpus::read(target.name)?;
     let mut random = Random::new(seed);
     let mut runs = 0_u64;
     let start = Instant::now();
-    while start.elapsed() < time {
-        for _ in 0..256 {
+    let goes_on = |runs| match *bound {
+        Bound::Time(time) => start.elapsed() < time,
+        Bound::Runs(wanted) => runs < wanted,
+    };
+    while goes_on(runs) {
+        for _ in 0..BATCH {
             let data = input(&mut random, &seeds);
             let outcome = catch_unwind(AssertUnwindSafe(|| (target.run)(&data, &mut |_| {})));
             if outcome.is_err() {
                 return Err(keep(target.name, &data)?.into());
             }
         }
-        runs += 256;
+        runs += BATCH;
     }
     println!("{}: {runs} random inputs, seed {seed}", target.name);
     Ok(())

@@ -10,9 +10,11 @@ use ringfence_types::{Direction, PhysAddr, PhysMemory, PhysRange};
 
 use crate::flush::Flush;
 use crate::map::refused;
+use crate::sg::segments;
 use crate::space::{Placed, Space};
 use crate::{
-    Attachment, Cpu, Dma, MapError, MapReason, Mapping, Platform, UnmapError, UnmapReason,
+    Attachment, Cpu, Dma, MapError, MapReason, Mapping, Platform, Segment, SgLimits, SgMapping,
+    UnmapError, UnmapReason,
 };
 
 /// Bytes in one slot, the unit of allocation (as in Linux's swiotlb).
@@ -175,27 +177,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         memory: PhysRange,
         direction: Direction,
     ) -> Result<(Mapping<B>, Placed), (B, MapError)> {
-        let beyond = || refused(at, Some(memory), MapReason::BeyondMask);
-        let Some(pool) = &self.bounce else {
-            return Err((buffer, beyond()));
+        let Some(slot) = self.copied(platform, memory) else {
+            let error = refused(at, Some(memory), MapReason::BeyondMask);
+            return Err((buffer, error));
         };
-        let Some(slot) = pool.alloc(memory) else {
-            return Err((buffer, beyond()));
-        };
-        // Also from the device: it may write less than the whole, and what it leaves alone must come back as it was.
-        let prepared = pool.scrub(platform.memory(), &slot).and_then(|()| {
-            copy(
-                platform.memory(),
-                memory.start(),
-                slot.copy.start(),
-                memory.bytes(),
-            )
-        });
-        let placed = match prepared {
-            Some(()) => self.place(cpu, platform, at, &[slot.copy], direction),
-            None => Err(MapReason::BeyondMask),
-        };
-        match placed {
+        match self.place(cpu, platform, at, &[slot.copy], direction) {
             Ok(placed) => Ok((
                 Mapping {
                     range: placed.range,
@@ -207,9 +193,131 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 placed,
             )),
             Err(reason) => {
-                pool.free(&slot);
+                self.free_slots(&[slot]);
                 Err((buffer, refused(at, Some(memory), reason)))
             }
+        }
+    }
+
+    /// A run of slots with the bytes of `memory` in it, also for what comes from the device: it may write less than the whole, and what
+    /// it leaves alone must come back as it was.
+    fn copied<P: Platform>(&self, platform: &P, memory: PhysRange) -> Option<BounceSlot> {
+        let pool = self.bounce.as_ref()?;
+        let slot = pool.alloc(memory)?;
+        let (from, to) = (memory.start(), slot.copy.start());
+        let done = pool
+            .scrub(platform.memory(), &slot)
+            .and_then(|()| copy(platform.memory(), from, to, memory.bytes()));
+        if done.is_none() {
+            pool.free(&slot);
+        }
+        done.map(|()| slot)
+    }
+
+    fn free_slots(&self, slots: &[BounceSlot]) {
+        if let Some(pool) = &self.bounce {
+            slots.iter().for_each(|slot| pool.free(slot));
+        }
+    }
+
+    /// Maps a list of which the device cannot reach every piece: those it cannot are copied.
+    #[allow(clippy::too_many_arguments)]
+    #[cold]
+    pub(crate) fn map_list_bounced<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        buffer: B,
+        pieces: &[PhysRange],
+        direction: Direction,
+        limits: SgLimits,
+        out: &mut [Segment],
+    ) -> Result<(SgMapping<B>, usize), (B, MapError)> {
+        let mut ranges = Vec::with_capacity(pieces.len());
+        let mut bounced = Vec::new();
+        let mut failed = None;
+        for piece in pieces {
+            let direct = core::slice::from_ref(piece);
+            let placed = match self.place(cpu, platform, at, direct, direction) {
+                Err(MapReason::BeyondMask) => match self.copied(platform, *piece) {
+                    Some(slot) => {
+                        bounced.push(slot);
+                        self.place(cpu, platform, at, &[slot.copy], direction)
+                    }
+                    None => Err(MapReason::BeyondMask),
+                },
+                other => other,
+            };
+            match placed {
+                Ok(placed) => ranges.push(placed.range),
+                Err(reason) => {
+                    failed = Some((*piece, reason));
+                    break;
+                }
+            }
+        }
+        let told = segments(ranges.iter().copied(), limits, out);
+        let (range, used) = match (failed, ranges.first(), told) {
+            (None, Some(range), Some(used)) => (*range, used),
+            (failed, ..) => {
+                self.free_slots(&bounced);
+                let first = pieces.first().copied();
+                let (piece, reason) = failed
+                    .map_or((first, MapReason::TooManySegments), |(piece, reason)| {
+                        (Some(piece), reason)
+                    });
+                return Err((buffer, refused(at, piece, reason)));
+            }
+        };
+        let mapping = SgMapping {
+            range,
+            domain: at.domain(),
+            direction,
+            buffer: ManuallyDrop::new(buffer),
+            bounced,
+            steps: 0,
+        };
+        Ok((mapping, used))
+    }
+
+    /// Takes a list with copies down, copies back what the device wrote, and frees the slots.
+    #[cold]
+    pub(crate) fn unmap_list_bounced<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        mapping: SgMapping<B>,
+    ) -> Result<F::Outcome, UnmapError<B>> {
+        let SgMapping {
+            range,
+            domain,
+            direction,
+            buffer,
+            bounced,
+            ..
+        } = mapping;
+        let outcome = self.take_down(cpu, platform, at, domain, range, direction, buffer)?;
+        if let Some(pool) = &self.bounce {
+            for slot in &bounced {
+                pool.finish(platform.memory(), slot, direction);
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// [`sync_for_cpu`](Self::sync_for_cpu) for a list.
+    pub fn sync_sg_for_cpu<P: Platform>(&self, platform: &P, mapping: &SgMapping<B>) {
+        for slot in &mapping.bounced {
+            copy_out(platform.memory(), slot, mapping.direction);
+        }
+    }
+
+    /// [`sync_for_device`](Self::sync_for_device) for a list.
+    pub fn sync_sg_for_device<P: Platform>(&self, platform: &P, mapping: &SgMapping<B>) {
+        for slot in &mapping.bounced {
+            copy_in(platform.memory(), slot, mapping.direction);
         }
     }
 
@@ -251,12 +359,16 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 
     /// Hands the bytes of a live mapping back to the device: after this call it reads what the processor wrote.
     pub fn sync_for_device<P: Platform>(&self, platform: &P, mapping: &Mapping<B>) {
-        if let Some(slot) = &mapping.bounce
-            && mapping.direction != Direction::FromDevice
-        {
-            let (from, to) = (slot.original, slot.copy);
-            let _ = copy(platform.memory(), from.start(), to.start(), from.bytes());
+        if let Some(slot) = &mapping.bounce {
+            copy_in(platform.memory(), slot, mapping.direction);
         }
+    }
+}
+
+fn copy_in(memory: &impl PhysMemory, slot: &BounceSlot, direction: Direction) {
+    if direction != Direction::FromDevice {
+        let (from, to) = (slot.original, slot.copy);
+        let _ = copy(memory, from.start(), to.start(), from.bytes());
     }
 }
 

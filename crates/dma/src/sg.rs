@@ -1,5 +1,6 @@
 //! `map_sg` and `unmap_sg`: scatterlists.
 
+use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysRange};
@@ -9,7 +10,7 @@ use crate::layer::GRANULE;
 use crate::map::refused;
 use crate::mapping::Custody;
 use crate::space::Space;
-use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform, Segment, UnmapError};
+use crate::{Attachment, BounceSlot, Cpu, Dma, MapError, MapReason, Platform, Segment, UnmapError};
 
 /// What a device accepts as one segment. A piece that is longer than `max_bytes` is passed on as it is: who makes the list knows the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,10 +44,12 @@ impl Default for SgLimits {
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct SgMapping<B> {
-    range: IovaRange,
-    domain: DomainId,
-    direction: Direction,
-    buffer: Custody<B>,
+    pub(crate) range: IovaRange,
+    pub(crate) domain: DomainId,
+    pub(crate) direction: Direction,
+    pub(crate) buffer: Custody<B>,
+    /// Copies of pieces that the device cannot reach; none behind a table.
+    pub(crate) bounced: Vec<BounceSlot>,
     /// Steps that the allocator's search took.
     pub steps: u32,
 }
@@ -71,7 +74,7 @@ impl<B> SgMapping<B> {
 
 /// Writes the device's segments into `out`, merging those that are contiguous as far as `limits` allow and splitting those that
 /// cross a boundary.
-fn segments(
+pub(crate) fn segments(
     ranges: impl Iterator<Item = IovaRange>,
     limits: SgLimits,
     out: &mut [Segment],
@@ -173,6 +176,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                         domain: at.domain(),
                         direction,
                         buffer: ManuallyDrop::new(buffer),
+                        bounced: Vec::new(),
                         steps: found.steps,
                     },
                     used,
@@ -180,6 +184,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             }
             Err(MapReason::NotContiguous) => {
                 self.map_pieces(cpu, platform, at, buffer, pieces, direction, limits, out)
+            }
+            Err(MapReason::BeyondMask) => {
+                self.map_list_bounced(cpu, platform, at, buffer, pieces, direction, limits, out)
             }
             Err(reason) => Err((buffer, refused(at, first, reason))),
         }
@@ -202,6 +209,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         for piece in pieces {
             match self.place(cpu, platform, at, core::slice::from_ref(piece), direction) {
                 Ok(found) => range = range.or(Some(found.range)),
+                // The pieces before it are where they are: there is nothing to undo.
+                Err(MapReason::BeyondMask) => {
+                    return self.map_list_bounced(
+                        cpu, platform, at, buffer, pieces, direction, limits, out,
+                    );
+                }
                 Err(reason) => return Err((buffer, refused(at, Some(*piece), reason))),
             }
         }
@@ -215,6 +228,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                     domain: at.domain(),
                     direction,
                     buffer: ManuallyDrop::new(buffer),
+                    bounced: Vec::new(),
                     steps: 0,
                 },
                 used,
@@ -239,6 +253,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         mapping: SgMapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
+        if !mapping.bounced.is_empty() {
+            return self.unmap_list_bounced(cpu, platform, at, mapping);
+        }
         let SgMapping {
             range,
             domain,

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use ringfence_dma::flush::Never;
 use ringfence_dma::space::Identity;
-use ringfence_dma::{Attachment, BouncePool, Cpu, Dma, MapReason, Request};
-use ringfence_types::{Direction, Iova, PhysAddr, PhysRange};
+use ringfence_dma::{Attachment, BouncePool, Cpu, Dma, MapReason, Request, Segment, SgLimits};
+use ringfence_types::{Direction, Iova, IovaRange, PhysAddr, PhysRange};
 
 use crate::rig::*;
 
@@ -115,6 +115,86 @@ proptest! {
         let whole = memory(HIGH, 128 << 10);
         let (mapping, _) = dma.map_single(cpu, board, at, 8, whole, direction).unwrap();
         prop_assert_eq!(mapping.bounce().unwrap().copy().start().get(), POOL);
+    }
+}
+
+/// Lists of pieces within reach and beyond it, against a plain copy.
+#[test]
+fn lists_are_copied_piece_by_piece() {
+    for direction in Direction::ALL {
+        let mut rig = rig(128 << 10);
+        let Bounced {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let pieces = [
+            memory(REACH - 3000, 3000),
+            memory(REACH, 100),
+            memory(HIGH + 13, 5000),
+            memory(0x3000, 64),
+            memory(HIGH + 0x10_0007, 9),
+        ];
+        let before: Vec<_> = pieces
+            .iter()
+            .map(|piece| fill(board, piece.start().get(), piece.bytes() as usize, 0x33))
+            .collect();
+        let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
+        let mut out = [Segment { range: nothing }; 5];
+        let limits = SgLimits::default();
+        // With too little room nothing stays behind: the pool is whole for the next try.
+        for room in 0..5 {
+            let out = &mut out[..room];
+            let (buffer, error) = dma
+                .map_sg(cpu, board, at, 1, &pieces, direction, limits, out)
+                .unwrap_err();
+            assert_eq!((buffer, error.reason), (1, MapReason::TooManySegments));
+        }
+        let (mapping, count) = dma
+            .map_sg(cpu, board, at, 1, &pieces, direction, limits, &mut out)
+            .unwrap();
+        assert_eq!(count, 5);
+        for ((segment, piece), bytes) in out.iter().zip(&pieces).zip(&before) {
+            let range = segment.range;
+            assert!(range.last().get() < REACH && range.bytes() == piece.bytes());
+            let direct = piece.last().get() < REACH;
+            assert_eq!(direct, range.start().get() == piece.start().get());
+            let seen = memory(range.start().get(), range.bytes());
+            assert_eq!(&read(board, seen), bytes);
+            // The device answers in the first half.
+            fill(board, range.start().get(), bytes.len() / 2, 0x99);
+        }
+        let check = |board: &Board| {
+            for (piece, old) in pieces.iter().zip(&before) {
+                let copied = piece.last().get() >= REACH;
+                let mut expected = old.clone();
+                if !copied || direction != Direction::ToDevice {
+                    let half = old.len() / 2;
+                    let new: Vec<u8> = (0..half)
+                        .map(|i| (i as u8).wrapping_mul(31) ^ 0x99)
+                        .collect();
+                    expected[..half].copy_from_slice(&new);
+                }
+                assert_eq!(read(board, *piece), expected, "{direction} {piece}");
+            }
+        };
+        dma.sync_sg_for_cpu(&*board, &mapping);
+        check(board);
+        dma.sync_sg_for_device(&*board, &mapping);
+        assert_eq!(dma.unmap_sg(cpu, board, at, mapping).unwrap().0, 1);
+        check(board);
+        // All slots are free again.
+        let whole = memory(HIGH, 128 << 10);
+        assert!(dma.map_single(cpu, board, at, 2, whole, direction).is_ok());
+        // And when there are none, the whole list is refused.
+        let (_, error) = dma
+            .map_sg(cpu, board, at, 3, &pieces, direction, limits, &mut out)
+            .unwrap_err();
+        assert_eq!(
+            (error.reason, error.buffer),
+            (MapReason::BeyondMask, Some(pieces[1]))
+        );
     }
 }
 

@@ -10,8 +10,21 @@ use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+mod error;
+
+pub use error::RecordError;
+
 /// How often an ending recording looks whether it is to stop.
 const TICK: Duration = Duration::from_millis(20);
+
+/// How long a stopped command may take to end by itself: a terminal's Ctrl-C reaches it too.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How long after a command has failed a signal that ended it may still be on its way to us.
+const SIGNAL_DELAY: Duration = Duration::from_millis(100);
+
+/// Clocks of tracefs that print seconds and agree between processors ("trace_clock" of ftrace.rst).
+const AGREEING_CLOCKS: [&str; 5] = ["global", "mono", "mono_raw", "boot", "tai"];
 
 /// What to record.
 #[derive(Debug, Clone)]
@@ -57,90 +70,6 @@ pub struct Recorded {
     pub iommu_events: bool,
 }
 
-/// Why nothing was recorded.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum RecordError {
-    /// tracefs is not mounted there.
-    NoTracefs {
-        /// Where it was looked for.
-        path: PathBuf,
-    },
-    /// Not allowed; recording needs root.
-    NotPermitted {
-        /// What was to be opened.
-        path: PathBuf,
-    },
-    /// The kernel has no `dma:*` events: older than 6.12, or built without event tracing.
-    NoDmaEvents {
-        /// Where they should be.
-        path: PathBuf,
-    },
-    /// An instance of this name exists: another recording runs, or one was killed.
-    InstanceExists {
-        /// The instance; remove it with `rmdir` if nobody uses it.
-        path: PathBuf,
-    },
-    /// The command cannot be started.
-    Command {
-        /// Why not.
-        source: io::Error,
-    },
-    /// A file of tracefs, or the output, cannot be read or written.
-    Io {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-}
-
-impl std::fmt::Display for RecordError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::NoTracefs { path } => write!(
-                f,
-                "no tracefs at {}; mount it with `mount -t tracefs tracefs /sys/kernel/tracing`",
-                path.display()
-            ),
-            Self::NotPermitted { path } => {
-                write!(f, "not allowed to use {}; record as root", path.display())
-            }
-            Self::NoDmaEvents { path } => write!(
-                f,
-                "this kernel has no dma events ({} is missing); they come with Linux 6.12",
-                path.display()
-            ),
-            Self::InstanceExists { path } => write!(
-                f,
-                "{} exists; if no other recording runs, remove it with rmdir",
-                path.display()
-            ),
-            Self::Command { .. } => f.write_str("the command cannot be started"),
-            Self::Io { path, .. } => write!(f, "cannot use {}", path.display()),
-        }
-    }
-}
-
-impl std::error::Error for RecordError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Command { source } | Self::Io { source, .. } => Some(source),
-            _ => None,
-        }
-    }
-}
-
-impl RecordError {
-    fn at(path: &Path, source: io::Error) -> Self {
-        let path = path.to_owned();
-        match source.kind() {
-            io::ErrorKind::PermissionDenied => Self::NotPermitted { path },
-            _ => Self::Io { path, source },
-        }
-    }
-}
-
 /// The private instance; gone when dropped, on every path out.
 #[derive(Debug)]
 struct Instance {
@@ -180,7 +109,8 @@ impl Recording {
     /// Records alongside `workload` and writes the text to `out`, as tracefs prints it.
     ///
     /// `stop` ends the recording early, for instance from a Ctrl-C handler: what was recorded is written, a
-    /// command still running is killed. tracefs is restored on every path out, errors included.
+    /// command that runs on for a second more is killed (it alone, not what it started). Where events were
+    /// lost the text ends with the kernel's line for that, one a processor. tracefs is restored on every path out, errors included.
     ///
     /// # Errors
     /// [`RecordError`].
@@ -225,7 +155,12 @@ impl Recording {
         out: &mut impl Write,
     ) -> Result<Recorded, RecordError> {
         instance.write("tracing_on", "0")?;
-        instance.write("buffer_size_kb", &self.buffer_kib.to_string())?;
+        instance
+            .write("buffer_size_kb", &self.buffer_kib.to_string())
+            .map_err(|error| self.without_memory(error))?;
+        if let Some(clock) = self.clock() {
+            instance.write("trace_clock", clock)?;
+        }
         // Keep the head when the buffer is full: a tail without its maps is worth nothing.
         instance.write("options/overwrite", "0")?;
         instance.write("events/dma/enable", "1")?;
@@ -236,13 +171,45 @@ impl Recording {
         instance.write("tracing_on", "1")?;
         let status = workload.wait(stop)?;
         instance.write("tracing_on", "0")?;
-        let bytes = copy(&instance.path.join("trace"), out)?;
+        let mut bytes = copy(&instance.path.join("trace"), out)?;
+        let losses = losses(&instance.path)?;
+        for loss in losses.iter().filter(|loss| loss.dropped > 0) {
+            // The header counts what was overwritten, but not what never entered a full buffer. The trace
+            // has to know, for without its missing unmaps it looks like a sound one.
+            let line = format!("CPU:{} [LOST {} EVENTS]\n", loss.processor, loss.dropped);
+            out.write_all(line.as_bytes())
+                .map_err(|source| RecordError::Output { source })?;
+            bytes += line.len() as u64;
+        }
+        let lost = losses
+            .iter()
+            .fold(0u64, |sum, loss| sum.saturating_add(loss.total()));
         Ok(Recorded {
             bytes,
-            lost: lost(&instance.path)?,
+            lost,
             status,
             iommu_events,
         })
+    }
+
+    /// The clock that the host's tracing uses, where it is better than an instance's own. Instances begin
+    /// with `local`, also where the kernel found the processors' clocks to disagree and went to `global`.
+    fn clock(&self) -> Option<&'static str> {
+        let clocks = fs::read_to_string(self.tracefs.join("trace_clock")).ok()?;
+        let (_, chosen) = clocks.split_once('[')?;
+        let (chosen, _) = chosen.split_once(']')?;
+        AGREEING_CLOCKS.into_iter().find(|&clock| clock == chosen)
+    }
+
+    fn without_memory(&self, error: RecordError) -> RecordError {
+        match error {
+            RecordError::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory => {
+                RecordError::NoMemory {
+                    buffer_kib: self.buffer_kib,
+                }
+            }
+            other => other,
+        }
     }
 }
 
@@ -259,10 +226,22 @@ impl Workload<'_> {
             }
             Self::Command(command) => {
                 let mut child = command.spawn().map_err(failed)?;
+                let mut patience = Patience::default();
                 loop {
                     match child.try_wait() {
-                        Ok(Some(status)) => return Ok(Some(status)),
+                        Ok(Some(status)) if status.success() => return Ok(Some(status)),
+                        Ok(Some(status)) => {
+                            // Ctrl-C ends both; who of us sees it first is chance, and must not decide.
+                            let mut patience = Patience::default();
+                            while !stop.load(Ordering::Relaxed) {
+                                if patience.is_over(SIGNAL_DELAY) {
+                                    return Ok(Some(status));
+                                }
+                            }
+                            return Ok(None);
+                        }
                         Ok(None) if !stop.load(Ordering::Relaxed) => std::thread::sleep(TICK),
+                        Ok(None) if !patience.is_over(GRACE) => {}
                         Ok(None) => {
                             let _ = child.kill();
                             let _ = child.wait();
@@ -280,6 +259,22 @@ impl Workload<'_> {
     }
 }
 
+/// Time that passed waiting.
+#[derive(Debug, Default)]
+struct Patience(Duration);
+
+impl Patience {
+    /// Whether it was `limit` by now; if not, waits a little.
+    fn is_over(&mut self, limit: Duration) -> bool {
+        if self.0 >= limit {
+            return true;
+        }
+        std::thread::sleep(TICK);
+        self.0 += TICK;
+        false
+    }
+}
+
 fn copy(from: &Path, out: &mut impl Write) -> Result<u64, RecordError> {
     let fail = |error| RecordError::at(from, error);
     let mut file = fs::File::open(from).map_err(fail)?;
@@ -292,34 +287,61 @@ fn copy(from: &Path, out: &mut impl Write) -> Result<u64, RecordError> {
             other => other.map_err(fail)?,
         };
         let part = buffer.get(..count).unwrap_or(&[]);
-        out.write_all(part).map_err(|source| RecordError::Io {
-            path: PathBuf::from("the output"),
-            source,
-        })?;
+        out.write_all(part)
+            .map_err(|source| RecordError::Output { source })?;
         bytes += count as u64;
     }
 }
 
-/// `overrun` and `dropped events` of `per_cpu/cpu*/stats`.
-fn lost(instance: &Path) -> Result<u64, RecordError> {
+/// What one processor's buffer lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Loss {
+    processor: u32,
+    /// Events overwritten by later ones; the text's header knows of them.
+    overwritten: u64,
+    /// Events that never entered: the buffer was full, or interrupts nested too deep for it.
+    dropped: u64,
+}
+
+impl Loss {
+    fn total(&self) -> u64 {
+        self.overwritten.saturating_add(self.dropped)
+    }
+}
+
+/// `per_cpu/cpu*/stats` (ftrace.rst, "per_cpu/cpu0/stats"), by processor.
+fn losses(instance: &Path) -> Result<Vec<Loss>, RecordError> {
     let per_cpu = instance.join("per_cpu");
-    let mut lost = 0u64;
+    let mut losses = Vec::new();
     let entries = fs::read_dir(&per_cpu).map_err(|error| RecordError::at(&per_cpu, error))?;
     for entry in entries {
-        let path = entry
-            .map_err(|error| RecordError::at(&per_cpu, error))?
-            .path()
-            .join("stats");
+        let entry = entry.map_err(|error| RecordError::at(&per_cpu, error))?;
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("cpu"));
+        let Some(Ok(processor)) = number.map(str::parse) else {
+            continue;
+        };
+        let path = entry.path().join("stats");
         let text = fs::read_to_string(&path).map_err(|error| RecordError::at(&path, error))?;
-        for line in text.lines() {
-            if let Some((key, value)) = line.split_once(':')
-                && matches!(key.trim(), "overrun" | "dropped events")
-            {
-                lost = lost.saturating_add(value.trim().parse().unwrap_or(0));
+        let mut loss = Loss {
+            processor,
+            overwritten: 0,
+            dropped: 0,
+        };
+        for (key, value) in text.lines().filter_map(|line| line.split_once(':')) {
+            let value = value.trim().parse().unwrap_or(0);
+            match key.trim() {
+                "overrun" => loss.overwritten = value,
+                "commit overrun" | "dropped events" => {
+                    loss.dropped = loss.dropped.saturating_add(value);
+                }
+                _ => {}
             }
         }
+        losses.push(loss);
     }
-    Ok(lost)
+    losses.sort_unstable_by_key(|loss| loss.processor);
+    Ok(losses)
 }
 
 #[cfg(test)]
@@ -341,7 +363,7 @@ mod tests {
             fs::create_dir_all(path.join(folder)).unwrap();
         }
         fs::write(path.join("trace"), "# tracer: nop\n").unwrap();
-        let stats = "entries: 5\noverrun: 3\ncommit overrun: 100\ndropped events: 4\n";
+        let stats = "entries: 5\noverrun: 3\ncommit overrun: 1000\ndropped events: 4\n";
         fs::write(path.join("per_cpu/cpu0/stats"), stats).unwrap();
         fs::write(path.join("per_cpu/cpu1/stats"), stats).unwrap();
         Instance { path }
@@ -375,8 +397,10 @@ mod tests {
                 &mut out,
             )
             .unwrap();
-        assert_eq!(String::from_utf8(out).unwrap(), "# tracer: nop\n1770111");
-        assert_eq!((recorded.lost, recorded.iommu_events), (14, true));
+        let text = "# tracer: nop\n1770111CPU:0 [LOST 1004 EVENTS]\nCPU:1 [LOST 1004 EVENTS]\n";
+        assert_eq!(recorded.bytes, text.len() as u64);
+        assert_eq!(String::from_utf8(out).unwrap(), text);
+        assert_eq!((recorded.lost, recorded.iommu_events), (2014, true));
         assert_eq!(recorded.status.and_then(|status| status.code()), Some(3));
         drop(instance);
         assert_eq!(read(&path, "tracing_on"), "0");
@@ -423,5 +447,103 @@ mod tests {
             assert_eq!(read(&path, "events/enable"), "0", "{name}");
             fs::remove_dir_all(path).unwrap();
         }
+    }
+
+    #[test]
+    fn the_clock_is_the_hosts_where_processors_agree_on_it() {
+        let root = std::env::temp_dir().join(format!("ringfence-clock-{}", std::process::id()));
+        fs::create_dir_all(&root).unwrap();
+        let recording = Recording {
+            tracefs: root.clone(),
+            ..Recording::default()
+        };
+        assert_eq!(recording.clock(), None, "a kernel without the file");
+        for (clocks, clock) in [
+            ("[local] global counter mono x86-tsc\n", None),
+            ("local [global] counter mono x86-tsc\n", Some("global")),
+            ("local global counter [mono] x86-tsc\n", Some("mono")),
+            // Counts no seconds: the text could not be read.
+            ("local global [counter] mono x86-tsc\n", None),
+            ("local global counter mono [x86-tsc]\n", None),
+            ("[", None),
+        ] {
+            fs::write(root.join("trace_clock"), clocks).unwrap();
+            assert_eq!(recording.clock(), clock, "{clocks}");
+        }
+        // And it is set.
+        fs::write(root.join("trace_clock"), "local [boot]").unwrap();
+        let instance = instance("with-clock");
+        let path = instance.path.clone();
+        let stop = AtomicBool::new(true);
+        let workload = Workload::Time(Duration::ZERO);
+        recording
+            .record(&instance, true, workload, &stop, &mut Vec::new())
+            .unwrap();
+        assert_eq!(read(&path, "trace_clock"), "boot");
+        drop(instance);
+        fs::remove_dir_all(path).unwrap();
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn how_a_stopped_command_ended_is_nobodys_failure() {
+        let stopped = AtomicBool::new(true);
+        let running = AtomicBool::new(false);
+        let end = |script: &str, stop: &AtomicBool| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            let status = Workload::Command(&mut command).wait(stop).unwrap();
+            status.map(|status| status.code())
+        };
+        for (script, alone) in [
+            ("exit 0", Some(Some(0))),
+            ("exit 3", Some(Some(3))),
+            ("kill -INT $$", Some(None)),
+        ] {
+            assert_eq!(end(script, &running), alone, "{script}");
+        }
+        for script in ["exit 3", "kill -INT $$", "exec sleep 3600"] {
+            assert_eq!(end(script, &stopped), None, "{script}");
+        }
+    }
+
+    #[test]
+    fn a_full_output_and_short_memory_are_errors_of_their_own() {
+        struct Full(usize);
+        impl Write for Full {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0 = self
+                    .0
+                    .checked_sub(bytes.len())
+                    .ok_or(io::ErrorKind::StorageFull)?;
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let stop = AtomicBool::new(true);
+        let recording = Recording::default();
+        // Not even the header; the header, but not the lost events.
+        for room in [0, 20] {
+            let instance = instance("full");
+            let path = instance.path.clone();
+            let workload = Workload::Time(Duration::ZERO);
+            let result = recording.record(&instance, true, workload, &stop, &mut Full(room));
+            assert!(
+                matches!(result, Err(RecordError::Output { .. })),
+                "{result:?}"
+            );
+            drop(instance);
+            fs::remove_dir_all(path).unwrap();
+        }
+        let at = |kind: io::ErrorKind| RecordError::at("buffer_size_kb".as_ref(), kind.into());
+        let short = recording.without_memory(at(io::ErrorKind::OutOfMemory));
+        assert!(
+            matches!(short, RecordError::NoMemory { buffer_kib: 65_536 }),
+            "{short:?}"
+        );
+        let other = recording.without_memory(at(io::ErrorKind::InvalidInput));
+        assert!(matches!(other, RecordError::Io { .. }), "{other:?}");
     }
 }

@@ -202,6 +202,12 @@ impl<F: Format> Translations for CachedTable<F> {
 }
 
 /// A table that gives empty table pages back, behind the embedder's lock because it has one writer at a time (AL07).
+///
+/// # Several processors
+/// Between the unmap that takes a table page away and the end of its invalidation, a walk cache may still lead to that page. It is not
+/// reused before, so nothing unsafe is reached; but a mapping that another processor makes under the same table page in that
+/// time may fault until the invalidation has completed. Embedders with several processors hold one lock over unmap as a whole,
+/// as FreeBSD does, or use a table that keeps its pages.
 #[derive(Debug)]
 pub struct Reclaiming<F, L> {
     table: L,

@@ -111,6 +111,7 @@ pub struct Planner {
     cpus: Vec<u16>,
     /// Segments of live mappings, by slot, for the pages that a burst withholds.
     pages: Vec<Vec<PhysRange>>,
+    /// Oldest first.
     open: Vec<Open>,
     withheld: HashMap<u64, u32>,
     ticked: Nanos,
@@ -157,9 +158,9 @@ impl Planner {
         self.only = Some(names.iter().filter_map(|name| devices.find(name)).collect());
     }
 
-    /// The time of the last operation.
-    pub fn now(&self) -> Nanos {
-        self.now
+    /// Whether operations of `device` are planned.
+    pub fn keeps(&self, device: DeviceIndex) -> bool {
+        self.only.as_ref().is_none_or(|only| only.contains(&device))
     }
 
     /// Mappings that are alive, and whose.
@@ -178,9 +179,7 @@ impl Planner {
         plan.unmaps = 0;
         plan.lines = 0;
         for op in &chunk.ops {
-            if let Some(only) = &self.only
-                && !only.contains(&op.device)
-            {
+            if !self.keeps(op.device) {
                 continue;
             }
             plan.lines += u64::from(op.lines);
@@ -323,7 +322,7 @@ impl Planner {
 
     fn end(&mut self, key: Key, time: Nanos, plan: &mut Plan) {
         if let Some(index) = self.open.iter().position(|open| open.key == key) {
-            let open = self.open.swap_remove(index);
+            let open = self.open.remove(index);
             for page in open.pages {
                 if let Entry::Occupied(mut count) = self.withheld.entry(page) {
                     *count.get_mut() -= 1;
@@ -345,12 +344,10 @@ impl Planner {
     }
 
     fn expire(&mut self, time: Nanos, plan: &mut Plan) {
-        while let Some(open) = self
-            .open
-            .iter()
-            .find(|open| time.since(open.since) >= BURST_NS)
+        while let Some(oldest) = self.open.first()
+            && time.since(oldest.since) >= BURST_NS
         {
-            let (key, due) = (open.key, Nanos(open.since.0 + BURST_NS));
+            let (key, due) = (oldest.key, Nanos(oldest.since.0 + BURST_NS));
             self.end(key, due, plan);
         }
     }

@@ -1,6 +1,5 @@
 //! The machine of a replay: memory, frames, one IOMMU, context tables, and a clock that the trace drives.
 
-use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_dma::Platform;
@@ -34,9 +33,11 @@ pub struct Watched {
 impl Invalidator for Watched {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        let ticket = self.unit.submit(request)?;
         self.count += 1;
+        // The unit completes what it accepts before it returns.
         self.completed.push(request);
-        self.unit.submit(request)
+        Ok(ticket)
     }
 
     #[inline]
@@ -74,11 +75,7 @@ impl Machine {
         let region = PhysRange::new(PhysAddr::new(DATA_BYTES), TABLE_BYTES)
             .ok_or(LabError::Internal("table region"))?;
         let frames = Frames::new(Rc::clone(&arena), region);
-        let coherency = if profile.coherent {
-            Coherency::Coherent
-        } else {
-            Coherency::NonCoherent
-        };
+        let coherency = profile.coherency();
         let contexts = ContextTables::new(coherency, &*arena, &frames)?;
         let mut unit = VtdUnit::vtd(&unit_config(profile)?);
         unit.set_root_table(contexts.root());
@@ -177,6 +174,3 @@ fn unit_config(profile: &Profile) -> Result<UnitConfig, GeometryError> {
         ..UnitConfig::UNCACHED
     })
 }
-
-/// A lock for what one thread uses: the replay's.
-pub type Single<T> = RefCell<T>;

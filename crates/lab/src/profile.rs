@@ -3,6 +3,7 @@
 use std::fmt;
 
 use ringfence_hw::{Geometry, GeometryError};
+use ringfence_pgtable::Coherency;
 use serde::{Deserialize, Serialize};
 
 /// Costs and geometry of one platform. Charged cycles are the platform's own; executed cycles are those of the processor that runs the
@@ -80,6 +81,15 @@ impl Profile {
         geometry("walk_cache level 1", 1, one)?;
         geometry("walk_cache level 2", 1, two)?;
         geometry("walk_cache level 3", 1, three)
+    }
+
+    /// Whether the walker snoops, as tables want to know it.
+    pub fn coherency(&self) -> Coherency {
+        if self.coherent {
+            Coherency::Coherent
+        } else {
+            Coherency::NonCoherent
+        }
     }
 
     /// Profiles that come with the program.

@@ -74,13 +74,12 @@ impl Oracle {
                 }
             }
             Ownership::Byte => {
-                for index in 0..pieces.len() {
-                    let piece = pieces[index];
+                for piece in pieces {
                     let (first, last) = (piece.start().get() >> 12, piece.last().get() >> 12);
                     for page in first..=last {
                         let outlives = |old: Row, grants: &Grants| {
                             let grant = grants.get(old);
-                            grant.is_some_and(|g| g.state != State::Dead || !g.overlaps(&piece))
+                            grant.is_some_and(|g| g.state != State::Dead || !g.overlaps(piece))
                         };
                         owners.share(page, id.row(), grants, outlives);
                     }

@@ -12,6 +12,17 @@ pub struct Windows {
     pub byte_ns: u128,
     /// Windows of any length, zero included.
     pub count: u64,
+    /// What is added up of windows that nothing closes; `None` without any.
+    for_good: Option<ForGood>,
+}
+
+/// Windows that nothing closes. A list of them would grow with the trace.
+#[derive(Debug)]
+struct ForGood {
+    first: Nanos,
+    bytes: u128,
+    /// Sum of bytes times the moment they were left open.
+    byte_moments: u128,
 }
 
 #[derive(Debug)]
@@ -34,6 +45,18 @@ impl Windows {
         });
     }
 
+    /// The same where no invalidation will ever end it: the window stays open until [`finish`](Self::finish).
+    pub fn open_for_good(&mut self, bytes: u64, now: Nanos) {
+        self.count += 1;
+        let all = self.for_good.get_or_insert(ForGood {
+            first: now,
+            bytes: 0,
+            byte_moments: 0,
+        });
+        all.bytes += u128::from(bytes);
+        all.byte_moments += u128::from(bytes) * u128::from(now.0);
+    }
+
     /// The hardware has completed an invalidation.
     pub fn close(&mut self, request: &Invalidation, now: Nanos) {
         if self.open.is_empty() {
@@ -52,10 +75,12 @@ impl Windows {
     }
 
     /// The trace ends: what is still open counts until now.
-    pub fn finish(&mut self, now: Nanos) -> u64 {
-        let left = self.open.len() as u64;
+    pub fn finish(&mut self, now: Nanos) {
         self.close(&Invalidation::Global, now);
-        left
+        if let Some(all) = self.for_good.take() {
+            self.longest_ns = self.longest_ns.max(now.since(all.first));
+            self.byte_ns += (all.bytes * u128::from(now.0)).saturating_sub(all.byte_moments);
+        }
     }
 
     /// Sum of bytes times seconds.

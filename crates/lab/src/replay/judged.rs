@@ -63,7 +63,7 @@ pub struct Outcomes {
     pub stale_byte_seconds: f64,
     /// Longest time a buffer was withheld.
     pub release_delay_max_ns: u64,
-    /// Faults that the hardware recorded in vain because its log was full.
+    /// Mappings that the trace does not end.
     pub alive_at_end: u64,
 }
 
@@ -80,6 +80,8 @@ pub struct Judged<S: Space, F: Flush<S, u64>, X> {
     segments: Vec<Segment>,
     make: MakeSpace<S>,
     oracle: Oracle,
+    /// Whether a map installs anything that an invalidation could ever remove.
+    installs: bool,
     rows: DeviceRows,
     windows: Windows,
     withheld: HashMap<u64, Nanos>,
@@ -128,6 +130,7 @@ impl<S: Space, F: Flush<S, u64>, X: Attacker> Judged<S, F, X> {
             segments: Vec::new(),
             make,
             oracle: Oracle::new(ownership),
+            installs: ownership == Ownership::Page,
             rows: DeviceRows::default(),
             windows: Windows::default(),
             withheld: HashMap::new(),
@@ -155,7 +158,6 @@ impl<S: Space, F: Flush<S, u64>, X: Attacker> Judged<S, F, X> {
                     self.map(id, device, devices, cpu, direction, pieces)?;
                 }
                 Step::Unmap { id, device, cpu } => {
-                    self.outcomes.unmaps += 1;
                     self.unmap(id, device, cpu, true);
                 }
                 Step::EndBurst {
@@ -340,6 +342,7 @@ impl<S: Space, F: Flush<S, u64>, X: Attacker> Judged<S, F, X> {
             Held::None => return,
         };
         self.live -= 1;
+        self.outcomes.unmaps += u64::from(used);
         match outcome {
             Ok(outcome) => {
                 let stale = outcome.is_stale();
@@ -348,10 +351,13 @@ impl<S: Space, F: Flush<S, u64>, X: Attacker> Judged<S, F, X> {
                     if stale {
                         let pages = PfnRange::covering(&range);
                         let now = self.machine.now;
-                        // What the policy flushed before it returned closes windows that were open before this one.
-                        // A flush that this unmap has triggered closes it at once.
-                        self.windows.open(at.domain(), pages, bytes, now);
-                        self.close_windows();
+                        if self.installs {
+                            // A flush that this unmap triggered came after its entry was cleared: it closes this window too.
+                            self.windows.open(at.domain(), pages, bytes, now);
+                            self.close_windows();
+                        } else {
+                            self.windows.open_for_good(bytes, now);
+                        }
                     }
                 } else {
                     self.oracle.withhold(grant);

@@ -20,6 +20,8 @@ use crate::error::LabError;
 use crate::modes::{Alloc, FlushKind, Mode, TableKind};
 
 /// Any allocator that takes flushed ranges back.
+// There is one a domain, and it stays where it is.
+#[allow(clippy::large_enum_variant)]
 pub(crate) enum AnyAlloc {
     Tree(Tree),
     Freelists(Freelists),
@@ -33,7 +35,7 @@ pub(crate) enum AnyAlloc {
 pub(crate) enum AnyAllocCpu {
     None(()),
     Bitmap(<Next as IovaAllocator>::PerCpu),
-    Rcache(<Rcache as IovaAllocator>::PerCpu),
+    Rcache(Box<<Rcache as IovaAllocator>::PerCpu>),
     Magazines(Box<<Product as IovaAllocator>::PerCpu>),
 }
 
@@ -58,7 +60,7 @@ impl IovaAllocator for AnyAlloc {
     fn per_cpu(&self) -> AnyAllocCpu {
         match self {
             Self::Bitmap(a) => AnyAllocCpu::Bitmap(a.per_cpu()),
-            Self::Rcache(a) => AnyAllocCpu::Rcache(a.per_cpu()),
+            Self::Rcache(a) => AnyAllocCpu::Rcache(Box::new(a.per_cpu())),
             Self::Magazines(a) => AnyAllocCpu::Magazines(Box::new(a.per_cpu())),
             Self::Tree(_) | Self::Freelists(_) | Self::Gas(_) => AnyAllocCpu::None(()),
         }

@@ -2,24 +2,15 @@
 
 use std::io::Read;
 
-use ringfence_devices::{Neighbour, Replayer, Reuse};
-use ringfence_dma::flush::{Flush, Never};
-use ringfence_dma::space::{Identity, Paged, StaticTable};
-use ringfence_iova::IovaAllocator;
-use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
-use ringfence_trace::{Chunk, DeviceIndex, Devices, MappingId, Operations, Summary};
-use ringfence_types::{PageSize, PhysAddr, PhysRange};
+use ringfence_trace::{Chunk, Operations, Summary};
 
 use crate::Profile;
-use crate::build::{Job, Recipe, TableMaker, dispatch};
 use crate::error::LabError;
-use crate::machine::{DATA_BYTES, Directed, Machine};
-use crate::meter::{FlushFor, Meter, Sets};
-use crate::modes::{Mode, TableKind};
-use crate::oracle::Ownership;
+use crate::modes::Mode;
 use crate::plan::{Plan, Planner};
-use crate::replay::{Judged, Nobody, Outcomes};
 use crate::row::{Parts, Row};
+
+pub use crate::runner::{Runner, meter, runner};
 
 /// What to run, and how.
 #[derive(Debug, Clone)]
@@ -52,212 +43,6 @@ impl Options {
 impl Default for Options {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-/// A replay under the oracle, whatever its mode.
-pub trait Judge {
-    /// Performs a plan.
-    fn run(&mut self, plan: &Plan, devices: &Devices) -> Result<(), LabError>;
-    /// Ends the replay.
-    fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes;
-}
-
-impl<S, F, X> Judge for Judged<S, F, X>
-where
-    S: ringfence_dma::Space,
-    F: Flush<S, u64>,
-    X: ringfence_devices::Attacker,
-{
-    fn run(&mut self, plan: &Plan, devices: &Devices) -> Result<(), LabError> {
-        Judged::run(self, plan, devices)
-    }
-
-    fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes {
-        Judged::finish(self, alive)
-    }
-}
-
-/// Makes the replays and the meter of one mode.
-struct Assemble<'a> {
-    options: &'a Options,
-}
-
-/// What runs for one mode.
-pub struct Runner {
-    /// The metered pass.
-    pub metered: Box<dyn Judge>,
-    /// The hostile pass.
-    pub hostile: Option<Box<dyn Judge>>,
-    /// The meter.
-    pub meter: Option<Box<dyn Meter>>,
-}
-
-impl Assemble<'_> {
-    fn judges<S, F>(
-        &self,
-        enabled: bool,
-        ownership: Ownership,
-        flush: fn() -> F,
-        make: impl Fn() -> crate::replay::MakeSpace<S>,
-    ) -> Result<(Box<dyn Judge>, Option<Box<dyn Judge>>), LabError>
-    where
-        S: ringfence_dma::Space + 'static,
-        F: Flush<S, u64> + 'static,
-    {
-        let machine = || Machine::new(&self.options.profile, enabled);
-        let metered = Judged::new(machine()?, flush(), ownership, Nobody, make());
-        let hostile: Option<Box<dyn Judge>> = if self.options.hostile {
-            let reuse = match ownership {
-                Ownership::Page => Reuse::Page,
-                Ownership::Byte => Reuse::Byte,
-            };
-            let attackers = (Replayer::new(reuse), Neighbour);
-            Some(Box::new(Judged::new(
-                machine()?,
-                flush(),
-                ownership,
-                attackers,
-                make(),
-            )))
-        } else {
-            None
-        };
-        Ok((Box::new(metered), hostile))
-    }
-}
-
-impl Job for Assemble<'_> {
-    type Output = Result<Runner, LabError>;
-
-    fn identity(self, kind: TableKind) -> Self::Output {
-        let make = move || -> crate::replay::MakeSpace<Identity> {
-            Box::new(move |domain, machine: &Machine| {
-                let directed = match kind {
-                    TableKind::StaticRadix => {
-                        // Pages of 2 MiB: what a kernel uses for such a map.
-                        let format =
-                            SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size2M);
-                        let table = Table::new(
-                            format,
-                            domain,
-                            machine.coherency(),
-                            machine.arena(),
-                            ringfence_dma::Platform::frames(machine),
-                        )?;
-                        let all = PhysRange::new(PhysAddr::ZERO, DATA_BYTES)
-                            .ok_or(LabError::Internal("all of memory"))?;
-                        StaticTable::fill(&table, machine, &[all])?;
-                        Directed::Table(table.root())
-                    }
-                    _ => Directed::PassThrough,
-                };
-                Ok((Identity::new(domain), directed))
-            })
-        };
-        let enabled = kind != TableKind::None;
-        let (metered, hostile) = self.judges(enabled, Ownership::Byte, || Never, make)?;
-        let meter = match self.options.repetitions {
-            0 => None,
-            _ => Some(
-                MeterAlone {
-                    options: self.options,
-                }
-                .identity(kind)?,
-            ),
-        };
-        Ok(Runner {
-            metered,
-            hostile,
-            meter,
-        })
-    }
-
-    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
-    where
-        A: IovaAllocator + 'static,
-        T: TableMaker,
-        F: FlushFor<A, T> + 'static,
-    {
-        let make = move || -> crate::replay::MakeSpace<Paged<A, T>> {
-            Box::new(move |domain, machine: &Machine| {
-                let table = T::make(
-                    domain,
-                    machine.coherency(),
-                    machine.arena(),
-                    ringfence_dma::Platform::frames(machine),
-                )?;
-                let directed = Directed::Table(table.root());
-                let alloc = (recipe.alloc)(recipe.answer)?;
-                Ok((Paged::new(alloc, table, recipe.rounding), directed))
-            })
-        };
-        let (metered, hostile) = self.judges(true, Ownership::Page, recipe.flush, make)?;
-        let meter = match self.options.repetitions {
-            0 => None,
-            _ => Some(
-                MeterAlone {
-                    options: self.options,
-                }
-                .paged(recipe)?,
-            ),
-        };
-        Ok(Runner {
-            metered,
-            hostile,
-            meter,
-        })
-    }
-}
-
-/// What runs for `mode`.
-///
-/// # Errors
-/// The mode is not built in, or no memory could be had.
-pub fn runner(mode: &Mode, options: &Options) -> Result<Runner, LabError> {
-    dispatch(mode, Assemble { options })?
-}
-
-/// Makes the meter alone.
-struct MeterAlone<'a> {
-    options: &'a Options,
-}
-
-impl Job for MeterAlone<'_> {
-    type Output = Result<Box<dyn Meter>, LabError>;
-
-    fn identity(self, _kind: TableKind) -> Self::Output {
-        Ok(Box::new(Sets::identity(
-            || Never,
-            self.options.repetitions,
-        )?))
-    }
-
-    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
-    where
-        A: IovaAllocator + 'static,
-        T: TableMaker,
-        F: FlushFor<A, T> + 'static,
-    {
-        let repetitions = self.options.repetitions;
-        let coherency = coherency(&self.options.profile);
-        Ok(Box::new(Sets::paged(recipe, coherency, repetitions)?))
-    }
-}
-
-/// The meter of `mode`, without machine and oracle.
-///
-/// # Errors
-/// The mode is not built in, or no memory could be had.
-pub fn meter(mode: &Mode, options: &Options) -> Result<Box<dyn Meter>, LabError> {
-    dispatch(mode, MeterAlone { options })?
-}
-
-fn coherency(profile: &Profile) -> Coherency {
-    if profile.coherent {
-        Coherency::Coherent
-    } else {
-        Coherency::NonCoherent
     }
 }
 
@@ -328,7 +113,7 @@ pub fn compare<R: Read>(
     }
     let alive = planner.alive();
     let summary = operations.summary().clone();
-    let status = status(&summary);
+    let status = status(&summary, &planner);
     let mut rows = Vec::with_capacity(runners.len());
     for (mode, runner) in options.modes.iter().zip(&mut runners) {
         let metered = runner.metered.finish(&alive);
@@ -367,17 +152,13 @@ pub fn compare<R: Read>(
     })
 }
 
-/// `ok`, or why a trace's rows cannot be taken at their word.
-fn status(summary: &Summary) -> String {
+/// `ok`, or why a trace's rows cannot be taken at their word. Devices that are not replayed spoil nothing.
+fn status(summary: &Summary, planner: &Planner) -> String {
     if summary.lost > 0 {
         return format!("the kernel lost {} events", summary.lost);
     }
-    let skipping = summary
-        .devices
-        .iter()
-        .filter(|device| device.skips_unmaps())
-        .count();
-    if skipping > 0 {
+    let mut skipping = summary.skipping_devices();
+    if skipping.any(|device| planner.keeps(device)) {
         return "the driver skips unmaps: the trace does not say when mappings end".into();
     }
     "ok".into()

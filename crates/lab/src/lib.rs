@@ -2,7 +2,7 @@
 //!
 //! A trace comes in as operations ([`ringfence_trace`]); [`plan`] decides once for all modes what happens when; [`build`] turns a mode's row of
 //! answers into types; [`replay`] performs the plan with devices, hardware and [`oracle`]; [`meter`] times the layer alone;
-//! [`compare`] puts a row together from both.
+//! [`compare`] runs both for each mode and puts its [`row`] together.
 
 mod any;
 pub mod build;
@@ -17,6 +17,7 @@ mod profile;
 pub mod replay;
 pub mod report;
 pub mod row;
+mod runner;
 
 pub use error::LabError;
 pub use profile::{Profile, ProfileError};

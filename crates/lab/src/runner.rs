@@ -1,0 +1,210 @@
+//! What runs for one mode: its passes under the oracle, and its meter.
+
+use ringfence_devices::{Attacker, Neighbour, Replayer, Reuse};
+use ringfence_dma::flush::{Flush, Never};
+use ringfence_dma::space::{Identity, Paged, StaticTable};
+use ringfence_dma::{Platform, Space};
+use ringfence_iova::IovaAllocator;
+use ringfence_pgtable::{Levels, SecondStage, Table};
+use ringfence_trace::{DeviceIndex, Devices, MappingId};
+use ringfence_types::{PageSize, PhysAddr, PhysRange};
+
+use crate::build::{Job, Recipe, TableMaker, dispatch};
+use crate::compare::Options;
+use crate::error::LabError;
+use crate::machine::{DATA_BYTES, Directed, Machine};
+use crate::meter::{FlushFor, Meter, Sets};
+use crate::modes::{Mode, TableKind};
+use crate::oracle::Ownership;
+use crate::plan::Plan;
+use crate::replay::{Judged, MakeSpace, Nobody, Outcomes};
+
+/// A replay under the oracle, whatever its mode.
+pub trait Judge {
+    /// Performs a plan.
+    fn run(&mut self, plan: &Plan, devices: &Devices) -> Result<(), LabError>;
+    /// Ends the replay.
+    fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes;
+}
+
+impl<S, F, X> Judge for Judged<S, F, X>
+where
+    S: Space,
+    F: Flush<S, u64>,
+    X: Attacker,
+{
+    fn run(&mut self, plan: &Plan, devices: &Devices) -> Result<(), LabError> {
+        Judged::run(self, plan, devices)
+    }
+
+    fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes {
+        Judged::finish(self, alive)
+    }
+}
+
+/// Makes the replays and the meter of one mode.
+struct Assemble<'a> {
+    options: &'a Options,
+}
+
+/// What runs for one mode.
+pub struct Runner {
+    /// The metered pass.
+    pub metered: Box<dyn Judge>,
+    /// The hostile pass.
+    pub hostile: Option<Box<dyn Judge>>,
+    /// The meter.
+    pub meter: Option<Box<dyn Meter>>,
+}
+
+impl<'a> Assemble<'a> {
+    /// The maker of the meter, if there is to be one.
+    fn meter(&self) -> Option<MeterAlone<'a>> {
+        (self.options.repetitions > 0).then_some(MeterAlone {
+            options: self.options,
+        })
+    }
+
+    /// The passes under the oracle, without a meter.
+    fn judges<S, F>(
+        &self,
+        enabled: bool,
+        ownership: Ownership,
+        flush: fn() -> F,
+        make: impl Fn() -> MakeSpace<S>,
+    ) -> Result<Runner, LabError>
+    where
+        S: Space + 'static,
+        F: Flush<S, u64> + 'static,
+    {
+        let machine = || Machine::new(&self.options.profile, enabled);
+        let metered = Judged::new(machine()?, flush(), ownership, Nobody, make());
+        let hostile: Option<Box<dyn Judge>> = if self.options.hostile {
+            let reuse = match ownership {
+                Ownership::Page => Reuse::Page,
+                Ownership::Byte => Reuse::Byte,
+            };
+            let attackers = (Replayer::new(reuse), Neighbour);
+            Some(Box::new(Judged::new(
+                machine()?,
+                flush(),
+                ownership,
+                attackers,
+                make(),
+            )))
+        } else {
+            None
+        };
+        Ok(Runner {
+            metered: Box::new(metered),
+            hostile,
+            meter: None,
+        })
+    }
+}
+
+impl Job for Assemble<'_> {
+    type Output = Result<Runner, LabError>;
+
+    fn identity(self, kind: TableKind) -> Self::Output {
+        let make = move || -> MakeSpace<Identity> {
+            Box::new(move |domain, machine: &Machine| {
+                let directed = match kind {
+                    TableKind::StaticRadix => {
+                        // Pages of 2 MiB: what a kernel uses for such a map.
+                        let format =
+                            SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size2M);
+                        let table = Table::new(
+                            format,
+                            domain,
+                            machine.coherency(),
+                            machine.arena(),
+                            machine.frames(),
+                        )?;
+                        let all = PhysRange::new(PhysAddr::ZERO, DATA_BYTES)
+                            .ok_or(LabError::Internal("all of memory"))?;
+                        StaticTable::fill(&table, machine, &[all])?;
+                        Directed::Table(table.root())
+                    }
+                    _ => Directed::PassThrough,
+                };
+                Ok((Identity::new(domain), directed))
+            })
+        };
+        let enabled = kind != TableKind::None;
+        let mut runner = self.judges(enabled, Ownership::Byte, || Never, make)?;
+        if let Some(meter) = self.meter() {
+            runner.meter = Some(meter.identity(kind)?);
+        }
+        Ok(runner)
+    }
+
+    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
+    where
+        A: IovaAllocator + 'static,
+        T: TableMaker,
+        F: FlushFor<A, T> + 'static,
+    {
+        let make = move || -> MakeSpace<Paged<A, T>> {
+            Box::new(move |domain, machine: &Machine| {
+                let table = T::make(
+                    domain,
+                    machine.coherency(),
+                    machine.arena(),
+                    machine.frames(),
+                )?;
+                let directed = Directed::Table(table.root());
+                let alloc = (recipe.alloc)(recipe.answer)?;
+                Ok((Paged::new(alloc, table, recipe.rounding), directed))
+            })
+        };
+        let mut runner = self.judges(true, Ownership::Page, recipe.flush, make)?;
+        if let Some(meter) = self.meter() {
+            runner.meter = Some(meter.paged(recipe)?);
+        }
+        Ok(runner)
+    }
+}
+
+/// What runs for `mode`.
+///
+/// # Errors
+/// The mode is not built in, or no memory could be had.
+pub fn runner(mode: &Mode, options: &Options) -> Result<Runner, LabError> {
+    dispatch(mode, Assemble { options })?
+}
+
+/// Makes the meter alone.
+struct MeterAlone<'a> {
+    options: &'a Options,
+}
+
+impl Job for MeterAlone<'_> {
+    type Output = Result<Box<dyn Meter>, LabError>;
+
+    fn identity(self, _kind: TableKind) -> Self::Output {
+        Ok(Box::new(Sets::identity(
+            || Never,
+            self.options.repetitions,
+        )?))
+    }
+
+    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
+    where
+        A: IovaAllocator + 'static,
+        T: TableMaker,
+        F: FlushFor<A, T> + 'static,
+    {
+        let repetitions = self.options.repetitions;
+        let coherency = self.options.profile.coherency();
+        Ok(Box::new(Sets::paged(recipe, coherency, repetitions)?))
+    }
+}
+
+/// The meter of `mode`, without machine and oracle.
+///
+/// # Errors
+/// The mode is not built in, or no memory could be had.
+pub fn meter(mode: &Mode, options: &Options) -> Result<Box<dyn Meter>, LabError> {
+    dispatch(mode, MeterAlone { options })?
+}

@@ -1,0 +1,187 @@
+//! What `compare` says of a trace.
+
+use ringfence_lab::LabError;
+use ringfence_lab::compare::{Comparison, Options, compare};
+use ringfence_lab::row::Row;
+
+use crate::script::*;
+
+const SMALL: u64 = 100;
+
+fn options(modes: &[&str]) -> Options {
+    Options {
+        modes: modes.iter().map(|name| mode(name)).collect(),
+        ..judged_only(true)
+    }
+}
+
+fn run(lines: &[String], options: &Options) -> Result<Comparison, LabError> {
+    compare("script", trace(lines), options, |_| {})
+}
+
+/// Two devices in turn: `eth` has `pairs` mappings, `disk` half as many, and one of `disk` lives at the end.
+fn two_devices(pairs: u64) -> Vec<String> {
+    let mut lines = Vec::new();
+    for pair in 0..pairs {
+        let at = (pair + 1) << 12;
+        lines.push(map_line("eth", at, SMALL));
+        if pair % 2 == 0 {
+            lines.push(map_line("disk", at + (1 << 24), SMALL));
+            lines.push(unmap_line("disk", at + (1 << 24), SMALL));
+        }
+        lines.push(unmap_line("eth", at, SMALL));
+    }
+    lines.push(map_line("disk", 1 << 25, SMALL));
+    lines
+}
+
+#[test]
+fn a_row_a_mode_over_all_devices_or_the_chosen_ones() {
+    let lines = two_devices(100);
+    let everything = run(&lines, &options(&["none", "fence"])).unwrap();
+    let names: Vec<&str> = everything
+        .rows
+        .iter()
+        .map(|row| row.mode.as_str())
+        .collect();
+    assert_eq!(names, ["none", "fence"]);
+    assert_eq!(everything.devices, ["eth", "disk"]);
+    assert_eq!(everything.lines, 301);
+    let counts = |row: &Row| {
+        (
+            row.maps,
+            row.unmaps,
+            row.accesses,
+            row.live_at_end,
+            row.live_max,
+        )
+    };
+    for row in &everything.rows {
+        assert_eq!(counts(row), (151, 150, 150, 1, 2), "{}", row.mode);
+        assert_eq!(row.status, "ok");
+    }
+    let only = |names: &[&str]| Options {
+        devices: Some(names.iter().map(|&name| name.to_owned()).collect()),
+        ..options(&["fence"])
+    };
+    let disk = run(&lines, &only(&["disk"])).unwrap();
+    assert_eq!(counts(&disk.rows[0]), (51, 50, 50, 1, 1));
+    assert_eq!(disk.lines, 101);
+    assert_eq!(disk.rows[0].invalidations, 50);
+    let both = run(&lines, &only(&["disk", "eth"])).unwrap();
+    assert_eq!(counts(&both.rows[0]), (151, 150, 150, 1, 2));
+    match run(&lines, &only(&["disk", "tape"])) {
+        Err(LabError::NoSuchDevice(name)) => assert_eq!(name, "tape"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn charges_follow_the_invalidations() {
+    let lines = two_devices(100);
+    let mut options = options(&["none", "strict", "fence"]);
+    options.profile.invalidation_cycles = 1000;
+    options.profile.c_none = 500.0;
+    let comparison = run(&lines, &options).unwrap();
+    let [none, strict, fence] = &comparison.rows[..] else {
+        panic!("{comparison:?}");
+    };
+    // The meter is left out: what remains is what was charged.
+    assert_eq!(
+        (none.map_cycles, none.unmap_cycles, none.charged_share),
+        (0.0, 0.0, 0.0)
+    );
+    assert!((none.relative_throughput - 1.0).abs() < 1e-12);
+    for row in [strict, fence] {
+        assert_eq!(row.invalidations, row.unmaps);
+        assert!(
+            (row.unmap_cycles - 1000.0).abs() < 1e-9,
+            "{}",
+            row.unmap_cycles
+        );
+        assert!((row.charged_share - 1.0).abs() < 1e-12);
+        assert!((row.relative_throughput - 500.0 / 1500.0).abs() < 1e-12);
+    }
+}
+
+#[test]
+fn the_meter_reports_components_that_add_up() {
+    let lines = two_devices(400);
+    let mut options = options(&["none", "strict", "bitmap", "fence-burst"]);
+    options.hostile = false;
+    options.repetitions = 1;
+    options.profile.invalidation_cycles = 0;
+    for row in run(&lines, &options).unwrap().rows {
+        assert_eq!(row.attempts, 0, "{}", row.mode);
+        assert!(row.map_cycles + row.unmap_cycles > 0.0, "{}", row.mode);
+        // The whole is by pair; a trace in which all but one mapping end has nearly as many unmaps as maps.
+        let (maps, unmaps) = (row.maps as f64, row.unmaps as f64);
+        let sum = row.map_cycles + row.unmap_cycles * unmaps / maps;
+        let whole = row.components.executed;
+        assert!(
+            (sum - whole).abs() <= 1e-6 * whole.abs(),
+            "{}: {sum} {whole}",
+            row.mode
+        );
+    }
+}
+
+#[test]
+fn no_safety_is_claimed_for_what_the_trace_does_not_say() {
+    // A driver that skips unmaps maps the same address again and again.
+    let skipping: Vec<String> = (0..40)
+        .map(|_| map_line("disk", 0x5000, SMALL))
+        .chain((0..40).flat_map(|_| {
+            [
+                map_line("eth", 0x9000, SMALL),
+                unmap_line("eth", 0x9000, SMALL),
+            ]
+        }))
+        .collect();
+    let row = |options: &Options| run(&skipping, options).unwrap().rows[0].clone();
+    let mut options = options(&["strict"]);
+    let all = row(&options);
+    assert!(all.status.contains("skips unmaps"), "{}", all.status);
+    assert_eq!(all.safety, "none");
+    // The replay ends each mapping when its address is mapped again.
+    assert_eq!((all.maps, all.unmaps), (80, 79));
+    options.devices = Some(vec!["disk".into()]);
+    assert!(row(&options).status.contains("skips unmaps"));
+    // What another driver does says nothing of this one.
+    options.devices = Some(vec!["eth".into()]);
+    let eth = row(&options);
+    assert_eq!((eth.status.as_str(), eth.safety.as_str()), ("ok", "strict"));
+}
+
+#[test]
+fn lost_events_and_refused_maps_are_said() {
+    let mut lines = two_devices(10);
+    lines.push(map_line("eth", 1 << 30, 5 << 30));
+    let rows = run(&lines, &options(&["strict-bitmap", "strict"]))
+        .unwrap()
+        .rows;
+    assert!(
+        rows[0].status.starts_with("1 maps refused: "),
+        "{}",
+        rows[0].status
+    );
+    assert_eq!(rows[0].safety, "none");
+    assert_eq!(
+        (rows[1].status.as_str(), rows[1].safety.as_str()),
+        ("ok", "strict")
+    );
+    assert_eq!(rows[0].maps + 1, rows[1].maps);
+
+    let text = format!(
+        "CPU:0 [LOST 3 EVENTS]\n    task-1 [000] ..1.. 1.000001: {}\n",
+        map_line("eth", 0x1000, SMALL)
+    );
+    let source =
+        ringfence_trace::Source::from_reader("lost", std::io::Cursor::new(text.into_bytes()));
+    let operations = ringfence_trace::Operations::new("lost", source.unwrap(), Default::default());
+    let rows = compare("lost", operations, &options(&["fence"]), |_| {})
+        .unwrap()
+        .rows;
+    assert_eq!(rows[0].status, "the kernel lost 3 events");
+    assert_eq!(rows[0].safety, "none");
+}

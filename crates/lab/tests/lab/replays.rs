@@ -1,0 +1,261 @@
+//! What the replay and the oracle count on traces small enough to count by hand.
+
+use ringfence_lab::compare::runner;
+use ringfence_lab::modes::Mode;
+use ringfence_lab::plan::Plan;
+use ringfence_lab::replay::Outcomes;
+use ringfence_trace::{DeviceIndex, Devices, MappingId};
+
+use crate::script::*;
+
+const US: u64 = 1_000;
+
+/// 600 buffers of 100 bytes, each on a page of its own, mapped and unmapped one after the other, an operation a microsecond.
+const PAIRS: u64 = 600;
+const BYTES: u64 = 100;
+
+fn buffer(number: u64) -> [ringfence_types::PhysRange; 1] {
+    [memory((number + 16) << 12 | 0x80, BYTES)]
+}
+
+fn pairs() -> Script {
+    let mut script = Script::default();
+    for pair in 0..PAIRS {
+        script.map(2 * pair * US, (0, 0, RX), 0, &buffer(pair));
+        script.unmap((2 * pair + 1) * US, (0, 0), 0);
+    }
+    script
+}
+
+/// `bursts` times: 32 maps, then 32 unmaps, an operation a microsecond.
+fn bursts(bursts: u64) -> Script {
+    let mut script = Script::default();
+    let mut time = 0;
+    for burst in 0..bursts {
+        for id in 0..32_u64 {
+            script.map(time * US, (0, 0, TX), id as u32, &buffer(burst * 32 + id));
+            time += 1;
+        }
+        for id in 0..32 {
+            script.unmap(time * US, (0, 0), id);
+            time += 1;
+        }
+    }
+    script
+}
+
+/// The metered pass, and the hostile one.
+fn replay(name: &str, plan: &Plan, alive: &[(MappingId, DeviceIndex)]) -> (Outcomes, Outcomes) {
+    let mut runner = runner(&mode(name), &judged_only(true)).unwrap();
+    let devices = Devices::new();
+    runner.metered.run(plan, &devices).unwrap();
+    let mut hostile = runner.hostile.unwrap();
+    hostile.run(plan, &devices).unwrap();
+    (runner.metered.finish(alive), hostile.finish(alive))
+}
+
+#[test]
+fn every_mode_counts_what_can_be_counted_by_hand() {
+    let (plan, planner) = planned(&pairs().chunk);
+    // The last step is the last tick within 12 ms of the last operation.
+    let end = 13_000 * US;
+    // Mode; invalidations; longest stale window.
+    let cases = [
+        ("none", 0, end - US),
+        ("hwpt", 0, end - US),
+        ("swpt", 0, end - US),
+        ("strict", 600, 0),
+        ("strict+", 600, 0),
+        // At the 250th and the 500th entry; the rest by the timer, at the first tick 10 ms after the 501st.
+        ("defer", 3, 12_000 * US - 1001 * US),
+        ("defer+", 3, 12_000 * US - 1001 * US),
+        // No wrap of 2^20 pages in 600.
+        ("bitmap", 0, end - US),
+        ("strict-bitmap", 600, 0),
+        ("freebsd", 600, 0),
+        ("freebsd-fixed", 600, 0),
+        ("linux-strict", 600, 0),
+        // With the 257th and the 513th unmap, whose entries are cleared by then; the rest by the timer, 10 ms after the 513th.
+        ("linux-lazy", 3, 12_000 * US - 1027 * US),
+        ("fence", 600, 0),
+        // Each unmap is followed by a map of its key.
+        ("fence-burst", 600, 0),
+    ];
+    for (name, invalidations, window) in cases {
+        let (metered, hostile) = replay(name, &plan, &planner.alive());
+        for outcomes in [&metered, &hostile] {
+            assert_eq!((outcomes.maps, outcomes.unmaps), (PAIRS, PAIRS), "{name}");
+            assert_eq!(outcomes.live_max, 1, "{name}");
+            assert_eq!(outcomes.alive_at_end, 0, "{name}");
+            assert_eq!(outcomes.invalidations, invalidations, "{name}");
+            assert_eq!(outcomes.stale_max_ns, window, "{name}");
+            assert_eq!(outcomes.tally.false_faults, 0, "{name}");
+            assert_eq!(outcomes.refused_maps + outcomes.refused_unmaps, 0, "{name}");
+        }
+        // A device that behaves: one access a page, all granted.
+        assert_eq!(metered.tally.accesses, PAIRS, "{name}");
+        assert_eq!(metered.attempts, 0, "{name}");
+        assert_eq!(
+            metered.tally.violations() + metered.tally.colocated,
+            0,
+            "{name}"
+        );
+        // One that does not tries both ends of each dead range, and beside each buffer.
+        assert!(
+            hostile.attempts >= 2 * PAIRS,
+            "{name}: {}",
+            hostile.attempts
+        );
+        assert_eq!(hostile.tally.accesses, PAIRS + hostile.attempts, "{name}");
+        let mode = mode(name);
+        assert_eq!(window > 0, hostile.tally.stale > 0, "{name}");
+        assert_eq!(
+            window > 0,
+            mode.safety() < ringfence_lab::modes::Safety::Strict,
+            "{name}"
+        );
+        // Both neighbours of each buffer lie on its page.
+        assert_eq!(hostile.tally.colocated, 2 * PAIRS, "{name}");
+    }
+}
+
+#[test]
+fn stale_byte_seconds_are_the_sum_over_all_windows() {
+    let (plan, planner) = planned(&pairs().chunk);
+    let unmap = |pair: u64| 2 * pair + 1;
+    let sum = |windows: &dyn Fn(u64) -> u64| {
+        let us: u64 = (0..PAIRS).map(|pair| windows(pair) - unmap(pair)).sum();
+        (us * BYTES) as f64 / 1e6
+    };
+    let cases: [(&str, f64); 5] = [
+        ("none", sum(&|_| 13_000)),
+        ("bitmap", sum(&|_| 13_000)),
+        (
+            "defer",
+            sum(&|pair| match pair / 250 {
+                0 => unmap(249),
+                1 => unmap(499),
+                _ => 12_000,
+            }),
+        ),
+        (
+            "linux-lazy",
+            sum(&|pair| match pair {
+                0..=256 => unmap(256),
+                257..=512 => unmap(512),
+                _ => 12_000,
+            }),
+        ),
+        ("strict", 0.0),
+    ];
+    for (name, expected) in cases {
+        let (metered, _) = replay(name, &plan, &planner.alive());
+        let got = metered.stale_byte_seconds;
+        assert!((got - expected).abs() < 1e-9, "{name}: {got} {expected}");
+    }
+}
+
+#[test]
+fn one_invalidation_ends_a_burst_and_gives_its_buffers_back() {
+    let (plan, planner) = planned(&bursts(10).chunk);
+    assert_eq!((planner.bursts, planner.bursts_cut_by_map), (10, 0));
+    let (metered, hostile) = replay("fence-burst", &plan, &planner.alive());
+    for outcomes in [&metered, &hostile] {
+        assert_eq!(outcomes.invalidations, 10);
+        assert_eq!(outcomes.live_max, 32);
+        // Nine bursts last until the next map, 32 us after their first unmap; the last one its 50 us.
+        assert_eq!(outcomes.release_delay_max_ns, 50 * US);
+        assert_eq!(outcomes.stale_max_ns, 0);
+        assert_eq!(outcomes.tally.violations(), 0);
+        assert_eq!(outcomes.tally.false_faults, 0);
+    }
+    let (strict, _) = replay("fence", &plan, &planner.alive());
+    assert_eq!(
+        (strict.invalidations, strict.release_delay_max_ns),
+        (320, 0)
+    );
+}
+
+#[test]
+fn addresses_are_flushed_once_a_wrap() {
+    // Half of a space of 2^20 pages less the first at once: the third map finds none left.
+    let pages = 1 << 19;
+    let mut script = Script::default();
+    for turn in 0..3 {
+        script.map(
+            2 * turn * US,
+            (0, 0, RX),
+            0,
+            &[memory(0, (pages - 1) << 12)],
+        );
+        script.unmap((2 * turn + 1) * US, (0, 0), 0);
+    }
+    let (plan, planner) = planned(&script.chunk);
+    let mut runner = runner(&mode("bitmap"), &judged_only(false)).unwrap();
+    runner.metered.run(&plan, &Devices::new()).unwrap();
+    let outcomes = runner.metered.finish(&planner.alive());
+    assert_eq!((outcomes.maps, outcomes.invalidations), (3, 1));
+    // The first window lasts from its unmap to the third map; the last one is open at the end, 12 ms later.
+    assert_eq!(outcomes.stale_max_ns, 12_000 * US - 5 * US);
+}
+
+#[test]
+fn what_is_refused_is_counted_and_changes_nothing() {
+    let mut script = Script::default();
+    // The bitmap covers 4 GiB.
+    script.map(0, (0, 0, RX), 0, &[memory(1 << 32, 5 << 30)]);
+    script.map(US, (0, 0, RX), 1, &buffer(1));
+    script.unmap(2 * US, (0, 0), 0);
+    script.unmap(3 * US, (0, 0), 1);
+    let (plan, planner) = planned(&script.chunk);
+    let (metered, hostile) = replay("strict-bitmap", &plan, &planner.alive());
+    for outcomes in [&metered, &hostile] {
+        assert_eq!((outcomes.maps, outcomes.unmaps), (1, 1));
+        assert_eq!(outcomes.refused_maps, 1);
+        assert!(
+            outcomes
+                .first_refusal
+                .as_ref()
+                .is_some_and(|why| !why.is_empty())
+        );
+        assert_eq!(outcomes.invalidations, 1);
+        assert_eq!(outcomes.tally.violations() + outcomes.tally.false_faults, 0);
+    }
+}
+
+#[test]
+fn what_lives_at_the_end_is_taken_down_without_being_counted() {
+    let mut script = Script::default();
+    script.map(0, (0, 0, RX), 0, &buffer(0));
+    script.map(US, (1, 1, TX), 1, &buffer(1));
+    script.unmap(2 * US, (0, 0), 0);
+    let (plan, planner) = planned(&script.chunk);
+    for mode in Mode::named() {
+        let (metered, _) = replay(&mode.name, &plan, &planner.alive());
+        assert_eq!((metered.maps, metered.unmaps), (2, 1), "{}", mode.name);
+        assert_eq!(metered.alive_at_end, 1, "{}", mode.name);
+        assert_eq!(metered.tally.accesses, 1, "{}", mode.name);
+    }
+}
+
+#[test]
+fn devices_have_domains_of_their_own_and_share_the_old_queue() {
+    // 250 unmaps of two devices in turn: the queue of the unit fills once, those of the domains do not.
+    let mut script = Script::default();
+    for pair in 0..250_u64 {
+        let device = (pair % 2) as u16;
+        script.map(2 * pair * US, (device, device, RX), 0, &buffer(pair));
+        script.unmap((2 * pair + 1) * US, (device, device), 0);
+    }
+    let (plan, planner) = planned(&script.chunk);
+    // By the timer: both domains are flushed.
+    for (name, invalidations, window) in [
+        ("defer", 1, 2 * 249 * US),
+        ("linux-lazy", 2, 11_000 * US - US),
+    ] {
+        let (metered, hostile) = replay(name, &plan, &planner.alive());
+        assert_eq!(metered.invalidations, invalidations, "{name}");
+        assert_eq!(metered.stale_max_ns, window, "{name}");
+        assert_eq!(hostile.tally.foreign, 0, "{name}");
+    }
+}

@@ -1,0 +1,138 @@
+//! Hand-made traces.
+
+use ringfence_lab::Profile;
+use ringfence_lab::compare::Options;
+use ringfence_lab::modes::Mode;
+use ringfence_lab::plan::{Plan, Planner};
+use ringfence_trace::{
+    Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations,
+    Options as TraceOptions, SegmentSpan, Source,
+};
+use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
+
+pub(crate) const RX: Direction = Direction::FromDevice;
+pub(crate) const TX: Direction = Direction::ToDevice;
+
+/// When scripts begin, in nanoseconds: any moment but 0.
+pub(crate) const START: u64 = 7_000_000_000;
+
+/// A buffer.
+pub(crate) fn memory(at: u64, bytes: u64) -> PhysRange {
+    PhysRange::new(PhysAddr::new(at), bytes).unwrap()
+}
+
+/// Operations, written one by one. Times are nanoseconds since [`START`].
+#[derive(Default)]
+pub(crate) struct Script {
+    pub(crate) chunk: Chunk,
+}
+
+impl Script {
+    pub(crate) fn map(
+        &mut self,
+        time: u64,
+        (device, cpu, direction): (u16, u16, Direction),
+        id: u32,
+        pieces: &[PhysRange],
+    ) {
+        let first = self.chunk.segments.len() as u32;
+        self.chunk.segments.extend_from_slice(pieces);
+        let count = pieces.len() as u32;
+        let kind = OpKind::Map {
+            id: MappingId(id),
+            direction,
+            class: MapClass::Single,
+            flags: MapFlags::NONE,
+            segments: SegmentSpan { first, count },
+        };
+        self.push(time, device, cpu, kind);
+    }
+
+    pub(crate) fn unmap(&mut self, time: u64, (device, cpu): (u16, u16), id: u32) {
+        self.push(time, device, cpu, OpKind::Unmap { id: MappingId(id) });
+    }
+
+    fn push(&mut self, time: u64, device: u16, cpu: u16, kind: OpKind) {
+        self.chunk.ops.push(Op {
+            time: Nanos(START + time),
+            device: DeviceIndex(device),
+            cpu,
+            lines: 1,
+            kind,
+        });
+    }
+}
+
+/// The plan of a whole trace, in chunks of `size` operations put together, and its planner.
+pub(crate) fn planned_in_chunks(chunk: &Chunk, size: usize) -> (Plan, Planner) {
+    let mut planner = Planner::new();
+    let mut whole = Plan::default();
+    let mut plan = Plan::default();
+    let mut add = |plan: &Plan| {
+        // Segments are not looked at by tests that cut.
+        whole.steps.extend_from_slice(&plan.steps);
+        whole.segments.extend_from_slice(&plan.segments);
+        whole.maps += plan.maps;
+        whole.unmaps += plan.unmaps;
+        whole.lines += plan.lines;
+    };
+    for ops in chunk.ops.chunks(size.max(1)) {
+        let part = Chunk {
+            ops: ops.to_vec(),
+            segments: chunk.segments.clone(),
+            marks: Vec::new(),
+        };
+        planner.plan(&part, &mut plan);
+        add(&plan);
+    }
+    planner.plan(&Chunk::default(), &mut plan);
+    planner.finish(&mut plan);
+    add(&plan);
+    (whole, planner)
+}
+
+/// The plan of a whole trace in one chunk.
+pub(crate) fn planned(chunk: &Chunk) -> (Plan, Planner) {
+    let mut planner = Planner::new();
+    let mut plan = Plan::default();
+    planner.plan(chunk, &mut plan);
+    planner.finish(&mut plan);
+    (plan, planner)
+}
+
+/// No meter; the hostile pass if wanted.
+pub(crate) fn judged_only(hostile: bool) -> Options {
+    Options {
+        modes: Vec::new(),
+        profile: Profile::r210_2015(),
+        devices: None,
+        repetitions: 0,
+        hostile,
+    }
+}
+
+pub(crate) fn mode(name: &str) -> Mode {
+    Mode::find(name).unwrap()
+}
+
+/// Lines as tracefs prints them, one a microsecond.
+pub(crate) fn trace(lines: &[String]) -> Operations<Source> {
+    let mut text = String::new();
+    for (number, line) in lines.iter().enumerate() {
+        text += &format!("    task-1 [000] ..1.. 1.{number:06}: {line}\n");
+    }
+    let source = Source::from_reader("script", std::io::Cursor::new(text.into_bytes())).unwrap();
+    Operations::new("script", source, TraceOptions::default())
+}
+
+/// A line that maps `bytes` bytes of `device` at `at`.
+pub(crate) fn map_line(device: &str, at: u64, bytes: u64) -> String {
+    format!(
+        "dma_map_phys: {device} dir=FROM_DEVICE dma_addr={at:x} size={bytes} phys_addr={at:x} attrs="
+    )
+}
+
+/// The line that unmaps it.
+pub(crate) fn unmap_line(device: &str, at: u64, bytes: u64) -> String {
+    format!("dma_unmap_phys: {device} dir=FROM_DEVICE dma_addr={at:x} size={bytes} attrs=")
+}

@@ -1,0 +1,219 @@
+//! The meter's stubs answer what the real components answered: no replica refuses what the full one did, or does what it refused.
+
+use std::rc::Rc;
+
+use ringfence_dma::flush::Flush;
+use ringfence_dma::space::{Paged, Space};
+use ringfence_iova::IovaAllocator;
+use ringfence_lab::LabError;
+use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
+use ringfence_lab::meter::{
+    Bench, FlushFor, Immediate, InvalidationQueue, NoFind, NullTable, Recorded, Replica, Tape,
+};
+use ringfence_lab::modes::{Mode, TableKind};
+use ringfence_lab::plan::Plan;
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::Coherency;
+use ringfence_types::{DomainId, Invalidator, Nanos, PhysAddr};
+
+use crate::script::*;
+
+const ARENA: u64 = 64 << 20;
+
+fn bench<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> Bench<I> {
+    let arena = Rc::new(Arena::new(ARENA).unwrap());
+    let frames = Frames::new(Rc::clone(&arena), memory(0x2000, ARENA - 0x2000));
+    let invalidator = invalidator(&arena);
+    Bench {
+        arena,
+        frames,
+        invalidator,
+        now: Nanos(0),
+    }
+}
+
+fn queued(arena: &Rc<Arena>) -> InvalidationQueue {
+    InvalidationQueue::new(Rc::clone(arena), PhysAddr::new(0), PhysAddr::new(0x1000))
+}
+
+/// What every map of the plan gets, in words.
+fn answers<S: Space, F: Flush<S, u64>, I: Invalidator>(
+    flush: F,
+    bench: Bench<I>,
+    plan: &Plan,
+    play: Option<&Tape>,
+    make: impl FnMut(DomainId, &Bench<I>) -> Result<S, LabError> + 'static,
+) -> (String, Rc<Tape>) {
+    let mut replica = Replica::new(flush, bench, make);
+    replica.prepare(plan).unwrap();
+    if let Some(tape) = play {
+        tape.rewind();
+    }
+    let tape = Rc::new(Tape::default());
+    replica.run(plan, &mut (), Some(&tape));
+    (format!("{tape:?}"), tape)
+}
+
+struct AllReplicas<'a>(&'a Plan);
+
+impl Job for AllReplicas<'_> {
+    /// What the maps get in the full replica, and in every other by its name.
+    type Output = Option<(String, Vec<(&'static str, String)>)>;
+
+    fn identity(self, _: TableKind) -> Self::Output {
+        None
+    }
+
+    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
+    where
+        A: IovaAllocator + 'static,
+        T: TableMaker,
+        F: FlushFor<A, T> + 'static,
+    {
+        let plan = self.0;
+        let flush = recipe.flush;
+        let alloc = move || (recipe.alloc)(recipe.answer);
+        let rounding = recipe.rounding;
+        fn table<T: TableMaker, I>(domain: DomainId, bench: &Bench<I>) -> Result<T, LabError> {
+            let coherency = Coherency::Coherent;
+            Ok(T::make(domain, coherency, &*bench.arena, &bench.frames)?)
+        }
+        let (full, tape) = answers(flush(), bench(queued), plan, None, move |domain, bench| {
+            Ok(Paged::new(
+                alloc()?,
+                table::<T, _>(domain, bench)?,
+                rounding,
+            ))
+        });
+        let recorded = {
+            let tape = Rc::clone(&tape);
+            move || Recorded::<A::Returned>::new(Rc::clone(&tape))
+        };
+        let (recorded_a, recorded_at) = (recorded.clone(), recorded);
+        let others = vec![
+            (
+                "no_find",
+                answers(flush(), bench(queued), plan, None, move |domain, bench| {
+                    let alloc = NoFind(alloc()?);
+                    Ok(Paged::new(alloc, table::<T, _>(domain, bench)?, rounding))
+                })
+                .0,
+            ),
+            (
+                "a",
+                answers(
+                    flush(),
+                    bench(queued),
+                    plan,
+                    Some(&tape),
+                    move |domain, bench| {
+                        Ok(Paged::new(
+                            recorded_a(),
+                            table::<T, _>(domain, bench)?,
+                            rounding,
+                        ))
+                    },
+                )
+                .0,
+            ),
+            (
+                "at",
+                answers(
+                    flush(),
+                    bench(queued),
+                    plan,
+                    Some(&tape),
+                    move |domain, _| Ok(Paged::new(recorded_at(), NullTable(domain), rounding)),
+                )
+                .0,
+            ),
+            (
+                "it",
+                answers(
+                    flush(),
+                    bench(|_| Immediate),
+                    plan,
+                    None,
+                    move |domain, _| Ok(Paged::new(alloc()?, NullTable(domain), rounding)),
+                )
+                .0,
+            ),
+        ];
+        Some((full, others))
+    }
+}
+
+/// Sizes, devices, processors and lives in a fixed disorder, and one map that no 32-bit space has room for.
+fn disorder() -> Plan {
+    let mut script = Script::default();
+    let mut seed = 11_u64;
+    let mut roll = |sides: u64| {
+        seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % sides
+    };
+    let mut live: Vec<(u32, u16)> = Vec::new();
+    let mut free: Vec<u32> = (0..400).rev().collect();
+    for step in 0..3_000_u64 {
+        let (time, cpu) = (step * 7_000, roll(2) as u16);
+        if live.len() < 200 && roll(5) < 3 || live.is_empty() {
+            let (id, device) = (free.pop().unwrap(), roll(2) as u16);
+            live.push((id, device));
+            let direction = if roll(2) == 0 { RX } else { TX };
+            let pieces = [
+                memory(roll(1 << 12) << 12 | 0x40, 1 + roll(70_000)),
+                memory(roll(1 << 12) << 12, 4096 * (1 + roll(3))),
+            ];
+            let pieces = &pieces[..1 + roll(2) as usize];
+            script.map(time, (device, cpu, direction), id, pieces);
+        } else {
+            let (id, device) = live.swap_remove(roll(live.len() as u64) as usize);
+            free.push(id);
+            script.unmap(time, (device, cpu), id);
+        }
+    }
+    planned(&script.chunk).0
+}
+
+#[test]
+fn stubs_answer_what_the_real_components_answered() {
+    let plan = disorder();
+    for mode in Mode::named() {
+        let Some((full, others)) = dispatch(&mode, AllReplicas(&plan)).unwrap() else {
+            assert!(!mode.translates(), "{}", mode.name);
+            continue;
+        };
+        assert_eq!(
+            full.matches("Some(").count() as u64,
+            plan.maps,
+            "{}",
+            mode.name
+        );
+        for (replica, answers) in others {
+            assert!(
+                answers == full,
+                "{}: {replica} answers otherwise",
+                mode.name
+            );
+        }
+    }
+}
+
+#[test]
+fn what_the_real_allocator_refused_is_refused_by_the_stub() {
+    let mut script = Script::default();
+    for (id, (at, bytes)) in [(1 << 20, 100), (1 << 32, 5 << 30), (1 << 21, 100)]
+        .into_iter()
+        .enumerate()
+    {
+        script.map(id as u64, (0, 0, RX), id as u32, &[memory(at, bytes)]);
+    }
+    let plan = planned(&script.chunk).0;
+    let job = AllReplicas(&plan);
+    let (full, others) = dispatch(&mode("bitmap"), job).unwrap().unwrap();
+    assert_eq!(full.matches("Some(").count(), 2, "{full}");
+    for (replica, answers) in others {
+        assert_eq!(answers, full, "{replica}");
+    }
+}

@@ -10,8 +10,8 @@ use ringfence_types::{DomainId, Invalidator, Nanos, PhysAddr, PhysMemory, PhysRa
 
 use super::components::{Totals, components};
 use super::{
-    Bench, Blocks, Components, FlushFor, Idle, Immediate, InvalidationQueue, NoFind, NullTable,
-    Recorded, Replica, Runs, Tape, cycles,
+    Bench, Clock, Components, FlushFor, Idle, Immediate, InvalidationQueue, NoFind, NullTable,
+    Recorded, Replica, Tape, cycles,
 };
 use crate::build::{Recipe, TableMaker};
 use crate::error::LabError;
@@ -70,9 +70,7 @@ fn immediate(_: &Rc<Arena>) -> Immediate {
 /// A replica that can be driven without knowing its types.
 trait Driven {
     fn prepare(&mut self, plan: &Plan) -> Result<(), LabError>;
-    fn timed(&mut self, plan: &Plan, blocks: &mut Blocks);
-    fn probed(&mut self, plan: &Plan, runs: &mut Runs);
-    fn taped(&mut self, plan: &Plan, tape: &Tape);
+    fn drive(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&Tape>);
 }
 
 impl<S: Space, F: Flush<S, u64>, I: Invalidator> Driven for Replica<S, F, I> {
@@ -80,16 +78,8 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Driven for Replica<S, F, I> {
         Replica::prepare(self, plan)
     }
 
-    fn timed(&mut self, plan: &Plan, blocks: &mut Blocks) {
-        self.run(plan, blocks, None);
-    }
-
-    fn probed(&mut self, plan: &Plan, runs: &mut Runs) {
-        self.run(plan, runs, None);
-    }
-
-    fn taped(&mut self, plan: &Plan, tape: &Tape) {
-        self.run(plan, &mut (), Some(tape));
+    fn drive(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&Tape>) {
+        self.run(plan, clock, tape);
     }
 }
 
@@ -98,15 +88,9 @@ impl Driven for Idle {
         Ok(())
     }
 
-    fn timed(&mut self, plan: &Plan, blocks: &mut Blocks) {
-        self.run(plan, blocks);
+    fn drive(&mut self, plan: &Plan, clock: &mut Clock, _tape: Option<&Tape>) {
+        self.run(plan, clock);
     }
-
-    fn probed(&mut self, plan: &Plan, runs: &mut Runs) {
-        self.run(plan, runs);
-    }
-
-    fn taped(&mut self, _plan: &Plan, _tape: &Tape) {}
 }
 
 const CONFIGS: usize = 8;
@@ -315,7 +299,8 @@ impl Meter for Sets {
     ) -> Result<bool, LabError> {
         self.tape.erase();
         self.scout.prepare(plan)?;
-        self.scout.taped(plan, &self.tape);
+        self.scout
+            .drive(plan, &mut Clock::blocks(), Some(&self.tape));
         self.tape.rewind();
         let replica = self
             .timed
@@ -325,8 +310,8 @@ impl Meter for Sets {
             return Ok(false);
         };
         replica.prepare(plan)?;
-        let mut blocks = Blocks::default();
-        measured(&mut || replica.timed(plan, &mut blocks));
+        let mut clock = Clock::blocks();
+        measured(&mut || replica.drive(plan, &mut clock, None));
         Ok(true)
     }
 
@@ -338,7 +323,8 @@ impl Meter for Sets {
         self.unmap_count += plan.unmaps;
         self.tape.erase();
         self.scout.prepare(plan)?;
-        self.scout.taped(plan, &self.tape);
+        self.scout
+            .drive(plan, &mut Clock::blocks(), Some(&self.tape));
         let turns = |repetition: usize, chunk: usize| {
             // Another one comes first each time, so that no configuration always finds the caches as its neighbour left them.
             (0..CONFIGS).map(move |turn| (turn + repetition * 3 + chunk) % CONFIGS)
@@ -349,9 +335,9 @@ impl Meter for Sets {
                 if let Some(replica) = &mut set.replicas[config] {
                     replica.prepare(plan)?;
                     self.tape.rewind();
-                    let mut blocks = Blocks::default();
-                    replica.timed(plan, &mut blocks);
-                    times[config].push(blocks.cycles);
+                    let mut clock = Clock::blocks();
+                    replica.drive(plan, &mut clock, None);
+                    times[config].push(clock.blocks);
                 }
             }
         }
@@ -362,10 +348,10 @@ impl Meter for Sets {
                 if let Some(replica) = &mut set.replicas[config] {
                     replica.prepare(plan)?;
                     self.tape.rewind();
-                    let mut runs = Runs::new(self.overhead);
-                    replica.probed(plan, &mut runs);
-                    maps[config].push(runs.in_maps);
-                    unmaps[config].push(runs.in_unmaps);
+                    let mut clock = Clock::runs(self.overhead);
+                    replica.drive(plan, &mut clock, None);
+                    maps[config].push(clock.in_maps);
+                    unmaps[config].push(clock.in_unmaps);
                 }
             }
         }

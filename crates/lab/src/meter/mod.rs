@@ -29,7 +29,7 @@ mod tsc;
 pub use components::{Components, Cycles, Orders};
 pub use metered::{CONFIG_NAMES, Meter, Sets};
 pub use queue::InvalidationQueue;
-pub use replica::{Bench, Blocks, Clocked, Idle, Replica, Runs};
+pub use replica::{Bench, Clock, Idle, Replica};
 pub use stubs::{Immediate, NoFind, NullTable, Recorded, Tape};
 pub use tsc::cycles;
 

@@ -57,88 +57,73 @@ impl<I: Invalidator> Platform for Bench<I> {
 /// other processes.
 const BLOCK: usize = 1024;
 
-/// Reads the clock.
-pub trait Clocked {
-    /// A block begins.
-    fn begin(&mut self);
-    /// A map comes next.
-    fn map(&mut self);
-    /// An unmap, or what belongs to one, comes next.
-    fn unmap(&mut self);
-    /// The block ends.
-    fn end(&mut self);
-}
-
-/// The clock is not read.
-impl Clocked for () {
-    #[inline]
-    fn begin(&mut self) {}
-    #[inline]
-    fn map(&mut self) {}
-    #[inline]
-    fn unmap(&mut self) {}
-    #[inline]
-    fn end(&mut self) {}
-}
-
-/// Cycles of each block.
+/// Reads the cycle counter: at both ends of each block, and where runs of maps and runs of unmaps meet if it is told to. One type for
+/// both, since every replica is compiled for it.
 #[derive(Debug, Default)]
-pub struct Blocks {
-    /// One a block.
-    pub cycles: Vec<u64>,
-    since: u64,
-}
-
-impl Clocked for Blocks {
-    #[inline]
-    fn begin(&mut self) {
-        self.since = cycles();
-    }
-    #[inline]
-    fn map(&mut self) {}
-    #[inline]
-    fn unmap(&mut self) {}
-    #[inline]
-    fn end(&mut self) {
-        self.cycles.push(cycles().saturating_sub(self.since));
-    }
-}
-
-/// Cycles of each block in maps and in unmaps: the clock is read where runs of either meet.
-#[derive(Debug, Default)]
-pub struct Runs {
-    /// In runs of maps, one a block.
+pub struct Clock {
+    /// Cycles of each block.
+    pub blocks: Vec<u64>,
+    /// Cycles of each block in runs of maps; empty unless runs are told apart.
     pub in_maps: Vec<u64>,
-    /// In runs of unmaps, one a block.
+    /// Cycles of each block in runs of unmaps; empty unless runs are told apart.
     pub in_unmaps: Vec<u64>,
-    now: (u64, u64),
+    /// What reading the counter twice costs, if runs are told apart.
+    overhead: Option<u64>,
+    began: u64,
     mapping: bool,
     since: u64,
-    /// What reading the clock twice costs.
-    overhead: u64,
+    now: (u64, u64),
 }
 
-impl Runs {
-    /// Nothing yet; `overhead` is what reading the clock twice costs.
-    pub fn new(overhead: u64) -> Self {
+impl Clock {
+    /// Times blocks.
+    pub fn blocks() -> Self {
+        Self::default()
+    }
+
+    /// Times runs of maps and of unmaps within blocks; `overhead` is what reading the counter twice costs.
+    pub fn runs(overhead: u64) -> Self {
         Self {
-            overhead,
+            overhead: Some(overhead),
             ..Self::default()
         }
     }
 
+    fn begin(&mut self) {
+        self.now = (0, 0);
+        self.began = cycles();
+        self.since = self.began;
+    }
+
+    /// A map comes next.
     #[inline]
-    fn turn(&mut self, mapping: bool) {
-        if self.mapping != mapping {
-            self.close();
-            self.mapping = mapping;
+    fn map(&mut self) {
+        if let Some(overhead) = self.overhead
+            && !self.mapping
+        {
+            self.turn(overhead);
         }
     }
 
+    /// An unmap, or what belongs to one, comes next.
     #[inline]
-    fn close(&mut self) {
+    fn unmap(&mut self) {
+        if let Some(overhead) = self.overhead
+            && self.mapping
+        {
+            self.turn(overhead);
+        }
+    }
+
+    #[cold]
+    fn turn(&mut self, overhead: u64) {
+        self.close(overhead);
+        self.mapping = !self.mapping;
+    }
+
+    fn close(&mut self, overhead: u64) {
         let spent = cycles().saturating_sub(self.since);
-        let spent = spent.saturating_sub(self.overhead);
+        let spent = spent.saturating_sub(overhead);
         if self.mapping {
             self.now.0 += spent;
         } else {
@@ -146,27 +131,14 @@ impl Runs {
         }
         self.since = cycles();
     }
-}
 
-impl Clocked for Runs {
-    #[inline]
-    fn begin(&mut self) {
-        self.now = (0, 0);
-        self.since = cycles();
-    }
-    #[inline]
-    fn map(&mut self) {
-        self.turn(true);
-    }
-    #[inline]
-    fn unmap(&mut self) {
-        self.turn(false);
-    }
-    #[inline]
     fn end(&mut self) {
-        self.close();
-        self.in_maps.push(self.now.0);
-        self.in_unmaps.push(self.now.1);
+        self.blocks.push(cycles().saturating_sub(self.began));
+        if let Some(overhead) = self.overhead {
+            self.close(overhead);
+            self.in_maps.push(self.now.0);
+            self.in_unmaps.push(self.now.1);
+        }
     }
 }
 
@@ -251,7 +223,7 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
     }
 
     /// Performs the steps of `plan` and tells `clock` of each. With a tape, notes the ranges that the maps got.
-    pub fn run(&mut self, plan: &Plan, clock: &mut impl Clocked, tape: Option<&Tape>) {
+    pub fn run(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&Tape>) {
         for block in plan.steps.chunks(BLOCK) {
             clock.begin();
             self.run_block(plan, block, clock, tape);
@@ -260,13 +232,7 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
     }
 
     #[inline]
-    fn run_block(
-        &mut self,
-        plan: &Plan,
-        block: &[Timed],
-        clock: &mut impl Clocked,
-        tape: Option<&Tape>,
-    ) {
+    fn run_block(&mut self, plan: &Plan, block: &[Timed], clock: &mut Clock, tape: Option<&Tape>) {
         for timed in block {
             self.platform.now = timed.time;
             match timed.step {
@@ -387,7 +353,7 @@ pub struct Idle {
 
 impl Idle {
     /// As [`Replica::run`].
-    pub fn run(&mut self, plan: &Plan, clock: &mut impl Clocked) {
+    pub fn run(&mut self, plan: &Plan, clock: &mut Clock) {
         for block in plan.steps.chunks(BLOCK) {
             clock.begin();
             for timed in block {

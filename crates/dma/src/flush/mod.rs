@@ -150,6 +150,18 @@ impl<S: Space> Home<'_, S> {
 }
 
 /// When a stale translation dies.
+///
+/// Which spaces a policy can deal with is part of its type. A space in which nothing is installed goes with [`Never`] alone:
+/// ```
+/// # use ringfence_dma::{Flush, flush::Never, space::Identity};
+/// fn goes_with<F: Flush<Identity, ()>>() {}
+/// goes_with::<Never>();
+/// ```
+/// ```compile_fail,E0271
+/// # use ringfence_dma::{Flush, flush::Burst, space::Identity};
+/// fn goes_with<F: Flush<Identity, ()>>() {}
+/// goes_with::<Burst>();
+/// ```
 pub trait Flush<S: Space, B> {
     /// One processor's part, per domain.
     type PerCpu;

@@ -10,6 +10,8 @@ const PROGRAMS: &[(&str, &str, &str)] = &[
     ("python3", "--version", "python3"),
     ("zstd", "--version", "zstd"),
     ("valgrind", "--version", "valgrind"),
+    // Its --version prints it and fails.
+    ("trace-cmd", "options", "trace-cmd"),
 ];
 
 /// Components of the Rust toolchain: the program each provides, and its name.

@@ -427,7 +427,7 @@ mod tests {
         fs::remove_dir_all(path).unwrap();
         // A switch that is missing, a command that is missing, statistics that are missing.
         for (name, missing) in [("switch", "options"), ("command", ""), ("stats", "per_cpu")] {
-            let broken = instance(name);
+            let broken = instance(&format!("no-{name}"));
             let path = broken.path.clone();
             if !missing.is_empty() {
                 fs::remove_dir_all(path.join(missing)).unwrap();

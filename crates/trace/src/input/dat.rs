@@ -21,6 +21,8 @@ pub(super) struct Report {
     file: PathBuf,
     child: Child,
     output: ChildStdout,
+    /// Whether it has printed anything.
+    printed: bool,
     /// Drains standard error so that the child never blocks on it.
     message: Option<JoinHandle<String>>,
 }
@@ -57,6 +59,7 @@ impl Report {
             file: file.to_owned(),
             child,
             output,
+            printed: false,
             message: Some(message),
         })
     }
@@ -66,19 +69,24 @@ impl Read for Report {
     fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
         let count = self.output.read(space)?;
         if count > 0 || space.is_empty() {
+            self.printed |= count > 0;
             return Ok(count);
         }
         let status = self.child.wait()?;
         let message = self.message.take().and_then(|thread| thread.join().ok());
-        if status.success() {
+        if status.success() && self.printed {
             return Ok(0);
         }
+        let message = message.filter(|text| !text.is_empty());
         Err(io::Error::other(ReadProblem::Report(
             TraceError::TraceCmdFailed {
                 file: self.file.clone(),
-                message: message
-                    .filter(|text| !text.is_empty())
-                    .unwrap_or_else(|| status.to_string()),
+                message: message.unwrap_or_else(|| match status.success() {
+                    // A report begins with the number of processors even if there are no events; of a file
+                    // that is cut off, trace-cmd 3.1 prints nothing and calls it success.
+                    true => "nothing was printed: the file is cut off or damaged".to_owned(),
+                    false => status.to_string(),
+                }),
             },
         )))
     }
@@ -105,11 +113,14 @@ mod tests {
 
     #[test]
     fn a_failing_program_is_an_error_at_the_end() {
-        // `false` ignores its arguments and fails; `true` succeeds without output.
+        // All ignore or print their arguments: one fails, one succeeds without output, one with.
         let mut text = String::new();
-        let mut report = Report::run("false".as_ref(), "x.dat".as_ref()).unwrap();
-        assert!(report.read_to_string(&mut text).is_err());
-        let mut report = Report::run("true".as_ref(), "x.dat".as_ref()).unwrap();
-        assert_eq!(report.read_to_string(&mut text).unwrap(), 0);
+        for program in ["false", "true"] {
+            let mut report = Report::run(program.as_ref(), "x.dat".as_ref()).unwrap();
+            assert!(report.read_to_string(&mut text).is_err(), "{program}");
+        }
+        let mut report = Report::run("echo".as_ref(), "x.dat".as_ref()).unwrap();
+        assert!(report.read_to_string(&mut text).is_ok());
+        assert!(text.contains("x.dat"));
     }
 }

@@ -326,8 +326,7 @@ fn reference(chunk: &Chunk) -> (Vec<Found>, u64) {
         let due = chunk.ops[first].time.0 + BURST_NS;
         let mut withheld = BTreeSet::new();
         let mut end = None;
-        for next in first..chunk.ops.len() {
-            let op = &chunk.ops[next];
+        for (next, op) in chunk.ops.iter().enumerate().skip(first) {
             if op.time.0 >= due {
                 end = Some((next, due));
                 break;

@@ -259,3 +259,20 @@ fn devices_have_domains_of_their_own_and_share_the_old_queue() {
         assert_eq!(hostile.tally.foreign, 0, "{name}");
     }
 }
+
+#[test]
+fn swpt_is_looked_up_in_a_table_and_hwpt_is_not() {
+    let (plan, planner) = planned(&pairs().chunk);
+    for (name, lookups, walks) in [
+        ("none", 0, false),
+        ("hwpt", 0, false),
+        ("swpt", PAIRS, true),
+    ] {
+        let (metered, _) = replay(name, &plan, &planner.alive());
+        assert_eq!(metered.hardware.lookups(), lookups, "{name}");
+        assert_eq!(metered.hardware.walk_references > 0, walks, "{name}");
+        // The table is made before the first map, and no map adds to it.
+        let tables = metered.table_bytes > 3 * 4096;
+        assert_eq!(tables, walks, "{name}: {}", metered.table_bytes);
+    }
+}

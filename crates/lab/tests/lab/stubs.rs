@@ -8,7 +8,8 @@ use ringfence_iova::IovaAllocator;
 use ringfence_lab::LabError;
 use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
 use ringfence_lab::meter::{
-    Bench, FlushFor, Immediate, InvalidationQueue, NoFind, NullTable, Recorded, Replica, Tape,
+    Bench, Clock, FlushFor, Immediate, InvalidationQueue, NoFind, NullTable, Recorded, Replica,
+    Tape,
 };
 use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_lab::plan::Plan;
@@ -50,7 +51,7 @@ fn answers<S: Space, F: Flush<S, u64>, I: Invalidator>(
         tape.rewind();
     }
     let tape = Rc::new(Tape::default());
-    replica.run(plan, &mut (), Some(&tape));
+    replica.run(plan, &mut Clock::blocks(), Some(&tape));
     (format!("{tape:?}"), tape)
 }
 

@@ -95,6 +95,27 @@ impl Devices {
         self.unattributed
     }
 
+    /// The rows of a stored trace; `None` if there are too many, two share a requester ID, or several stand for no
+    /// device.
+    #[cfg(feature = "parquet")]
+    pub(crate) fn restore(mut rows: impl Iterator<Item = Device>) -> Option<Self> {
+        let mut devices = Self::new();
+        for (index, device) in (0..u16::MAX).map(DeviceIndex).zip(rows.by_ref()) {
+            if !devices.ids.insert(device.id.get()) {
+                return None;
+            }
+            match device.kind {
+                DeviceKind::Unattributed if devices.unattributed.is_some() => return None,
+                DeviceKind::Unattributed => devices.unattributed = Some(index),
+                DeviceKind::Pci { .. } | DeviceKind::Named => {
+                    devices.by_name.insert(device.name.as_bytes().into(), index);
+                }
+            }
+            devices.rows.push(device);
+        }
+        rows.next().is_none().then_some(devices)
+    }
+
     fn push(
         &mut self,
         name: String,

@@ -4,6 +4,10 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use ringfence_types::PhysAddr;
+
+use crate::problem::ParquetProblem;
+
 /// Why a trace, or a line of it, cannot be read.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -69,6 +73,32 @@ pub enum TraceError {
         file: String,
         /// Line, from 1.
         line: u64,
+    },
+    /// A coherent buffer of more than 1 GiB whose physical address the trace does not show: fresh frames are given
+    /// out within a granule.
+    FreshFramesTooLarge {
+        /// Name of the trace.
+        file: String,
+        /// Line, from 1.
+        line: u64,
+        /// What was asked for.
+        bytes: u64,
+    },
+    /// A segment of a scatterlist, with the length guessed for it, lies past 2^64.
+    SegmentWraps {
+        /// Name of the trace.
+        file: String,
+        /// Line, from 1.
+        line: u64,
+        /// Where the segment starts.
+        start: PhysAddr,
+    },
+    /// A Parquet file cannot be read.
+    Parquet {
+        /// Name of the file.
+        file: String,
+        /// What is wrong with it.
+        problem: ParquetProblem,
     },
 }
 
@@ -220,6 +250,16 @@ impl fmt::Display for TraceError {
                 f,
                 "{file}:{line}: the trace touches more than 64 different GiB of memory"
             ),
+            Self::FreshFramesTooLarge { file, line, bytes } => write!(
+                f,
+                "{file}:{line}: a coherent buffer of {bytes} bytes whose physical address the trace does not show; \
+                 frames are made up for 1 GiB at most"
+            ),
+            Self::SegmentWraps { file, line, start } => write!(
+                f,
+                "{file}:{line}: the segment at {start} would, with its share of the list's length, lie past 2^64"
+            ),
+            Self::Parquet { file, problem } => write!(f, "{file}: {problem}"),
         }
     }
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::error::TraceError;
 use crate::op::{Chunk, DeviceIndex, MapClass, Op, OpKind};
-use crate::pair::Operations;
+use crate::operations::Operations;
 use crate::summary::Summary;
 use crate::text::{RawChunk, RawEvent, RawKind};
 

@@ -11,8 +11,12 @@ mod error;
 mod info;
 mod input;
 mod op;
+mod operations;
 mod options;
 mod pair;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod problem;
 mod record;
 mod render;
 mod store;
@@ -25,8 +29,11 @@ pub use error::{Field, Malformed, TraceError};
 pub use info::{Bursts, DeviceInfo, Flow, Info, Pages};
 pub use input::Source;
 pub use op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
+pub use operations::Operations;
 pub use options::{Attribution, Options};
-pub use pair::Operations;
+#[cfg(feature = "parquet")]
+pub use parquet::{ConvertError, Written, write_parquet};
+pub use problem::ParquetProblem;
 pub use record::{RecordError, Recorded, Recording, Workload};
 pub use render::render;
 pub use store::{Replay, Store};

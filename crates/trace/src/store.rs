@@ -7,7 +7,7 @@ use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 use crate::devices::{Device, Devices};
 use crate::error::TraceError;
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
-use crate::pair::Operations;
+use crate::operations::Operations;
 use crate::summary::Summary;
 
 /// What an operation is, in one byte: 0 an unmap, else 1 + 4 x direction + class.

@@ -1,9 +1,11 @@
 //! What was left out, bent or noticed on the way from a trace's lines to its operations.
 
+use serde::{Deserialize, Serialize};
+
 use crate::op::DeviceIndex;
 
 /// Counts over a trace, complete once [`Operations`](crate::Operations) has ended.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// Lines read, comments and blank ones included.
     pub lines: u64,
@@ -62,7 +64,7 @@ pub struct Summary {
 }
 
 /// Counts of one device. Coherent buffers are left out of them: drivers keep those by design.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceSummary {
     /// Streaming mappings made.
     pub maps: u64,

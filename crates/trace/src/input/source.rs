@@ -6,9 +6,13 @@ use std::path::Path;
 
 use super::dat::{self, Report};
 use crate::error::TraceError;
+use crate::problem::ParquetProblem;
 
 /// First bytes of a zstd frame (RFC 8878, section 3.1.1).
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+
+/// First bytes of a Parquet file.
+const PARQUET_MAGIC: &[u8] = b"PAR1";
 
 /// The bytes, the peeked ones first.
 type Peeked = Chain<Cursor<Vec<u8>>, Box<dyn Read + Send>>;
@@ -65,7 +69,8 @@ impl Source {
     /// Opens a file: text, zstd, or a trace-cmd recording, which is read through `trace-cmd report`.
     ///
     /// # Errors
-    /// [`TraceError::Io`], [`TraceError::Compression`], [`TraceError::TraceCmdMissing`].
+    /// [`TraceError::Io`], [`TraceError::Compression`], [`TraceError::TraceCmdMissing`]; [`TraceError::Parquet`], for
+    /// Parquet holds no text.
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let name = path.display().to_string();
         let mut file = File::open(path).map_err(|source| read_error(&name, 0, source))?;
@@ -74,7 +79,29 @@ impl Source {
             drop(file);
             return Ok(Self(Kind::Report(Box::new(Report::of(path)?))));
         }
+        if head.starts_with(PARQUET_MAGIC) {
+            return Err(TraceError::Parquet {
+                file: name,
+                problem: match cfg!(feature = "parquet") {
+                    true => ParquetProblem::NoLines,
+                    false => ParquetProblem::NotBuilt,
+                },
+            });
+        }
         Self::detect(&name, head, Box::new(file))
+    }
+
+    /// Whether the file at `path` is Parquet, by its first bytes.
+    #[cfg(feature = "parquet")]
+    pub(crate) fn is_parquet(path: &Path) -> Result<bool, TraceError> {
+        // A pipe would lose what is looked at.
+        if !path.is_file() {
+            return Ok(false);
+        }
+        let name = path.display().to_string();
+        let head = File::open(path).and_then(|mut file| peek(&mut file));
+        let head = head.map_err(|source| read_error(&name, 0, source))?;
+        Ok(head.starts_with(PARQUET_MAGIC))
     }
 
     /// Takes text or zstd from any reader, such as standard input; `name` stands in errors. A trace-cmd
@@ -85,6 +112,12 @@ impl Source {
     pub fn from_reader(name: &str, reader: impl Read + Send + 'static) -> Result<Self, TraceError> {
         let mut reader: Box<dyn Read + Send> = Box::new(reader);
         let head = peek(&mut reader).map_err(|source| read_error(name, 0, source))?;
+        if head.starts_with(PARQUET_MAGIC) {
+            return Err(TraceError::Parquet {
+                file: name.to_owned(),
+                problem: ParquetProblem::NotSeekable,
+            });
+        }
         Self::detect(name, head, reader)
     }
 

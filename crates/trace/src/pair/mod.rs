@@ -6,10 +6,10 @@
 
 mod fifo;
 mod live;
-mod operations;
+mod pairing;
 mod physical;
 mod resolve;
 mod scatter;
 mod window;
 
-pub use operations::Operations;
+pub(crate) use pairing::Pairing;

@@ -16,6 +16,15 @@ const PAGE: u64 = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Exhausted;
 
+/// Why there are no fresh frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoFrames {
+    /// No granule is left.
+    Exhausted,
+    /// More than a granule was asked for.
+    TooLarge { bytes: u64 },
+}
+
 /// Renames granules above the arena to unused ones inside it, for good. A granule inside keeps its place
 /// unless a renamed one already took it, which happens last: renaming starts at the top.
 #[derive(Debug, Default)]
@@ -155,24 +164,25 @@ impl Arena {
     }
 
     /// Fresh frames for `bytes` bytes, at most one granule.
-    pub(super) fn fresh(&mut self, bytes: u64) -> Result<PhysRange, Exhausted> {
+    pub(super) fn fresh(&mut self, bytes: u64) -> Result<PhysRange, NoFrames> {
         let pages = bytes.div_ceil(PAGE);
+        let too_large = NoFrames::TooLarge { bytes };
         if let Some(start) = self.returned.get_mut(&pages).and_then(Vec::pop) {
-            return PhysRange::new(PhysAddr::new(start), bytes).ok_or(Exhausted);
+            return PhysRange::new(PhysAddr::new(start), bytes).ok_or(too_large);
         }
         let length = pages.checked_mul(PAGE).filter(|&length| length <= GRANULE);
-        let length = length.ok_or(Exhausted)?;
+        let length = length.ok_or(too_large)?;
         let (granule, used) = match self.fresh {
             Some((granule, used)) if used + length <= GRANULE => (granule, used),
             _ => {
-                let granule = self.highest_free().ok_or(Exhausted)?;
+                let granule = self.highest_free().ok_or(NoFrames::Exhausted)?;
                 self.taken |= 1 << granule;
                 (granule, 0)
             }
         };
         self.fresh = Some((granule, used + length));
         let start = (granule << GRANULE_SHIFT) + used;
-        PhysRange::new(PhysAddr::new(start), bytes).ok_or(Exhausted)
+        PhysRange::new(PhysAddr::new(start), bytes).ok_or(too_large)
     }
 
     /// Takes fresh frames back.
@@ -255,7 +265,7 @@ mod tests {
             assert!(seen.insert(parts[0].0));
         }
         assert_eq!(place(&mut arena, 1000 * GIB, 1), Err(Exhausted));
-        assert_eq!(arena.fresh(1), Err(Exhausted));
+        assert_eq!(arena.fresh(1), Err(NoFrames::Exhausted));
         assert!(
             place(&mut arena, 37 * GIB, 1).is_ok(),
             "known ones still work"
@@ -274,7 +284,8 @@ mod tests {
         );
         arena.give_back(first.start(), 5000);
         assert_eq!(arena.fresh(8192).unwrap().start(), first.start());
-        assert_eq!(arena.fresh(GIB + 1), Err(Exhausted));
+        let bytes = GIB + 1;
+        assert_eq!(arena.fresh(bytes), Err(NoFrames::TooLarge { bytes }));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 
 use super::fifo::FifoSpan;
 use super::live::{Key, Live, TooMany, hash_list};
-use super::physical::{Arena, Exhausted};
+use super::physical::{Arena, Exhausted, NoFrames};
 use super::scatter::{self, Lengths, Segment};
 use super::window::{Lists, Piece, Window};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, SegmentSpan};
@@ -17,7 +17,18 @@ use crate::text::{RawEvent, RawKind};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Problem {
     PhysicalSpaceExhausted,
+    FreshFramesTooLarge { bytes: u64 },
+    SegmentWraps { start: PhysAddr },
     TooManyMappings,
+}
+
+impl From<NoFrames> for Problem {
+    fn from(why: NoFrames) -> Self {
+        match why {
+            NoFrames::Exhausted => Self::PhysicalSpaceExhausted,
+            NoFrames::TooLarge { bytes } => Self::FreshFramesTooLarge { bytes },
+        }
+    }
 }
 
 impl From<Exhausted> for Problem {
@@ -306,7 +317,7 @@ impl Resolver {
         }
         self.summary.maps += 1;
         if map.class != MapClass::Coherent {
-            self.device(map.device).maps += 1;
+            self.count(map.device, |counts| counts.maps += 1);
         }
         self.push_map(id, map, flags, segments, at, chunk);
         Ok(())
@@ -352,7 +363,9 @@ impl Resolver {
             let Some(range) = PhysRange::new(PhysAddr::new(start), bytes) else {
                 // A guessed length can wrap on a hostile list; nothing can be said about such a segment.
                 chunk.segments.truncate(before);
-                return Err(Problem::PhysicalSpaceExhausted);
+                return Err(Problem::SegmentWraps {
+                    start: PhysAddr::new(start),
+                });
             };
             if flags.contains(MapFlags::FRESH_FRAMES) {
                 chunk.segments.push(range);
@@ -382,7 +395,7 @@ impl Resolver {
         self.give_back(id);
         self.summary.unmaps += 1;
         if mapping.class != MapClass::Coherent {
-            self.device(mapping.device).unmaps += 1;
+            self.count(mapping.device, |counts| counts.unmaps += 1);
         }
         self.push(
             Op {
@@ -427,7 +440,7 @@ impl Resolver {
         }
         self.summary.iommu_only_maps += 1;
         self.summary.iommu_only_pieces += pieces.len() as u64;
-        self.device(device).maps += 1;
+        self.count(device, |counts| counts.maps += 1);
         self.begin_only(device, pieces, flags, at, chunk)
     }
 
@@ -484,7 +497,7 @@ impl Resolver {
         }
         for only in ended {
             self.summary.iommu_only_unmaps += 1;
-            self.device(only.device).unmaps += 1;
+            self.count(only.device, |counts| counts.unmaps += 1);
             self.push_unmap(&only.id, only.device, at, chunk);
             at.lines = 0;
             let below = part(&only.pieces, only.first, first.checked_sub(1));
@@ -495,7 +508,7 @@ impl Resolver {
             for rest in [below, above] {
                 if !rest.is_empty() {
                     self.summary.remainders += 1;
-                    self.device(only.device).maps += 1;
+                    self.count(only.device, |counts| counts.maps += 1);
                     self.begin_only(only.device, &rest, MapFlags::REMAINDER, at, chunk)?;
                 }
             }
@@ -556,13 +569,15 @@ impl Resolver {
         self.at(event, 0).time
     }
 
-    fn device(&mut self, device: DeviceIndex) -> &mut DeviceSummary {
+    fn count(&mut self, device: DeviceIndex, count: impl FnOnce(&mut DeviceSummary)) {
         let devices = &mut self.summary.devices;
         let index = device.index();
         if devices.len() <= index {
             devices.resize_with(index + 1, DeviceSummary::default);
         }
-        &mut devices[index]
+        if let Some(counts) = devices.get_mut(index) {
+            count(counts);
+        }
     }
 
     #[inline]

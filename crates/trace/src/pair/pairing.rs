@@ -1,4 +1,4 @@
-//! The stream of operations.
+//! The stream of operations, from text.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ use crate::options::{Attribution, Options};
 use crate::summary::Summary;
 use crate::text::{RawChunk, RawEvent, RawKind, TraceReader};
 
-/// The operations of a trace, read as a stream.
+/// The operations of a trace's text, read as a stream.
 #[derive(Debug)]
-pub struct Operations<R> {
+pub(crate) struct Pairing<R> {
     reader: TraceReader<R>,
     window: Window,
     resolver: Resolver,
@@ -38,22 +38,9 @@ enum Stage {
     Ended,
 }
 
-impl Operations<Source> {
-    /// Opens a trace by path: text, zstd, or a trace-cmd recording.
-    ///
-    /// # Errors
-    /// As [`Source::open`].
-    pub fn open(path: &Path, options: Options) -> Result<Self, TraceError> {
-        let source = Source::open(path)?;
-        let mut this = Self::new(&path.display().to_string(), source, options);
-        this.reread = path.is_file().then(|| path.to_owned());
-        Ok(this)
-    }
-}
-
-impl<R: Read> Operations<R> {
+impl<R: Read> Pairing<R> {
     /// Reads the text of a trace from `reader`; `name` stands in errors.
-    pub fn new(name: &str, reader: R, options: Options) -> Self {
+    pub(crate) fn new(name: &str, reader: R, options: Options) -> Self {
         Self {
             reader: TraceReader::new(name, reader, &options),
             window: Window::new(options.look_ahead),
@@ -68,16 +55,14 @@ impl<R: Read> Operations<R> {
         }
     }
 
-    /// Fills `chunk` with the next operations, about [`Chunk::OPS`] of them; false at the end of the trace,
-    /// with `chunk` empty.
-    ///
-    /// # Errors
-    /// See [`TraceError`]. The operations before the error stand in `chunk`; further calls return false.
-    pub fn next_chunk(&mut self, chunk: &mut Chunk) -> Result<bool, TraceError> {
-        self.next_chunk_with(chunk, |_, _| {})
+    /// The file that can be read once more.
+    pub(crate) fn rereadable(mut self, path: Option<PathBuf>) -> Self {
+        self.reread = path;
+        self
     }
 
-    /// The same, showing each raw event as it is taken, which is before its operation is.
+    /// As [`Operations::next_chunk`](crate::Operations::next_chunk), showing each raw event as it is taken, which is
+    /// before its operation is.
     pub(crate) fn next_chunk_with(
         &mut self,
         chunk: &mut Chunk,
@@ -100,18 +85,15 @@ impl<R: Read> Operations<R> {
         Ok(!chunk.ops.is_empty() || !chunk.marks.is_empty())
     }
 
-    /// The devices seen so far. A device appears here before its first operation is delivered.
-    pub fn devices(&self) -> &Devices {
+    pub(crate) fn devices(&self) -> &Devices {
         self.reader.devices()
     }
 
-    /// Counts so far; complete after `next_chunk` has returned false.
-    pub fn summary(&self) -> &Summary {
+    pub(crate) fn summary(&self) -> &Summary {
         &self.resolver.summary
     }
 
-    /// The mappings alive after the operations delivered so far, in order of their ids.
-    pub fn live(&self) -> impl Iterator<Item = MappingId> {
+    pub(crate) fn live(&self) -> impl Iterator<Item = MappingId> {
         self.resolver.live().iter().map(|(id, _)| id)
     }
 
@@ -228,6 +210,10 @@ impl<R: Read> Operations<R> {
         let (file, line) = (self.reader.name().to_owned(), event.line);
         match problem {
             Problem::PhysicalSpaceExhausted => TraceError::PhysicalSpaceExhausted { file, line },
+            Problem::FreshFramesTooLarge { bytes } => {
+                TraceError::FreshFramesTooLarge { file, line, bytes }
+            }
+            Problem::SegmentWraps { start } => TraceError::SegmentWraps { file, line, start },
             Problem::TooManyMappings => TraceError::TooManyMappings { file, line },
         }
     }

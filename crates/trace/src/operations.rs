@@ -1,0 +1,106 @@
+//! The operations of a trace, whatever it is stored as.
+
+use std::io::Read;
+use std::path::Path;
+
+use crate::devices::Devices;
+use crate::error::TraceError;
+use crate::input::Source;
+use crate::op::{Chunk, MappingId};
+use crate::options::Options;
+use crate::pair::Pairing;
+#[cfg(feature = "parquet")]
+use crate::parquet::Rows;
+#[cfg(feature = "parquet")]
+use crate::problem::ParquetProblem;
+use crate::summary::Summary;
+use crate::text::{RawChunk, RawEvent};
+
+/// The operations of a trace, read as a stream.
+#[derive(Debug)]
+pub struct Operations<R>(Kind<R>);
+
+#[derive(Debug)]
+enum Kind<R> {
+    Text(Box<Pairing<R>>),
+    #[cfg(feature = "parquet")]
+    Parquet(Box<Rows>),
+}
+
+impl Operations<Source> {
+    /// Opens a trace by path: text, zstd, a trace-cmd recording, or, with the feature `parquet`, Parquet.
+    ///
+    /// # Errors
+    /// As [`Source::open`].
+    pub fn open(path: &Path, options: Options) -> Result<Self, TraceError> {
+        #[cfg(feature = "parquet")]
+        if Source::is_parquet(path)? {
+            return Ok(Self(Kind::Parquet(Box::new(Rows::open(path)?))));
+        }
+        let source = Source::open(path)?;
+        let text = Pairing::new(&path.display().to_string(), source, options);
+        let reread = path.is_file().then(|| path.to_owned());
+        Ok(Self(Kind::Text(Box::new(text.rereadable(reread)))))
+    }
+}
+
+impl<R: Read> Operations<R> {
+    /// Reads the text of a trace from `reader`; `name` stands in errors.
+    pub fn new(name: &str, reader: R, options: Options) -> Self {
+        Self(Kind::Text(Box::new(Pairing::new(name, reader, options))))
+    }
+
+    /// Fills `chunk` with the next operations, about [`Chunk::OPS`] of them; false at the end of the trace,
+    /// with `chunk` empty.
+    ///
+    /// # Errors
+    /// See [`TraceError`]. The operations before the error stand in `chunk`; further calls return false.
+    pub fn next_chunk(&mut self, chunk: &mut Chunk) -> Result<bool, TraceError> {
+        match &mut self.0 {
+            Kind::Text(text) => text.next_chunk_with(chunk, |_, _| {}),
+            #[cfg(feature = "parquet")]
+            Kind::Parquet(rows) => rows.next_chunk(chunk),
+        }
+    }
+
+    /// The same, showing each raw event as it is taken, which is before its operation is. Parquet has none to show.
+    pub(crate) fn next_chunk_with(
+        &mut self,
+        chunk: &mut Chunk,
+        tap: impl FnMut(&RawEvent, &RawChunk),
+    ) -> Result<bool, TraceError> {
+        match &mut self.0 {
+            Kind::Text(text) => text.next_chunk_with(chunk, tap),
+            #[cfg(feature = "parquet")]
+            Kind::Parquet(rows) => Err(rows.refuse(ParquetProblem::NoLines)),
+        }
+    }
+
+    /// The devices seen so far. A device appears here before its first operation is delivered.
+    pub fn devices(&self) -> &Devices {
+        match &self.0 {
+            Kind::Text(text) => text.devices(),
+            #[cfg(feature = "parquet")]
+            Kind::Parquet(rows) => rows.devices(),
+        }
+    }
+
+    /// Counts so far; complete after `next_chunk` has returned false. Of Parquet, those of the trace it was made
+    /// from, at any time.
+    pub fn summary(&self) -> &Summary {
+        match &self.0 {
+            Kind::Text(text) => text.summary(),
+            #[cfg(feature = "parquet")]
+            Kind::Parquet(rows) => rows.summary(),
+        }
+    }
+
+    /// The mappings alive after the operations delivered so far, in order of their ids.
+    pub fn live(&self) -> Box<dyn Iterator<Item = MappingId> + '_> {
+        match &self.0 {
+            Kind::Text(text) => Box::new(text.live()),
+            #[cfg(feature = "parquet")]
+            Kind::Parquet(rows) => Box::new(rows.live()),
+        }
+    }
+}

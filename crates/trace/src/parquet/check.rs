@@ -1,0 +1,104 @@
+//! Whether rows say what operations can say. A replay indexes arrays with ids and addresses an arena with segments:
+//! what [`Operations`](crate::Operations) promises of text has to hold of a file that anyone may have written.
+
+use ringfence_types::{PhysAddr, PhysRange};
+
+use crate::op::{DeviceIndex, MappingId};
+
+/// One behind the arena of a replay.
+const ARENA_END: u64 = 1 << 36;
+
+/// What was read so far.
+#[derive(Debug, Default)]
+pub(super) struct Checker {
+    time: u64,
+    /// By mapping id: whose, while it is alive.
+    live: Vec<Option<DeviceIndex>>,
+    alive: usize,
+}
+
+impl Checker {
+    /// Time never runs backwards.
+    pub(super) fn time(&mut self, time: u64) -> bool {
+        let fits = time >= self.time;
+        self.time = self.time.max(time);
+        fits
+    }
+
+    /// A map takes a free id; a new one only if none is free, so that ids stay dense.
+    pub(super) fn map(&mut self, id: u32, device: DeviceIndex) -> bool {
+        let index = id as usize;
+        if index == self.live.len() && self.alive == self.live.len() {
+            self.live.push(None);
+        }
+        match self.live.get_mut(index) {
+            Some(slot @ None) => {
+                *slot = Some(device);
+                self.alive += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// An unmap ends a mapping that is alive, of the same device.
+    pub(super) fn unmap(&mut self, id: u32, device: DeviceIndex) -> bool {
+        match self.live.get_mut(id as usize) {
+            Some(slot) if *slot == Some(device) => {
+                *slot = None;
+                self.alive -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The mappings alive, in order of their ids.
+    pub(super) fn live(&self) -> impl Iterator<Item = MappingId> {
+        (0u32..)
+            .zip(&self.live)
+            .filter_map(|(id, device)| device.map(|_| MappingId(id)))
+    }
+
+    /// A segment within the arena.
+    pub(super) fn segment(start: u64, bytes: u64) -> Option<PhysRange> {
+        let range = PhysRange::new(PhysAddr::new(start), bytes)?;
+        (range.last().get() < ARENA_END).then_some(range)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_dense_and_pairs_are_pairs() {
+        let (a, b) = (DeviceIndex(0), DeviceIndex(1));
+        let mut checker = Checker::default();
+        assert!(!checker.map(1, a), "0 is free");
+        assert!(checker.map(0, a));
+        assert!(!checker.map(0, a), "alive");
+        assert!(checker.map(1, a));
+        assert!(!checker.unmap(1, b), "another's");
+        assert!(checker.unmap(0, a));
+        assert!(!checker.unmap(0, a), "dead");
+        assert!(!checker.map(2, a), "0 is free");
+        assert!(checker.map(0, b));
+        assert!(!checker.unmap(u32::MAX, a));
+    }
+
+    #[test]
+    fn segments_stay_in_the_arena() {
+        let cases = [
+            (0, 1, true),
+            (ARENA_END - 1, 1, true),
+            (ARENA_END - 1, 2, false),
+            (ARENA_END, 1, false),
+            (0, 0, false),
+            (u64::MAX, 2, false),
+        ];
+        for (start, bytes, fits) in cases {
+            assert_eq!(Checker::segment(start, bytes).is_some(), fits, "{start:#x}");
+        }
+    }
+}

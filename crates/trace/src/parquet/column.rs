@@ -1,0 +1,317 @@
+//! One column of a row group, with what it may claim bounded.
+
+use parquet::basic::Compression;
+use parquet::column::page::{Page, PageMetadata, PageReader};
+use parquet::column::reader::ColumnReaderImpl;
+use parquet::data_type::DataType;
+use parquet::errors::ParquetError;
+use parquet::file::metadata::RowGroupMetaData;
+use parquet::file::reader::RowGroupReader;
+
+use super::read::damaged;
+use super::schema;
+use crate::problem::ParquetProblem;
+
+/// Most rows of a group.
+const MAX_ROWS: i64 = 1 << 20;
+/// Most values of a column of a group, absent ones and empty lists included.
+const MAX_VALUES: i64 = 4 << 20;
+/// Most bytes of a column of a group.
+const MAX_BYTES: i64 = 64 << 20;
+
+/// Checks what the footer says of a row group before anything is allocated for it; returns its rows.
+pub(super) fn check_group(
+    group: &RowGroupMetaData,
+    number: usize,
+    file_bytes: u64,
+) -> Result<usize, ParquetProblem> {
+    let too_large = ParquetProblem::TooLarge { group: number };
+    for (leaf, chunk) in schema::LEAVES.iter().zip(group.columns()) {
+        if chunk.compression() != Compression::UNCOMPRESSED {
+            return Err(ParquetProblem::Compressed {
+                group: number,
+                path: leaf.path,
+            });
+        }
+        if chunk.num_values() > MAX_VALUES || chunk.compressed_size() > MAX_BYTES {
+            return Err(too_large);
+        }
+        let start = chunk
+            .dictionary_page_offset()
+            .unwrap_or(chunk.data_page_offset());
+        let inside = u64::try_from(start)
+            .ok()
+            .zip(u64::try_from(chunk.compressed_size()).ok())
+            .and_then(|(start, bytes)| start.checked_add(bytes))
+            .is_some_and(|end| end <= file_bytes);
+        if !inside || chunk.num_values() < 0 || chunk.data_page_offset() < 0 {
+            let message = format!("row group {number}: {} lies outside the file", leaf.path);
+            return Err(ParquetProblem::Damaged { message });
+        }
+    }
+    let rows = group.num_rows();
+    if rows > MAX_ROWS {
+        return Err(too_large);
+    }
+    usize::try_from(rows).map_err(|_| ParquetProblem::Damaged {
+        message: format!("row group {number} has {rows} rows"),
+    })
+}
+
+/// The reader of column `index`, of which [`check_group`] has approved.
+pub(super) fn column<T: DataType>(
+    group: &dyn RowGroupReader,
+    index: usize,
+) -> Result<Column<T>, ParquetProblem> {
+    let chunk = group.metadata().column(index);
+    let pages = Bounded {
+        pages: group.get_column_page_reader(index).map_err(damaged)?,
+        left: u64::try_from(chunk.num_values()).unwrap_or(0),
+    };
+    Ok(Column {
+        reader: ColumnReaderImpl::new(chunk.column_descr_ptr(), Box::new(pages)),
+        values: Vec::new(),
+        definition: Vec::new(),
+        repetition: Vec::new(),
+        value: 0,
+        level: 0,
+    })
+}
+
+/// Pages that hold no more values than the footer says. A page's own header may claim 2^31 of them in a few bytes.
+struct Bounded {
+    pages: Box<dyn PageReader>,
+    left: u64,
+}
+
+impl Iterator for Bounded {
+    type Item = Result<Page, ParquetError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.get_next_page().transpose()
+    }
+}
+
+impl PageReader for Bounded {
+    fn get_next_page(&mut self) -> Result<Option<Page>, ParquetError> {
+        let page = self.pages.get_next_page()?;
+        if let Some(page) = &page {
+            let values = u64::from(page.num_values());
+            let dictionary = page.is_dictionary_page();
+            match self.left.checked_sub(values) {
+                Some(_) if dictionary => {}
+                Some(left) => self.left = left,
+                None => {
+                    let message = format!("a page of {values} values where {} are left", self.left);
+                    return Err(ParquetError::General(message));
+                }
+            }
+        }
+        Ok(page)
+    }
+
+    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>, ParquetError> {
+        self.pages.peek_next_page()
+    }
+
+    fn skip_next_page(&mut self) -> Result<(), ParquetError> {
+        self.pages.skip_next_page()
+    }
+
+    fn at_record_boundary(&mut self) -> Result<bool, ParquetError> {
+        self.pages.at_record_boundary()
+    }
+}
+
+/// A column, read some rows at a time and then row by row.
+pub(super) struct Column<T: DataType> {
+    reader: ColumnReaderImpl<T>,
+    values: Vec<T::T>,
+    definition: Vec<i16>,
+    repetition: Vec<i16>,
+    /// Next in `values`.
+    value: usize,
+    /// Next in the levels.
+    level: usize,
+}
+
+impl<T: DataType> Column<T> {
+    /// Reads the next `rows` rows, no fewer.
+    pub(super) fn read(&mut self, rows: usize) -> Result<(), ParquetProblem> {
+        self.values.clear();
+        self.definition.clear();
+        self.repetition.clear();
+        (self.value, self.level) = (0, 0);
+        let mut done = 0;
+        while done < rows {
+            let (records, _, _) = self
+                .reader
+                .read_records(
+                    rows - done,
+                    Some(&mut self.definition),
+                    Some(&mut self.repetition),
+                    &mut self.values,
+                )
+                .map_err(damaged)?;
+            if records == 0 {
+                return Err(ParquetProblem::Damaged {
+                    message: "a column has fewer rows than its row group".to_owned(),
+                });
+            }
+            done += records;
+        }
+        Ok(())
+    }
+
+    /// The value of the next row of a required column.
+    pub(super) fn required(&mut self) -> Option<&T::T> {
+        self.value += 1;
+        self.values.get(self.value - 1)
+    }
+
+    /// The value of the next row of an optional column.
+    pub(super) fn optional(&mut self) -> Option<&T::T> {
+        let there = self.definition.get(self.level) == Some(&1);
+        self.level += 1;
+        match there {
+            true => self.required(),
+            false => None,
+        }
+    }
+
+    /// The values of the next row of a list.
+    pub(super) fn list(&mut self) -> &[T::T] {
+        let (first, level) = (self.value, self.level);
+        if self.definition.get(level) == Some(&1) {
+            self.value += 1;
+        }
+        self.level += 1;
+        while self.repetition.get(self.level) == Some(&1) {
+            // A list that goes on has a value; one that says otherwise comes out too short for its partner.
+            self.value += usize::from(self.definition.get(self.level) == Some(&1));
+            self.level += 1;
+        }
+        debug_assert!(self.level > level);
+        self.values.get(first..self.value).unwrap_or(&[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parquet::basic::Encoding;
+    use parquet::file::metadata::ColumnChunkMetaData;
+    use parquet::schema::types::SchemaDescriptor;
+
+    use super::*;
+
+    /// A group whose first column claims what the case says.
+    fn group(
+        rows: i64,
+        values: i64,
+        bytes: i64,
+        offset: i64,
+        how: Compression,
+    ) -> RowGroupMetaData {
+        let schema = Arc::new(SchemaDescriptor::new(schema::schema().unwrap()));
+        let columns = (0..schema::COLUMNS).map(|index| {
+            let chunk = ColumnChunkMetaData::builder(schema.column(index));
+            let chunk = match index {
+                0 => chunk
+                    .set_num_values(values)
+                    .set_total_compressed_size(bytes)
+                    .set_data_page_offset(offset)
+                    .set_compression(how),
+                _ => chunk,
+            };
+            chunk.build().unwrap()
+        });
+        RowGroupMetaData::builder(schema.clone())
+            .set_num_rows(rows)
+            .set_column_metadata(columns.collect())
+            .build()
+            .unwrap()
+    }
+
+    #[test]
+    fn a_footer_claims_no_more_than_fits() {
+        let plain = Compression::UNCOMPRESSED;
+        let check = |rows, values, bytes, offset, how| {
+            check_group(&group(rows, values, bytes, offset, how), 7, 100)
+        };
+        assert_eq!(check(5, 5, 96, 4, plain), Ok(5));
+        let too_large = Err(ParquetProblem::TooLarge { group: 7 });
+        assert_eq!(check(MAX_ROWS + 1, 5, 96, 4, plain), too_large);
+        assert_eq!(check(5, MAX_VALUES + 1, 96, 4, plain), too_large);
+        assert_eq!(check(5, 5, MAX_BYTES + 1, 4, plain), too_large);
+        let snappy = check(5, 5, 96, 4, Compression::SNAPPY);
+        assert!(matches!(
+            snappy,
+            Err(ParquetProblem::Compressed {
+                group: 7,
+                path: "time_ns"
+            })
+        ));
+        for (rows, values, bytes, offset) in [
+            (5, 5, 97, 4),
+            (5, 5, -1, 4),
+            (5, 5, 96, -1),
+            (5, -1, 96, 4),
+            (-1, 5, 96, 4),
+        ] {
+            let result = check(rows, values, bytes, offset, plain);
+            assert!(
+                matches!(result, Err(ParquetProblem::Damaged { .. })),
+                "{rows} {values} {bytes} {offset}"
+            );
+        }
+    }
+
+    struct Claims(Vec<u32>);
+
+    impl Iterator for Claims {
+        type Item = Result<Page, ParquetError>;
+
+        fn next(&mut self) -> Option<Self::Item> {
+            self.get_next_page().transpose()
+        }
+    }
+
+    impl PageReader for Claims {
+        fn get_next_page(&mut self) -> Result<Option<Page>, ParquetError> {
+            Ok(self.0.pop().map(|num_values| Page::DataPage {
+                buf: Vec::new().into(),
+                num_values,
+                encoding: Encoding::PLAIN,
+                def_level_encoding: Encoding::RLE,
+                rep_level_encoding: Encoding::RLE,
+                statistics: None,
+            }))
+        }
+
+        fn peek_next_page(&mut self) -> Result<Option<PageMetadata>, ParquetError> {
+            Ok(None)
+        }
+
+        fn skip_next_page(&mut self) -> Result<(), ParquetError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn pages_claim_no_more_values_than_the_footer() {
+        let mut pages = Bounded {
+            pages: Box::new(Claims(vec![1, 5, 5])),
+            left: 10,
+        };
+        assert!(pages.get_next_page().unwrap().is_some());
+        assert!(pages.get_next_page().unwrap().is_some());
+        assert!(pages.get_next_page().is_err());
+        let mut pages = Bounded {
+            pages: Box::new(Claims(vec![u32::MAX])),
+            left: 10,
+        };
+        assert!(pages.get_next_page().is_err());
+    }
+}

@@ -1,0 +1,65 @@
+//! Devices and summary, as JSON in the footer.
+
+use ringfence_types::DeviceId;
+use serde::{Deserialize, Serialize};
+
+use crate::devices::{Device, DeviceKind, Devices};
+use crate::summary::Summary;
+
+/// A device of the file; the place in the list is its row.
+#[derive(Debug, Serialize, Deserialize)]
+struct Row {
+    name: String,
+    kind: Kind,
+    requester_id: u16,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Kind {
+    Pci { segment: u32 },
+    Named,
+    Unattributed,
+}
+
+/// The devices as JSON.
+pub(super) fn devices_to_json(devices: &Devices) -> Result<String, serde_json::Error> {
+    let rows: Vec<Row> = devices
+        .iter()
+        .map(|(_, device)| Row {
+            name: device.name.clone(),
+            kind: match device.kind {
+                DeviceKind::Pci { segment } => Kind::Pci { segment },
+                DeviceKind::Named => Kind::Named,
+                DeviceKind::Unattributed => Kind::Unattributed,
+            },
+            requester_id: device.id.get(),
+        })
+        .collect();
+    serde_json::to_string(&rows)
+}
+
+/// The devices of JSON; `None` if it is something else, there are too many, or two share a requester ID.
+pub(super) fn devices_from_json(json: &str) -> Option<Devices> {
+    let rows: Vec<Row> = serde_json::from_str(json).ok()?;
+    let devices = rows.into_iter().map(|row| Device {
+        name: row.name,
+        kind: match row.kind {
+            Kind::Pci { segment } => DeviceKind::Pci { segment },
+            Kind::Named => DeviceKind::Named,
+            Kind::Unattributed => DeviceKind::Unattributed,
+        },
+        id: DeviceId::new(row.requester_id),
+    });
+    Devices::restore(devices)
+}
+
+/// The summary as JSON.
+pub(super) fn summary_to_json(summary: &Summary) -> Result<String, serde_json::Error> {
+    serde_json::to_string(summary)
+}
+
+/// The summary of JSON; `None` if it is something else.
+pub(super) fn summary_from_json(json: &str) -> Option<Summary> {
+    serde_json::from_str(json).ok()
+}

@@ -1,0 +1,408 @@
+//! Parquet to operations, a chunk at a time.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use parquet::data_type::{ByteArray, ByteArrayType, Int32Type, Int64Type};
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, RowGroupReader};
+use parquet::file::serialized_reader::SerializedFileReader;
+use ringfence_types::{Direction, Nanos};
+
+use super::check::Checker;
+use super::column::{Column, check_group, column};
+use super::{meta, schema};
+use crate::devices::Devices;
+use crate::error::TraceError;
+use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
+use crate::problem::ParquetProblem;
+use crate::summary::Summary;
+
+/// Longest footer read: a thousand million operations in groups as we write them.
+const MAX_FOOTER: u32 = 16 << 20;
+
+/// The rows of a file. Memory: one chunk of each column, and a page of each.
+pub(crate) struct Rows {
+    name: String,
+    reader: SerializedFileReader<File>,
+    file_bytes: u64,
+    next_group: usize,
+    group: Option<Group>,
+    /// Rows read.
+    row: u64,
+    checker: Checker,
+    devices: Devices,
+    summary: Summary,
+    ended: bool,
+}
+
+impl std::fmt::Debug for Rows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rows")
+            .field("name", &self.name)
+            .field("next_group", &self.next_group)
+            .field("row", &self.row)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The columns of a row group, in the order of [`schema::LEAVES`].
+struct Group {
+    rows_left: usize,
+    time_ns: Column<Int64Type>,
+    event: Column<ByteArrayType>,
+    device: Column<Int32Type>,
+    cpu: Column<Int32Type>,
+    lines: Column<Int32Type>,
+    mapping: Column<Int32Type>,
+    direction: Column<ByteArrayType>,
+    class: Column<ByteArrayType>,
+    flags: Column<Int32Type>,
+    phys_addr: Column<Int64Type>,
+    bytes: Column<Int64Type>,
+    text: Column<ByteArrayType>,
+}
+
+/// The decoder is someone else's and reads what anyone may have written: should it panic, that is one more way
+/// for a file to be damaged. What it was working on is not used again.
+fn guarded<T>(work: impl FnOnce() -> Result<T, ParquetProblem>) -> Result<T, ParquetProblem> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        Err(ParquetProblem::Damaged {
+            message: "the decoder gave up".to_owned(),
+        })
+    })
+}
+
+pub(super) fn damaged(error: ParquetError) -> ParquetProblem {
+    ParquetProblem::Damaged {
+        message: error.to_string(),
+    }
+}
+
+impl Rows {
+    /// Opens a file and reads its footer.
+    ///
+    /// # Errors
+    /// [`TraceError::Io`], [`TraceError::Parquet`].
+    pub(crate) fn open(path: &Path) -> Result<Self, TraceError> {
+        let name = path.display().to_string();
+        let io = |source| TraceError::Io {
+            file: path.display().to_string(),
+            line: 0,
+            source,
+        };
+        let mut file = File::open(path).map_err(io)?;
+        let mut tail = [0; 8];
+        let file_bytes = file.seek(SeekFrom::End(0)).map_err(io)?;
+        let problem = |problem| TraceError::Parquet {
+            file: path.display().to_string(),
+            problem,
+        };
+        if file_bytes >= 12 {
+            file.seek(SeekFrom::End(-8)).map_err(io)?;
+            file.read_exact(&mut tail).map_err(io)?;
+        }
+        let [a, b, c, d, ..] = tail;
+        let footer = u32::from_le_bytes([a, b, c, d]);
+        if footer > MAX_FOOTER {
+            let message = format!("a footer of {footer} bytes");
+            return Err(problem(ParquetProblem::Damaged { message }));
+        }
+        guarded(|| Self::parse(name, file, file_bytes)).map_err(problem)
+    }
+
+    fn parse(name: String, file: File, file_bytes: u64) -> Result<Self, ParquetProblem> {
+        let reader = SerializedFileReader::new(file).map_err(damaged)?;
+        let metadata = reader.metadata().file_metadata();
+        let value = |key: &'static str| {
+            let pairs = metadata.key_value_metadata().into_iter().flatten();
+            let mut values = pairs.filter(|pair| pair.key == key);
+            values.find_map(|pair| pair.value.as_deref())
+        };
+        let (key, version) = schema::VERSION;
+        if value(key) != Some(version) {
+            return Err(ParquetProblem::Metadata { key });
+        }
+        let key = schema::DEVICES;
+        let devices = value(key).and_then(meta::devices_from_json);
+        let devices = devices.ok_or(ParquetProblem::Metadata { key })?;
+        let key = schema::SUMMARY;
+        let summary = value(key).and_then(meta::summary_from_json);
+        let summary = summary.ok_or(ParquetProblem::Metadata { key })?;
+
+        let leaves = metadata.schema_descr().columns();
+        for index in 0..leaves.len().max(schema::COLUMNS) {
+            let wanted = schema::LEAVES.get(index);
+            let path = wanted.map_or("", |wanted| wanted.path);
+            let same = wanted.zip(leaves.get(index)).is_some_and(|(wanted, leaf)| {
+                leaf.path().string() == wanted.path
+                    && leaf.physical_type() == wanted.physical
+                    && (leaf.max_def_level(), leaf.max_rep_level()) == wanted.shape.levels()
+            });
+            if !same {
+                return Err(ParquetProblem::Column { index, path });
+            }
+        }
+        Ok(Self {
+            name,
+            reader,
+            file_bytes,
+            next_group: 0,
+            group: None,
+            row: 0,
+            checker: Checker::default(),
+            devices,
+            summary,
+            ended: false,
+        })
+    }
+
+    /// As [`Operations::next_chunk`](crate::Operations::next_chunk).
+    pub(crate) fn next_chunk(&mut self, chunk: &mut Chunk) -> Result<bool, TraceError> {
+        chunk.clear();
+        if self.ended {
+            return Ok(false);
+        }
+        match guarded(|| self.fill(chunk)) {
+            Ok(more) => {
+                self.ended = !more;
+                Ok(more)
+            }
+            Err(problem) => Err(self.refuse(problem)),
+        }
+    }
+
+    /// Ends the read.
+    pub(crate) fn refuse(&mut self, problem: ParquetProblem) -> TraceError {
+        self.ended = true;
+        TraceError::Parquet {
+            file: self.name.clone(),
+            problem,
+        }
+    }
+
+    /// The devices of the file.
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
+    /// The summary of the trace that the file was made from.
+    pub(crate) fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
+    /// The mappings alive after what was read.
+    pub(crate) fn live(&self) -> impl Iterator<Item = MappingId> {
+        self.checker.live()
+    }
+
+    /// Reads rows until there is a chunk of them or no more; false at the end.
+    fn fill(&mut self, chunk: &mut Chunk) -> Result<bool, ParquetProblem> {
+        let group = loop {
+            match &mut self.group {
+                Some(group) if group.rows_left > 0 => break group,
+                _ => match self.open_group()? {
+                    Some(group) => self.group = Some(group),
+                    None => return Ok(false),
+                },
+            }
+        };
+        let rows = group.rows_left.min(Chunk::OPS);
+        group.rows_left -= rows;
+        group.read(rows)?;
+        for _ in 0..rows {
+            group
+                .row(chunk, &mut self.checker, &self.devices)
+                .map_err(|path| ParquetProblem::Row {
+                    row: self.row,
+                    path,
+                })?;
+            self.row += 1;
+        }
+        Ok(true)
+    }
+
+    /// The next row group; `None` behind the last.
+    fn open_group(&mut self) -> Result<Option<Group>, ParquetProblem> {
+        let number = self.next_group;
+        if number >= self.reader.num_row_groups() {
+            return Ok(None);
+        }
+        self.next_group += 1;
+        let group = self.reader.get_row_group(number).map_err(damaged)?;
+        let rows_left = check_group(group.metadata(), number, self.file_bytes)?;
+        let group: &dyn RowGroupReader = &*group;
+        Ok(Some(Group {
+            rows_left,
+            time_ns: column(group, 0)?,
+            event: column(group, 1)?,
+            device: column(group, 2)?,
+            cpu: column(group, 3)?,
+            lines: column(group, 4)?,
+            mapping: column(group, 5)?,
+            direction: column(group, 6)?,
+            class: column(group, 7)?,
+            flags: column(group, 8)?,
+            phys_addr: column(group, 9)?,
+            bytes: column(group, 10)?,
+            text: column(group, 11)?,
+        }))
+    }
+}
+
+/// What a row names by its column: the path of the one that is wrong.
+type Wrong = &'static str;
+
+impl Group {
+    fn read(&mut self, rows: usize) -> Result<(), ParquetProblem> {
+        self.time_ns.read(rows)?;
+        self.event.read(rows)?;
+        self.device.read(rows)?;
+        self.cpu.read(rows)?;
+        self.lines.read(rows)?;
+        self.mapping.read(rows)?;
+        self.direction.read(rows)?;
+        self.class.read(rows)?;
+        self.flags.read(rows)?;
+        self.phys_addr.read(rows)?;
+        self.bytes.read(rows)?;
+        self.text.read(rows)
+    }
+
+    /// The next row. Every column steps on by one, or the rest would be of the wrong row.
+    fn row(
+        &mut self,
+        chunk: &mut Chunk,
+        checker: &mut Checker,
+        devices: &Devices,
+    ) -> Result<(), Wrong> {
+        let time = *self.time_ns.required().ok_or("time_ns")? as u64;
+        if !checker.time(time) {
+            return Err("time_ns");
+        }
+        let event = text(self.event.required()).ok_or("event")?;
+        let device = number::<u16>(self.device.optional(), "device")?;
+        let cpu = number::<u16>(self.cpu.optional(), "cpu")?;
+        let lines = number::<u16>(self.lines.optional(), "lines")?;
+        // The bits of a signed number are those of the unsigned one.
+        let mapping = self.mapping.optional().map(|&id| MappingId(id as u32));
+        let direction = self.direction.optional();
+        let class = self.class.optional();
+        let flags = number::<u8>(self.flags.optional(), "flags")?;
+        let starts = self.phys_addr.list();
+        let sizes = self.bytes.list();
+        let words = self.text.optional();
+
+        if event != schema::MAP {
+            for (there, path) in [
+                (direction.is_some(), "direction"),
+                (class.is_some(), "class"),
+                (flags.is_some(), "flags"),
+                (!starts.is_empty(), "segments.list.element.phys_addr"),
+                (!sizes.is_empty(), "segments.list.element.bytes"),
+            ] {
+                if there {
+                    return Err(path);
+                }
+            }
+        }
+        if event == schema::MARK {
+            for (there, path) in [
+                (device.is_some(), "device"),
+                (cpu.is_some(), "cpu"),
+                (lines.is_some(), "lines"),
+                (mapping.is_some(), "mapping"),
+            ] {
+                if there {
+                    return Err(path);
+                }
+            }
+            chunk.marks.push(Mark {
+                before_op: u32::try_from(chunk.ops.len()).unwrap_or(u32::MAX),
+                time: Nanos(time),
+                text: text(words).ok_or("text")?.to_owned(),
+            });
+            return Ok(());
+        }
+        if words.is_some() {
+            return Err("text");
+        }
+        let device = device.map(DeviceIndex).ok_or("device")?;
+        devices.get(device).ok_or("device")?;
+        let id = mapping.ok_or("mapping")?;
+        let kind = match event {
+            schema::UNMAP => {
+                if !checker.unmap(id.0, device) {
+                    return Err("mapping");
+                }
+                OpKind::Unmap { id }
+            }
+            schema::MAP => {
+                let direction = text(direction).and_then(direction_of).ok_or("direction")?;
+                let class = text(class).and_then(class_of).ok_or("class")?;
+                let flags = flags.and_then(MapFlags::from_bits).ok_or("flags")?;
+                let segments = segments(starts, sizes, chunk)?;
+                if !checker.map(id.0, device) {
+                    return Err("mapping");
+                }
+                OpKind::Map {
+                    id,
+                    direction,
+                    class,
+                    flags,
+                    segments,
+                }
+            }
+            _ => return Err("event"),
+        };
+        chunk.ops.push(Op {
+            time: Nanos(time),
+            device,
+            cpu: cpu.ok_or("cpu")?,
+            lines: lines.ok_or("lines")?,
+            kind,
+        });
+        Ok(())
+    }
+}
+
+/// Puts the list of a row into the chunk.
+fn segments(starts: &[i64], sizes: &[i64], chunk: &mut Chunk) -> Result<SegmentSpan, Wrong> {
+    let bytes = "segments.list.element.bytes";
+    if starts.is_empty() {
+        return Err("segments.list.element.phys_addr");
+    }
+    if starts.len() != sizes.len() {
+        return Err(bytes);
+    }
+    let first = u32::try_from(chunk.segments.len()).map_err(|_| bytes)?;
+    for (&start, &size) in starts.iter().zip(sizes) {
+        let segment = Checker::segment(start as u64, size as u64).ok_or(bytes)?;
+        chunk.segments.push(segment);
+    }
+    let count = u32::try_from(starts.len()).map_err(|_| bytes)?;
+    Ok(SegmentSpan { first, count })
+}
+
+fn text(bytes: Option<&ByteArray>) -> Option<&str> {
+    std::str::from_utf8(bytes?.data()).ok()
+}
+
+/// A number in its type's range, or none.
+fn number<T: TryFrom<i32>>(value: Option<&i32>, path: Wrong) -> Result<Option<T>, Wrong> {
+    value
+        .map(|&value| T::try_from(value).map_err(|_| path))
+        .transpose()
+}
+
+fn direction_of(name: &str) -> Option<Direction> {
+    let mut all = Direction::ALL.into_iter();
+    all.find(|&direction| schema::direction_name(direction) == name)
+}
+
+fn class_of(name: &str) -> Option<MapClass> {
+    let mut all = MapClass::ALL.into_iter();
+    all.find(|&class| schema::class_name(class) == name)
+}

@@ -5,7 +5,9 @@
 #![forbid(unsafe_code)]
 
 pub mod corpus;
+mod pieces;
 pub mod random;
+pub mod trace_operations;
 pub mod trace_text;
 pub mod walk;
 
@@ -24,6 +26,11 @@ pub struct Target {
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
+    Target {
+        name: "trace_operations",
+        run: trace_operations::run,
+        outcomes: trace_operations::OUTCOMES,
+    },
     Target {
         name: "trace_text",
         run: trace_text::run,

@@ -1,12 +1,13 @@
 //! The trace parser over any bytes: input is the text of a trace.
 
-use std::io::{self, Read};
+use std::io::Read;
 
 use ringfence_trace::text::{Counts, ListSpan, RawChunk, RawKind, TraceReader};
 use ringfence_trace::{Malformed, Options, TraceError};
 use ringfence_types::{IovaRange, PhysRange};
 
 use crate::Reached;
+use crate::pieces::Pieces;
 
 /// What the corpus reaches: every kind of event and every reason to refuse a line.
 pub const OUTCOMES: &[&str] = &[
@@ -133,19 +134,6 @@ fn read(data: impl Read, options: &Options) -> Outcome {
         events,
         counts: reader.counts(),
         error,
-    }
-}
-
-/// Hands out its bytes in pieces of 1 to 7.
-struct Pieces<'a>(&'a [u8]);
-
-impl Read for Pieces<'_> {
-    fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
-        let count = (self.0.len() % 7 + 1).min(self.0.len()).min(space.len());
-        let (now, later) = self.0.split_at(count);
-        space[..count].copy_from_slice(now);
-        self.0 = later;
-        Ok(count)
     }
 }
 

@@ -1,0 +1,263 @@
+//! The pairing of a trace's lines over any bytes: input is the text of a trace.
+//!
+//! Two errors are out of reach of a short input: `TooManyDevices` takes 65536 names and `TooManyMappings` 2^32
+//! mappings. An input of odd length is read with a look-ahead of 4 lines instead of 4096, so that patience ends.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use ringfence_trace::{
+    Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations, Options, Store,
+    Summary, TraceError,
+};
+use ringfence_types::PhysRange;
+
+use crate::Reached;
+use crate::pieces::Pieces;
+
+/// What the corpus reaches: every class and flag, every way a line finds no partner, every error.
+pub const OUTCOMES: &[&str] = &[
+    "single",
+    "sg",
+    "coherent",
+    "iommu-only",
+    "truncated",
+    "guessed-lengths",
+    "fresh-frames",
+    "renamed",
+    "replaces",
+    "remainder",
+    "several lines",
+    "own row",
+    "mark",
+    "unmatched unmap",
+    "unmatched free",
+    "unmatched iommu unmap",
+    "failed map",
+    "setup map",
+    "cut line",
+    "alive at the end",
+    "Malformed",
+    "PhysicalSpaceExhausted",
+    "FreshFramesTooLarge",
+    "SegmentWraps",
+];
+
+/// One behind the memory that a replay has.
+const ARENA_END: u64 = 1 << 36;
+
+/// Longest line; short, so that inputs exceed it.
+const MAX_LINE: usize = 1000;
+
+/// Runs one input: strictly, leniently, and in small pieces through a store.
+pub fn run(data: &[u8], reached: Reached<'_>) {
+    let mut options = Options::default();
+    options.max_line = MAX_LINE;
+    if data.len() % 2 == 1 {
+        options.look_ahead = 4;
+    }
+    let strict = read(data, options.clone());
+    let lenient = read(data, options.clone().lenient());
+
+    assert_ne!(
+        lenient.error,
+        Some("Malformed"),
+        "a lenient read refuses no text"
+    );
+    if strict.error != Some("Malformed") {
+        assert_eq!(strict, lenient, "nothing to be lenient about");
+    }
+    let mut pieces = Operations::new("input", Pieces(data), options.lenient());
+    match Store::read(&mut pieces) {
+        Ok(store) => {
+            let mut ops = Vec::new();
+            let mut marks = 0;
+            let mut replay = store.replay();
+            let mut chunk = Chunk::default();
+            while replay.next_chunk(&mut chunk) {
+                gather(&chunk, &mut ops);
+                marks += chunk.marks.len();
+            }
+            assert_eq!((ops, marks), (lenient.ops.clone(), lenient.marks), "stored");
+            assert_eq!(*store.summary(), lenient.summary);
+        }
+        Err(error) => assert_eq!(Some(name(&error)), lenient.error),
+    }
+    for outcome in [&strict, &lenient] {
+        report(outcome, reached);
+    }
+}
+
+/// What a read came to.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    ops: Vec<(Op, Vec<PhysRange>)>,
+    marks: usize,
+    summary: Summary,
+    own_row: bool,
+    error: Option<&'static str>,
+}
+
+fn read(data: impl Read, options: Options) -> Outcome {
+    let mut operations = Operations::new("input", data, options);
+    let mut chunk = Chunk::default();
+    let mut ops = Vec::new();
+    let mut marks = 0;
+    let mut live = Live::default();
+    let error = loop {
+        let more = operations.next_chunk(&mut chunk);
+        for op in &chunk.ops {
+            assert!(operations.devices().get(op.device).is_some(), "{op:?}");
+            live.take(op, &chunk);
+        }
+        gather(&chunk, &mut ops);
+        marks += chunk.marks.len();
+        match more {
+            Ok(true) => {}
+            Ok(false) => break None,
+            Err(error) => break Some(name(&error)),
+        }
+    };
+    let ids: Vec<MappingId> = operations.live().collect();
+    assert_eq!(ids, live.devices.keys().copied().collect::<Vec<_>>());
+    let summary = operations.summary().clone();
+    if error.is_none() {
+        assert_eq!(summary.live_at_end, ids.len() as u64);
+        assert_eq!(
+            live.maps,
+            summary.maps + summary.iommu_only_maps + summary.remainders
+        );
+    }
+    assert!(summary.live_max >= live.most, "{summary:?}");
+    assert!(live.lines <= summary.events, "no line counts twice");
+    assert!(summary.events + summary.malformed <= summary.lines);
+    assert!(
+        !operations
+            .next_chunk(&mut chunk)
+            .expect("the end stays the end"),
+        "the end stays the end"
+    );
+    Outcome {
+        ops,
+        marks,
+        own_row: operations
+            .devices()
+            .iter()
+            .any(|(_, device)| device.kind == ringfence_trace::DeviceKind::Unattributed),
+        summary,
+        error,
+    }
+}
+
+/// Adds the operations of a chunk, with their segments for the spans, which depend on where a chunk begins.
+fn gather(chunk: &Chunk, ops: &mut Vec<(Op, Vec<PhysRange>)>) {
+    for op in &chunk.ops {
+        let mut op = *op;
+        let mut segments = Vec::new();
+        if let OpKind::Map { segments: span, .. } = &mut op.kind {
+            segments = chunk.segments_of(*span).to_vec();
+            span.first = 0;
+        }
+        ops.push((op, segments));
+    }
+}
+
+/// What operations promise: dense ids, pairs, a clock that never runs backwards, segments within the arena.
+#[derive(Default)]
+struct Live {
+    devices: BTreeMap<MappingId, DeviceIndex>,
+    /// Ids ever used.
+    used: usize,
+    time: u64,
+    maps: u64,
+    lines: u64,
+    most: u64,
+}
+
+impl Live {
+    fn take(&mut self, op: &Op, chunk: &Chunk) {
+        assert!(op.time.0 >= self.time, "{op:?}");
+        self.time = op.time.0;
+        self.lines += u64::from(op.lines);
+        match op.kind {
+            OpKind::Unmap { id } => {
+                assert_eq!(self.devices.remove(&id), Some(op.device), "{op:?}");
+            }
+            OpKind::Map { id, segments, .. } => {
+                if self.devices.len() == self.used {
+                    self.used += 1;
+                }
+                assert!(id.index() < self.used, "dense: {op:?}");
+                assert_eq!(self.devices.insert(id, op.device), None, "{op:?}");
+                self.maps += 1;
+                self.most = self.most.max(self.devices.len() as u64);
+                let list = chunk.segments_of(segments);
+                assert!(!list.is_empty() && list.len() == segments.count as usize);
+                for segment in list {
+                    assert!(segment.last().get() < ARENA_END, "{segment:?}");
+                }
+            }
+        }
+    }
+}
+
+fn report(outcome: &Outcome, reached: Reached<'_>) {
+    for (op, _) in &outcome.ops {
+        if op.lines > 1 {
+            reached("several lines");
+        }
+        let OpKind::Map { class, flags, .. } = op.kind else {
+            continue;
+        };
+        reached(match class {
+            MapClass::Single => "single",
+            MapClass::Sg => "sg",
+            MapClass::Coherent => "coherent",
+            MapClass::IommuOnly => "iommu-only",
+        });
+        for (flag, name) in [
+            (MapFlags::TRUNCATED, "truncated"),
+            (MapFlags::GUESSED_LENGTHS, "guessed-lengths"),
+            (MapFlags::FRESH_FRAMES, "fresh-frames"),
+            (MapFlags::RENAMED, "renamed"),
+            (MapFlags::REPLACES, "replaces"),
+            (MapFlags::REMAINDER, "remainder"),
+        ] {
+            if flags.contains(flag) {
+                reached(name);
+            }
+        }
+    }
+    let summary = &outcome.summary;
+    for (count, name) in [
+        (outcome.marks as u64, "mark"),
+        (u64::from(outcome.own_row), "own row"),
+        (summary.unmatched_unmaps, "unmatched unmap"),
+        (summary.unmatched_frees, "unmatched free"),
+        (summary.unmatched_iommu_unmaps, "unmatched iommu unmap"),
+        (summary.failed_maps, "failed map"),
+        (summary.setup_maps, "setup map"),
+        (summary.cut_lines, "cut line"),
+        (summary.live_at_end, "alive at the end"),
+    ] {
+        if count > 0 {
+            reached(name);
+        }
+    }
+    if let Some(error) = outcome.error {
+        reached(error);
+    }
+}
+
+/// A variant added later has no name here, which the corpus test reports.
+const fn name(error: &TraceError) -> &'static str {
+    match error {
+        TraceError::Malformed { .. } => "Malformed",
+        TraceError::TooManyDevices { .. } => "TooManyDevices",
+        TraceError::TooManyMappings { .. } => "TooManyMappings",
+        TraceError::PhysicalSpaceExhausted { .. } => "PhysicalSpaceExhausted",
+        TraceError::FreshFramesTooLarge { .. } => "FreshFramesTooLarge",
+        TraceError::SegmentWraps { .. } => "SegmentWraps",
+        _ => "unknown error",
+    }
+}

@@ -97,10 +97,17 @@ def main():
     said = re.search(r"(\d+) events did not fit", (out / "log").read_text())
     check("small buffer: trace and recorder agree", said and int(said[1]) == info["lost"], f"{said} {info['lost']}")
 
-    verdict = "PASS" if not failures else "FAIL"
-    print(f"record.sh: {verdict}: {passed} checks hold, {len(failures)} do not{': ' if failures else ''}{'; '.join(failures[:5])}")
+
+def verdict():
+    """Judges, and whatever comes in between, says so in one last line."""
+    try:
+        main()
+    except (OSError, ValueError, KeyError, IndexError, subprocess.CalledProcessError) as error:
+        check("the traces can be judged", False, f"{type(error).__name__}: {error}")
+    first = f": {'; '.join(failures[:5])}" if failures else ""
+    print(f"record.sh: {'FAIL' if failures else 'PASS'}: {passed} checks hold, {len(failures)} do not{first}")
     return bool(failures)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(verdict())

@@ -75,7 +75,7 @@ fetch_kernel() {
 modules() {
     local name=$1 order=$2 path needs need
     grep -qx "$name" "$order" 2>/dev/null && return
-    path=$(find "$cache/kernel" -name "${name//[-_]/[-_]}.ko.xz" -print -quit)
+    path=$(find -H "$cache/kernel" -name "${name//[-_]/[-_]}.ko.xz" -print -quit)
     # No such file: built in.
     [[ $path ]] || return 0
     xz -dc "$path" >"$root/modules/$name.ko"

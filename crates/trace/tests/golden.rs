@@ -72,7 +72,7 @@ fn small_real_traces_give_what_they_gave() {
         let wanted = std::fs::read_to_string(&expected).unwrap_or_default();
         assert_eq!(got, wanted, "{}; BLESS=1 accepts it", path.display());
     }
-    assert_eq!(traces, 7);
+    assert_eq!(traces, 8);
 }
 
 #[test]

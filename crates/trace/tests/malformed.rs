@@ -384,3 +384,75 @@ fn operations_before_an_error_are_delivered() {
     assert_eq!(chunk.ops.len(), 1);
     assert!(!operations.next_chunk(&mut chunk).expect("ended"));
 }
+
+/// Operations and errors of a text, call by call to the end.
+fn calls(text: &[u8]) -> (usize, Vec<TraceError>) {
+    let mut operations = Operations::new("bad", text, Options::default());
+    let mut chunk = Chunk::default();
+    let (mut ops, mut errors) = (0, Vec::new());
+    for _ in 0..10 {
+        let more = operations.next_chunk(&mut chunk);
+        ops += chunk.ops.len();
+        errors.extend(more.err());
+    }
+    (ops, errors)
+}
+
+#[test]
+fn what_stands_before_an_error_is_delivered_however_full_the_chunk_is() {
+    let count = Chunk::OPS + 3000;
+    let mut text = String::new();
+    // Lines of no operation first, so that a chunk of operations does not end where one of lines does.
+    for _ in 0..10 {
+        text += "t-1 [0] ..... 1.0: dma_sync_single_for_cpu: d dir=TO_DEVICE dma_addr=1 size=1 attrs=\n";
+    }
+    for n in 0..count {
+        text += &format!(
+            "t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr={n:x}000 size=1 phys_addr=1 attrs=\n"
+        );
+    }
+    text += "nonsense\n";
+    let (ops, errors) = calls(text.as_bytes());
+    assert_eq!(ops, count);
+    assert!(matches!(errors[..], [TraceError::Malformed { .. }]));
+}
+
+#[test]
+fn the_first_error_is_the_only_one() {
+    let text = b"t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr=0 size=68719476736 phys_addr=1000 attrs=\nnonsense\n";
+    let (_, errors) = calls(text);
+    assert!(
+        matches!(errors[..], [TraceError::PhysicalSpaceExhausted { .. }]),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn what_cannot_be_placed_is_told_apart() {
+    let line = |rest: &str| format!("t-1 [0] ..... 1.0: {rest}\n");
+    let translated =
+        line("dma_map_phys: d dir=TO_DEVICE dma_addr=fff000 size=64 phys_addr=1000 attrs=");
+    let large = line(
+        "dma_alloc: d dir=BIDIRECTIONAL dma_addr=9000 size=1073741825 virt_addr=1 flags=x attrs=",
+    );
+    let (_, errors) = calls((translated + &large).as_bytes());
+    assert!(
+        matches!(
+            errors[..],
+            [TraceError::FreshFramesTooLarge {
+                bytes: 1_073_741_825,
+                line: 2,
+                ..
+            }]
+        ),
+        "{errors:?}"
+    );
+    let wraps = line(
+        "dma_map_sg: d dir=TO_DEVICE nents=1/1 ents=1/1 dma_addrs={0x1000} sizes={0x1000} phys_addrs={0xffffffffffffffff} attrs=",
+    );
+    let (_, errors) = calls(wraps.as_bytes());
+    assert!(
+        matches!(errors[..], [TraceError::SegmentWraps { start, line: 1, .. }] if start.get() == u64::MAX),
+        "{errors:?}"
+    );
+}

@@ -69,13 +69,10 @@ impl<R: Read> Pairing<R> {
         mut tap: impl FnMut(&RawEvent, &RawChunk),
     ) -> Result<bool, TraceError> {
         chunk.clear();
-        if let Some(error) = self.error.take() {
-            self.stage = Stage::Ended;
-            self.count();
-            return Err(error);
-        }
         while self.stage != Stage::Ended && chunk.ops.len() < Chunk::OPS {
             if let Err(error) = self.step(chunk, &mut tap) {
+                // The first error is the last word, though the text may hold another further on.
+                self.error = None;
                 self.stage = Stage::Ended;
                 self.count();
                 return Err(error);

@@ -71,8 +71,7 @@ impl<R: Read> Pairing<R> {
         chunk.clear();
         while self.stage != Stage::Ended && chunk.ops.len() < Chunk::OPS {
             if let Err(error) = self.step(chunk, &mut tap) {
-                // The first error is the last word, though the text may hold another further on.
-                self.error = None;
+                // The last word, though the reader may have come upon another error further on.
                 self.stage = Stage::Ended;
                 self.count();
                 return Err(error);

@@ -495,11 +495,14 @@ impl Resolver {
             }
             return Ok(());
         }
-        for only in ended {
+        // All end before a remainder begins: a remainder takes the id freed last.
+        for only in &ended {
             self.summary.iommu_only_unmaps += 1;
             self.count(only.device, |counts| counts.unmaps += 1);
             self.push_unmap(&only.id, only.device, at, chunk);
             at.lines = 0;
+        }
+        for only in &ended {
             let below = part(&only.pieces, only.first, first.checked_sub(1));
             let above = match last.checked_add(1) {
                 Some(start) => part(&only.pieces, start, Some(only.last)),

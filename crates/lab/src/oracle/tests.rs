@@ -39,6 +39,7 @@ fn verdicts_on_a_page_granular_space() {
         (0, 0x8fff, 1, Read, 0x30fff, Verdict::Granted),
         (0, 0x9000, 1, Read, 0x40000, Verdict::Granted),
         (0, 0x9100, 1, Read, 0x40100, Verdict::Colocated),
+        (0, 0x9000, 1, Write, 0x40000, Verdict::Direction),
         (0, 0x6000, 1, Read, 0x20000, Verdict::Never),
         (0, 0x7000, 1, Write, 0x50000, Verdict::Foreign),
         (2, 0x7000, 1, Write, 0x50000, Verdict::Foreign),
@@ -48,7 +49,7 @@ fn verdicts_on_a_page_granular_space() {
         let got = oracle.allowed(device, Iova::new(at), bytes, access, PhysAddr::new(reached));
         assert_eq!(got, expected, "device {device} {access} {bytes} at {at:#x}");
     }
-    assert_eq!(oracle.tally.violations(), 7);
+    assert_eq!(oracle.tally.violations(), 8);
     assert_eq!(oracle.tally.colocated, 4);
 }
 

@@ -1,0 +1,257 @@
+//! Whether the meter's components add up to what another clock says: `cargo bench -p ringfence-lab --bench meter [-- --check]`.
+//!
+//! The meter gets its components from differences between eight replicas, each timed in blocks of 1024 steps. Here the full layer and the
+//! replay's own loop are timed by themselves, 128 steps at a time; what the first takes more than the second stands beside
+//! the sum of the components. Both are executed cycles of a map and an unmap together. The sample is replayed several times over. `--check`
+//! exits with 1 if a ratio is more than 10% off.
+
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use ringfence_dma::flush::Flush;
+use ringfence_dma::space::Paged;
+use ringfence_iova::IovaAllocator;
+use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
+use ringfence_lab::compare::{Options, meter};
+use ringfence_lab::meter::{
+    Bench, Clock, FlushFor, Idle, InvalidationQueue, Meter, Replica, cycles,
+};
+use ringfence_lab::modes::{Mode, TableKind};
+use ringfence_lab::plan::{Plan, Planner, Step};
+use ringfence_lab::{LabError, Profile};
+use ringfence_memory::{Arena, Frames};
+use ringfence_trace::{Chunk, Op, OpKind, Operations, Options as TraceOptions, SAMPLE, Source};
+use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
+
+const MODES: [&str; 4] = ["strict", "strict+", "fence", "defer+"];
+/// Steps between two readings of the clock.
+const PHASE: usize = 128;
+const REPETITIONS: usize = 5;
+/// How often the sample is replayed.
+const TURNS: u64 = 24;
+const TOLERANCE: f64 = 0.10;
+const ARENA: u64 = 256 << 20;
+
+/// The steps of a plan, [`PHASE`] at a time.
+fn phases(plan: &Plan) -> Vec<Plan> {
+    plan.steps
+        .chunks(PHASE)
+        .map(|steps| {
+            let mut phase = Plan {
+                steps: steps.to_vec(),
+                ..Plan::default()
+            };
+            for timed in &mut phase.steps {
+                if let Step::Map { first, count, .. } = &mut timed.step {
+                    let own = phase.segments.len() as u32;
+                    phase
+                        .segments
+                        .extend_from_slice(plan.segments(*first, *count));
+                    *first = own;
+                }
+            }
+            phase
+        })
+        .collect()
+}
+
+/// Cycles of `work`.
+fn timed(work: impl FnOnce()) -> u64 {
+    let since = cycles();
+    work();
+    cycles().saturating_sub(since)
+}
+
+/// A replay that is timed by phases.
+trait Phased {
+    /// Cycles of each phase.
+    fn run(&mut self, phases: &[Plan]) -> Result<Vec<u64>, LabError>;
+}
+
+struct Full<S: ringfence_dma::Space, F: Flush<S, u64>>(Replica<S, F, InvalidationQueue>);
+
+impl<S: ringfence_dma::Space, F: Flush<S, u64>> Phased for Full<S, F> {
+    fn run(&mut self, phases: &[Plan]) -> Result<Vec<u64>, LabError> {
+        for phase in phases {
+            self.0.prepare(phase)?;
+        }
+        let mut clock = Clock::blocks();
+        let run = |phase| timed(|| self.0.run(phase, &mut clock, None));
+        Ok(phases.iter().map(run).collect())
+    }
+}
+
+impl Phased for Idle {
+    fn run(&mut self, phases: &[Plan]) -> Result<Vec<u64>, LabError> {
+        let mut clock = Clock::blocks();
+        let run = |phase| timed(|| Idle::run(self, phase, &mut clock));
+        Ok(phases.iter().map(run).collect())
+    }
+}
+
+struct MakeFull;
+
+impl Job for MakeFull {
+    type Output = Result<Box<dyn Phased>, LabError>;
+
+    fn identity(self, _: TableKind) -> Self::Output {
+        Err(LabError::Internal("a mode without components"))
+    }
+
+    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
+    where
+        A: IovaAllocator + 'static,
+        T: TableMaker,
+        F: FlushFor<A, T> + 'static,
+    {
+        let arena = Rc::new(Arena::new(ARENA)?);
+        // Page faults of this process are no work of the layer.
+        for page in 0..64 {
+            if let Ok(word) = arena.word(PhysAddr::new(page << 12)) {
+                word.store(0, Ordering::Relaxed);
+            }
+        }
+        let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
+            .ok_or(LabError::Internal("region"))?;
+        let queue =
+            InvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
+        let bench = Bench {
+            frames: Frames::new(Rc::clone(&arena), region),
+            arena,
+            invalidator: queue,
+            now: Nanos(0),
+        };
+        let coherency = Profile::r210_2015().coherency();
+        let replica = Replica::new((recipe.flush)(), bench, move |domain, bench| {
+            let table = T::make(domain, coherency, &*bench.arena, &bench.frames)?;
+            let alloc = (recipe.alloc)(recipe.answer)?;
+            Ok(Paged::new(alloc, table, recipe.rounding))
+        });
+        Ok(Box::new(Full(replica)))
+    }
+}
+
+/// The operations of the sample; whatever lives at its end is unmapped, so that it can begin again.
+fn sample() -> Result<Chunk, LabError> {
+    let source = Source::from_reader("sample", SAMPLE)?;
+    let mut operations = Operations::new("sample", source, TraceOptions::default());
+    let (mut whole, mut part) = (Chunk::default(), Chunk::default());
+    let mut more = true;
+    while more {
+        more = operations.next_chunk(&mut part)?;
+        let base = whole.segments.len() as u32;
+        whole.segments.extend_from_slice(&part.segments);
+        whole.ops.extend(part.ops.iter().map(|op| {
+            let mut op = *op;
+            if let OpKind::Map { segments, .. } = &mut op.kind {
+                segments.first += base;
+            }
+            op
+        }));
+    }
+    let mut owners = std::collections::BTreeMap::new();
+    for op in &whole.ops {
+        match op.kind {
+            OpKind::Map { id, .. } => owners.insert(id, *op),
+            OpKind::Unmap { id } => owners.remove(&id),
+        };
+    }
+    let time = whole.ops.last().map_or(Nanos(0), |op| op.time);
+    whole.ops.extend(owners.into_iter().map(|(id, op)| Op {
+        time,
+        kind: OpKind::Unmap { id },
+        ..op
+    }));
+    Ok(whole)
+}
+
+/// The plans of one sample after the other.
+fn plans() -> Result<Vec<Plan>, LabError> {
+    let mut chunk = sample()?;
+    let (Some(first), Some(last)) = (chunk.ops.first(), chunk.ops.last()) else {
+        return Err(LabError::Internal("an empty sample"));
+    };
+    let turn = last.time.0 - first.time.0 + 1_000;
+    let mut planner = Planner::new();
+    Ok((0..TURNS)
+        .map(|_| {
+            let mut plan = Plan::default();
+            planner.plan(&chunk, &mut plan);
+            for op in &mut chunk.ops {
+                op.time.0 += turn;
+            }
+            plan
+        })
+        .collect())
+}
+
+/// The median over repetitions of each phase, summed up.
+fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
+    let phases = repetitions.iter().map(Vec::len).min().unwrap_or(0);
+    (0..phases)
+        .map(|phase| {
+            let mut times: Vec<u64> = repetitions.iter().map(|times| times[phase]).collect();
+            times.sort_unstable();
+            times[times.len() / 2] as f64
+        })
+        .sum()
+}
+
+/// Cycles a pair: the sum of the meter's components, and by phases.
+fn measure(mode: &Mode, plans: &[Plan]) -> Result<(f64, f64), LabError> {
+    let mut options = Options::new();
+    options.repetitions = REPETITIONS;
+    let mut meter: Box<dyn Meter> = meter(mode, &options)?;
+    let mut full = Vec::new();
+    let mut idle: Vec<Box<dyn Phased>> = Vec::new();
+    for _ in 0..REPETITIONS {
+        full.push(dispatch(mode, MakeFull)??);
+        idle.push(Box::new(Idle::default()));
+    }
+    let (mut maps, mut unmaps, mut phased) = (0_u64, 0_u64, 0.0);
+    for plan in plans {
+        meter.chunk(plan)?;
+        maps += plan.maps;
+        unmaps += plan.unmaps;
+        let parts = phases(plan);
+        for (replays, sign) in [(&mut full, 1.0), (&mut idle, -1.0)] {
+            let times: Result<Vec<_>, _> = replays.iter_mut().map(|r| r.run(&parts)).collect();
+            phased += sign * sum_of_medians(&times?);
+        }
+    }
+    let found = meter.finish().cycles;
+    let pairs = maps.max(1) as f64;
+    let components = found.map() + found.unmap() * unmaps as f64 / pairs;
+    Ok((components, phased / pairs))
+}
+
+fn main() -> Result<ExitCode, LabError> {
+    let check = std::env::args().any(|argument| argument == "--check");
+    let plans = plans()?;
+    let pairs: u64 = plans.iter().map(|plan| plan.maps).sum();
+    println!(
+        "{pairs} pairs, {REPETITIONS} repetitions, phases of {PHASE} steps; executed cycles a pair"
+    );
+    println!(
+        "{:10} {:>12} {:>10} {:>7}",
+        "mode", "components", "phases", "ratio"
+    );
+    let mut sound = true;
+    for name in MODES {
+        let mode = Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.into()))?;
+        let (components, phases) = measure(&mode, &plans)?;
+        let ratio = components / phases;
+        sound &= (ratio - 1.0).abs() <= TOLERANCE;
+        println!("{name:10} {components:12.1} {phases:10.1} {ratio:7.3}");
+    }
+    Ok(if check && !sound {
+        eprintln!(
+            "components and phases differ by more than {:.0}%",
+            TOLERANCE * 100.0
+        );
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}

@@ -49,7 +49,7 @@ impl Input {
                     .unwrap_or(path.as_os_str())
                     .to_string_lossy();
                 let mut name = name.as_ref();
-                for ending in [".zst", ".txt", ".trace", ".dat"] {
+                for ending in [".zst", ".txt", ".trace", ".dat", ".parquet"] {
                     name = name.strip_suffix(ending).unwrap_or(name);
                 }
                 name.to_owned()

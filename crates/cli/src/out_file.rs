@@ -15,8 +15,8 @@ pub(crate) struct OutFile {
 }
 
 enum Writer {
-    Plain(BufWriter<Box<dyn Write>>),
-    Zstd(zstd::Encoder<'static, Box<dyn Write>>),
+    Plain(BufWriter<Box<dyn Write + Send>>),
+    Zstd(zstd::Encoder<'static, Box<dyn Write + Send>>),
 }
 
 /// Ratio before speed would be wasted on traces, which shrink to a tenth anyway.
@@ -25,7 +25,7 @@ const LEVEL: i32 = 6;
 impl OutFile {
     /// Begins a file.
     pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
-        let (part, sink): (_, Box<dyn Write>) = if path == OsStr::new("-") {
+        let (part, sink): (_, Box<dyn Write + Send>) = if path == OsStr::new("-") {
             (None, Box::new(io::stdout()))
         } else {
             let mut part = path.as_os_str().to_owned();

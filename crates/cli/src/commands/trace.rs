@@ -12,7 +12,7 @@ use ringfence_trace::{Anonymise, AnonymiseError, Info, Options, Recording, Workl
 use serde::Serialize;
 
 use super::json;
-use crate::args::{AnonymiseArgs, InfoArgs, RecordArgs, TraceCommand};
+use crate::args::{AnonymiseArgs, ConvertArgs, InfoArgs, RecordArgs, TraceCommand};
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::out_file::OutFile;
@@ -24,6 +24,7 @@ pub(crate) fn trace(command: TraceCommand) -> Result<(), Failure> {
         TraceCommand::Info(args) => info(&args),
         TraceCommand::Record(args) => record(&args),
         TraceCommand::Anonymise(args) => anonymise(&args),
+        TraceCommand::Convert(args) => convert(&args),
     }
 }
 
@@ -139,4 +140,40 @@ fn anonymise(args: &AnonymiseArgs) -> Result<(), Failure> {
         },
     })?;
     out.finish()
+}
+
+#[cfg(feature = "parquet")]
+fn convert(args: &ConvertArgs) -> Result<(), Failure> {
+    use ringfence_trace::{ConvertError, write_parquet};
+
+    let mut operations = Input::of(&args.trace).operations(options(args.lenient))?;
+    let mut out = OutFile::create(&args.output)?;
+    let written = write_parquet(&mut operations, &mut out).map_err(|error| match error {
+        ConvertError::Trace(error) => Failure::Trace(error),
+        ConvertError::Write(e) if e.kind() == io::ErrorKind::BrokenPipe => Failure::Closed,
+        ConvertError::Write(source) => Failure::Io {
+            path: args.output.clone(),
+            source,
+        },
+        other => Failure::Io {
+            path: args.output.clone(),
+            source: io::Error::other(other),
+        },
+    })?;
+    out.finish()?;
+    eprintln!(
+        "ringfence: {} operations and {} marks to {}",
+        written.operations,
+        written.marks,
+        args.output.display()
+    );
+    Ok(())
+}
+
+#[cfg(not(feature = "parquet"))]
+fn convert(args: &ConvertArgs) -> Result<(), Failure> {
+    Err(Failure::Trace(ringfence_trace::TraceError::Parquet {
+        file: args.output.display().to_string(),
+        problem: ringfence_trace::ParquetProblem::NotBuilt,
+    }))
 }

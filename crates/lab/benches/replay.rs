@@ -69,7 +69,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
     println!("{} lines, median of {REPETITIONS} interleaved", input.lines);
-    println!("{:16} {:>12} {:>10} {:>9}", "mode", "M events/s", "/ none", "spread");
+    println!(
+        "{:16} {:>12} {:>10} {:>9}",
+        "mode", "M events/s", "/ none", "spread"
+    );
     let mut none = None;
     for (mode, seconds) in modes.iter().zip(&mut seconds) {
         seconds.sort_by(f64::total_cmp);

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::meter::Components;
-use crate::modes::Mode;
+use crate::modes::{Mode, Safety};
 use crate::oracle::Tally;
 use crate::replay::Outcomes;
 
@@ -152,16 +152,23 @@ impl Row {
         let hardware = &metered.hardware;
         let walks = hardware.iotlb_misses;
         let safe = parts.status == "ok";
+        // Exposure is measured: a promise that the oracle saw broken is not repeated.
+        let promise = mode.safety();
+        let broken = promise >= Safety::Strict && tally.violations() > 0;
         Self {
             trace: trace.to_owned(),
             mode: mode.name.clone(),
-            safety: if safe {
-                mode.safety().to_string()
+            safety: if safe && !broken {
+                promise.to_string()
             } else {
-                "none".into()
+                Safety::None.to_string()
             },
             bound: mode.bound().map(str::to_owned),
-            status: parts.status.clone(),
+            status: if safe && broken {
+                format!("{} violations in a {promise} mode", tally.violations())
+            } else {
+                parts.status.clone()
+            },
             maps: metered.maps,
             unmaps: metered.unmaps,
             map_cycles: map,

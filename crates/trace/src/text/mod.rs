@@ -1,7 +1,7 @@
 //! Text to raw events: what tracefs, `trace-cmd report` and `perf script` print.
 //!
-//! The path of a line: [`Lines`](lines) cuts it from the input, [`prefix`] reads task, CPU and time,
-//! [`payload`] reads what the event says, and [`TraceReader`] puts it into a [`RawChunk`].
+//! The path of a line: `lines` cuts it from the input, `prefix` reads task, CPU and time,
+//! `payload` reads what the event says, and [`TraceReader`] puts it into a [`RawChunk`].
 
 mod cursor;
 mod event;

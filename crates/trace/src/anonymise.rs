@@ -10,6 +10,7 @@ use crate::error::TraceError;
 use crate::op::DeviceIndex;
 use crate::options::Options;
 use crate::render::render;
+use crate::runs::Runs;
 use crate::text::{RawChunk, RawEvent, RawKind, TraceReader};
 
 const PAGE: u64 = 4096;
@@ -79,7 +80,7 @@ impl Anonymise {
         out: &mut impl Write,
     ) -> Result<(), AnonymiseError> {
         let survey = Survey::of(&mut TraceReader::new(name, first, options))?;
-        let runs = Runs::lay_out(&survey.runs, self.seed);
+        let runs = Places::lay_out(&survey.runs, self.seed);
         let mut reader = TraceReader::new(name, second, options);
         let mut rewrite = Rewrite {
             start: if self.from_zero { survey.start } else { 0 },
@@ -137,8 +138,8 @@ struct Survey {
     lost: u64,
     /// Devices whose DMA addresses are physical ones.
     direct: Vec<bool>,
-    /// Touching pages, by first page: one behind the last.
-    runs: BTreeMap<u64, u64>,
+    /// The pages of all ranges.
+    runs: Runs,
 }
 
 impl Survey {
@@ -227,36 +228,23 @@ impl Survey {
 
     /// Adds the pages of a range, joined with the runs it touches.
     fn add(&mut self, start: u64, size: u64) {
-        let mut first = start / PAGE;
-        let mut end = start.saturating_add(size.saturating_sub(1)) / PAGE + 1;
-        if let Some((&before, &reach)) = self.runs.range(..=first).next_back() {
-            if reach >= end {
-                return;
-            }
-            if reach >= first {
-                first = before;
-            }
-        }
-        while let Some((&run, &reach)) = self.runs.range(first..=end).next() {
-            end = end.max(reach);
-            self.runs.remove(&run);
-        }
-        self.runs.insert(first, end);
+        let last = start.saturating_add(size.saturating_sub(1)) / PAGE;
+        self.runs.add(start / PAGE, last + 1);
     }
 }
 
 /// Where each run goes.
 #[derive(Debug, Default)]
-struct Runs {
+struct Places {
     /// First page: one behind the last, new first page.
     places: BTreeMap<u64, (u64, u64)>,
 }
 
-impl Runs {
-    fn lay_out(runs: &BTreeMap<u64, u64>, seed: u64) -> Self {
+impl Places {
+    fn lay_out(runs: &Runs, seed: u64) -> Self {
         let mut order: Vec<(u64, u64, u64)> = runs
             .iter()
-            .map(|(&first, &end)| (mix(seed ^ mix(first)), first, end))
+            .map(|(first, end)| (mix(seed ^ mix(first)), first, end))
             .collect();
         order.sort_unstable();
         let mut next = BASE / PAGE;
@@ -294,7 +282,7 @@ fn mix(value: u64) -> u64 {
 struct Rewrite {
     start: u64,
     direct: Vec<bool>,
-    runs: Runs,
+    runs: Places,
     pids: HashMap<u32, u32>,
     marks: u32,
 }
@@ -392,14 +380,10 @@ mod tests {
         ] {
             survey.add(start, size);
         }
-        let runs: Vec<_> = survey
-            .runs
-            .iter()
-            .map(|(&first, &end)| (first, end))
-            .collect();
+        let runs: Vec<_> = survey.runs.iter().collect();
         assert_eq!(runs, [(1, 5), (8, 9)]);
         for seed in 0..100 {
-            let runs = Runs::lay_out(&survey.runs, seed);
+            let runs = Places::lay_out(&survey.runs, seed);
             let new = |page: u64| runs.rename(page * PAGE) / PAGE;
             assert!((1..4).all(|page| new(page + 1) == new(page) + 1));
             // A page apart at least, or a new run would arise.
@@ -407,9 +391,12 @@ mod tests {
             assert_eq!(runs.rename(0x1234) % BLOCK, 0x1234);
         }
         // Runs that would fit exactly behind each other in their blocks still keep a page between them.
-        let full = BTreeMap::from([(0, 5), (1029, 1030), (2058, 2059)]);
+        let mut full = Runs::default();
+        for (first, end) in [(0, 5), (1029, 1030), (2058, 2059)] {
+            full.add(first, end);
+        }
         for seed in 0..100 {
-            let runs = Runs::lay_out(&full, seed);
+            let runs = Places::lay_out(&full, seed);
             let mut places: Vec<_> = runs
                 .places
                 .iter()

@@ -19,6 +19,7 @@ mod parquet;
 mod problem;
 mod record;
 mod render;
+mod runs;
 mod store;
 mod summary;
 pub mod text;

@@ -1,5 +1,8 @@
 //! The rules by which resolved lines become operations.
 
+mod known;
+mod unexplained;
+
 use std::collections::HashMap;
 
 use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
@@ -10,7 +13,7 @@ use super::physical::{Arena, Exhausted, NoFrames};
 use super::scatter::{self, Lengths, Segment};
 use super::window::{Lists, Piece, Window};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, SegmentSpan};
-use crate::summary::{DeviceSummary, Summary};
+use crate::summary::Summary;
 use crate::text::{RawEvent, RawKind};
 
 /// Why a line cannot become an operation.
@@ -410,115 +413,6 @@ impl Resolver {
         true
     }
 
-    /// Takes `iommu:map` lines that no `dma:*` event explains. `device` is `None` before the first device.
-    pub(super) fn iommu_map(
-        &mut self,
-        event: &RawEvent,
-        pieces: &[Piece],
-        device: Option<DeviceIndex>,
-        own_row: bool,
-        chunk: &mut Chunk,
-    ) -> Result<(), Problem> {
-        self.any_iommu = true;
-        let identity = pieces.iter().all(|piece| piece.iova == piece.phys);
-        let (Some(device), Some(first), Some(last), false) =
-            (device, pieces.first(), pieces.last(), identity)
-        else {
-            self.summary.setup_maps += pieces.len() as u64;
-            return Ok(());
-        };
-        let at = self.at(event, u16::try_from(pieces.len()).unwrap_or(u16::MAX));
-        let range = (first.iova, last.iova.wrapping_add(last.size - 1));
-        let mut flags = MapFlags::NONE;
-        // One device has one IOVA space; a row of several has not.
-        if !own_row {
-            for old in self.live.end_only_of(device, range.0, range.1) {
-                self.summary.replaced += 1;
-                flags = flags.with(MapFlags::REPLACES);
-                self.push_unmap(&old.id, device, At { lines: 0, ..at }, chunk);
-            }
-        }
-        self.summary.iommu_only_maps += 1;
-        self.summary.iommu_only_pieces += pieces.len() as u64;
-        self.count(device, |counts| counts.maps += 1);
-        self.begin_only(device, pieces, flags, at, chunk)
-    }
-
-    fn begin_only(
-        &mut self,
-        device: DeviceIndex,
-        pieces: &[Piece],
-        mut flags: MapFlags,
-        at: At,
-        chunk: &mut Chunk,
-    ) -> Result<(), Problem> {
-        self.segments.clear();
-        self.segments
-            .extend(pieces.iter().map(|piece| (piece.phys, piece.size)));
-        let (segments, renamed) = self.place(flags, chunk)?;
-        let Some(segments) = segments else {
-            return Ok(());
-        };
-        if renamed {
-            flags = flags.with(MapFlags::RENAMED);
-            self.summary.renamed += 1;
-        }
-        let id = self.live.begin_only(device, pieces)?;
-        let map = Map {
-            device,
-            direction: Direction::Bidirectional,
-            class: MapClass::IommuOnly,
-            flags,
-        };
-        self.push_map(id, map, flags, segments, at, chunk);
-        Ok(())
-    }
-
-    /// Takes an `iommu:unmap` line that no `dma:*` event explains; with `cut`, one may have been cut off.
-    pub(super) fn iommu_unmap(
-        &mut self,
-        event: &RawEvent,
-        cut: bool,
-        chunk: &mut Chunk,
-    ) -> Result<(), Problem> {
-        let RawKind::IommuUnmap { iova, size } = event.kind else {
-            return Ok(());
-        };
-        self.any_iommu = true;
-        let mut at = self.at(event, 1);
-        let (first, last) = (iova.get(), iova.get().wrapping_add(size - 1));
-        let ended = self.live.end_only(first, last);
-        if ended.is_empty() {
-            match cut {
-                true => self.summary.cut_lines += 1,
-                false => self.summary.unmatched_iommu_unmaps += 1,
-            }
-            return Ok(());
-        }
-        // All end before a remainder begins: a remainder takes the id freed last.
-        for only in &ended {
-            self.summary.iommu_only_unmaps += 1;
-            self.count(only.device, |counts| counts.unmaps += 1);
-            self.push_unmap(&only.id, only.device, at, chunk);
-            at.lines = 0;
-        }
-        for only in &ended {
-            let below = part(&only.pieces, only.first, first.checked_sub(1));
-            let above = match last.checked_add(1) {
-                Some(start) => part(&only.pieces, start, Some(only.last)),
-                None => Vec::new(),
-            };
-            for rest in [below, above] {
-                if !rest.is_empty() {
-                    self.summary.remainders += 1;
-                    self.count(only.device, |counts| counts.maps += 1);
-                    self.begin_only(only.device, &rest, MapFlags::REMAINDER, at, chunk)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
     fn push_unmap(&mut self, id: &MappingId, device: DeviceIndex, at: At, chunk: &mut Chunk) {
         self.push(
             Op {
@@ -571,67 +465,4 @@ impl Resolver {
     pub(super) fn now(&mut self, event: &RawEvent) -> Nanos {
         self.at(event, 0).time
     }
-
-    fn count(&mut self, device: DeviceIndex, count: impl FnOnce(&mut DeviceSummary)) {
-        let devices = &mut self.summary.devices;
-        let index = device.index();
-        if devices.len() <= index {
-            devices.resize_with(index + 1, DeviceSummary::default);
-        }
-        if let Some(counts) = devices.get_mut(index) {
-            count(counts);
-        }
-    }
-
-    #[inline]
-    fn see(&mut self, device: DeviceIndex) {
-        if self.seen.get(device.index()) == Some(&true) {
-            return;
-        }
-        if self.seen.len() <= device.index() {
-            self.seen.resize(device.index() + 1, false);
-        }
-        if let Some(seen) = self.seen.get_mut(device.index()) {
-            *seen = true;
-        }
-        self.named += 1;
-        self.only_named = (self.named == 1).then_some(device);
-    }
-
-    fn addressing(&self, device: DeviceIndex) -> Addressing {
-        self.addressing
-            .get(device.index())
-            .copied()
-            .unwrap_or_default()
-    }
-
-    fn learn(&mut self, device: DeviceIndex, direct: bool) {
-        if self.addressing.len() <= device.index() {
-            self.addressing
-                .resize(device.index() + 1, Addressing::Unknown);
-        }
-        if let Some(addressing) = self.addressing.get_mut(device.index()) {
-            *addressing = match direct {
-                true if *addressing != Addressing::Translated => Addressing::Direct,
-                _ => Addressing::Translated,
-            };
-        }
-    }
-}
-
-/// The parts of `pieces` within `first..=last`; none if `last` is `None` or lies below `first`.
-fn part(pieces: &[Piece], first: u64, last: Option<u64>) -> Vec<Piece> {
-    let Some(last) = last.filter(|&last| last >= first) else {
-        return Vec::new();
-    };
-    let parts = pieces.iter().filter_map(|piece| {
-        let from = piece.iova.max(first);
-        let to = piece.iova.wrapping_add(piece.size - 1).min(last);
-        (from <= to).then(|| Piece {
-            iova: from,
-            phys: piece.phys.wrapping_add(from - piece.iova),
-            size: to - from + 1,
-        })
-    });
-    parts.collect()
 }

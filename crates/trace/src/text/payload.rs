@@ -3,8 +3,9 @@
 //! Fields are expected in the order the kernel prints them, which is fast; a field that does not stand where
 //! expected is searched further on, so that a kernel that adds a field stays readable.
 
-use memchr::memmem;
-use ringfence_types::{Direction, Iova, PhysAddr};
+mod fields;
+
+use ringfence_types::{Iova, PhysAddr};
 
 use super::cursor::Cursor;
 use super::event::{ListSpan, RawChunk, RawEvent, RawKind};
@@ -12,6 +13,11 @@ use super::prefix::Prefix;
 use crate::devices::Devices;
 use crate::error::{Field, Malformed};
 use crate::op::DeviceIndex;
+
+use fields::{
+    check_range, check_size, decimal, direction, field, hex, is_null, list, optional_direction,
+    prefixed_hex, shown_of_total,
+};
 
 /// Largest mapping a `dma:*` event may claim: what the sparse arena of a replay can hold.
 pub(crate) const MAX_BYTES: u64 = 1 << 36;
@@ -389,139 +395,4 @@ fn device(text: &mut Cursor<'_>, interner: &mut Interner) -> Result<DeviceIndex,
         return Err(Malformed::MissingField(Field::Device).into());
     }
     interner.intern(name)
-}
-
-#[inline]
-fn direction(text: &mut Cursor<'_>) -> Result<Direction, Malformed> {
-    field(text, b" dir=", Field::Dir)?;
-    match text.word() {
-        b"TO_DEVICE" => Ok(Direction::ToDevice),
-        b"FROM_DEVICE" => Ok(Direction::FromDevice),
-        b"BIDIRECTIONAL" => Ok(Direction::Bidirectional),
-        b"NONE" => Err(Malformed::NoDirection),
-        _ => Err(Malformed::BadDirection),
-    }
-}
-
-fn optional_direction(text: &mut Cursor<'_>) -> Result<Direction, Malformed> {
-    match text.rest.starts_with(b" dir=") {
-        true => direction(text),
-        false => Ok(Direction::Bidirectional),
-    }
-}
-
-/// Whether ` virt_addr=` is the null pointer. Others are hashed, or `(____ptrval____)`, or real.
-fn is_null(text: &mut Cursor<'_>) -> Result<bool, Malformed> {
-    field(text, b" virt_addr=", Field::VirtAddr)?;
-    let value = text.word();
-    if value.is_empty() {
-        return Err(Malformed::MissingField(Field::VirtAddr));
-    }
-    let digits = value.strip_prefix(b"0x").unwrap_or(value);
-    Ok(value == b"(nil)"
-        || value == b"(null)"
-        || (!digits.is_empty() && digits.iter().all(|&byte| byte == b'0')))
-}
-
-/// `shown/total`
-fn shown_of_total(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<(u32, u32), Malformed> {
-    field(text, key, what)?;
-    let bad = Malformed::BadNumber(what);
-    let shown = text.decimal().ok_or(bad)?;
-    if !text.literal(b"/") {
-        return Err(bad);
-    }
-    let total = text.decimal().ok_or(bad)?;
-    match (u32::try_from(shown), u32::try_from(total)) {
-        (Ok(shown), Ok(total)) if shown <= total => Ok((shown, total)),
-        _ => Err(bad),
-    }
-}
-
-/// `{0x1,0x2}`
-fn list(
-    text: &mut Cursor<'_>,
-    key: &[u8],
-    what: Field,
-    chunk: &mut RawChunk,
-) -> Result<ListSpan, Malformed> {
-    field(text, key, what)?;
-    let bad = Malformed::BadList(what);
-    if !text.literal(b"{") {
-        return Err(bad);
-    }
-    let first = chunk.words.len();
-    if !text.literal(b"}") {
-        loop {
-            chunk.words.push(text.prefixed_hex().ok_or(bad)?);
-            match text.rest {
-                [b',', rest @ ..] => text.rest = rest,
-                [b'}', rest @ ..] => {
-                    text.rest = rest;
-                    break;
-                }
-                _ => return Err(bad),
-            }
-        }
-    }
-    if !text.at_end_of_field() {
-        return Err(bad);
-    }
-    match (
-        u32::try_from(first),
-        u32::try_from(chunk.words.len() - first),
-    ) {
-        (Ok(first), Ok(count)) => Ok(ListSpan { first, count }),
-        _ => Err(bad),
-    }
-}
-
-#[inline]
-fn hex(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<u64, Malformed> {
-    field(text, key, what)?;
-    let value = text.hex().filter(|_| text.at_end_of_field());
-    value.ok_or(Malformed::BadNumber(what))
-}
-
-#[inline]
-fn prefixed_hex(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<u64, Malformed> {
-    field(text, key, what)?;
-    let value = text.padded_hex().filter(|_| text.at_end_of_field());
-    value.ok_or(Malformed::BadNumber(what))
-}
-
-#[inline]
-fn decimal(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<u64, Malformed> {
-    field(text, key, what)?;
-    let value = text.decimal().filter(|_| text.at_end_of_field());
-    value.ok_or(Malformed::BadNumber(what))
-}
-
-/// Moves behind `key`, which begins with a space.
-#[inline]
-fn field(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<(), Malformed> {
-    if text.literal(key) {
-        return Ok(());
-    }
-    let at = memmem::find(text.rest, key).ok_or(Malformed::MissingField(what))?;
-    text.rest = text.rest.get(at + key.len()..).unwrap_or(&[]);
-    Ok(())
-}
-
-#[inline]
-fn check_size(size: u64) -> Result<(), Malformed> {
-    match size {
-        0 => Err(Malformed::EmptySize),
-        1..=MAX_BYTES => Ok(()),
-        _ => Err(Malformed::SizeTooLarge),
-    }
-}
-
-/// `size` is not 0.
-#[inline]
-fn check_range(start: u64, size: u64, what: Field) -> Result<(), Malformed> {
-    match start.checked_add(size.wrapping_sub(1)) {
-        Some(_) => Ok(()),
-        None => Err(Malformed::RangeWraps(what)),
-    }
 }

@@ -1,0 +1,175 @@
+//! Which `iommu:map` lines are of one call, and which `dma:*` line takes them.
+
+use super::{Cpu, Piece, Slot, State, Wait, Waiting, Window};
+use crate::pair::fifo::FifoSpan;
+use crate::text::Context;
+
+impl Window {
+    /// The call (first slot and IOVA) whose last piece, waiting in the same context, ends where this one
+    /// begins.
+    pub(super) fn touched(
+        &self,
+        cpu: usize,
+        context: Context,
+        piece: &Piece,
+    ) -> Option<(u64, u64)> {
+        let mut waiting = self.cpus.get(cpu)?.waiting.iter().rev();
+        match waiting.find(|waiting| waiting.context == context)?.what {
+            Wait::Map {
+                piece: before,
+                head,
+                start,
+            } if before.end() == piece.iova => Some((head, start)),
+            _ => None,
+        }
+    }
+
+    /// Whether a piece that touches a call's last one can be of that call, or is of another that happens to
+    /// lie behind it. A call allocates its IOVAs before its first piece, so none of them was unmapped since;
+    /// and Linux aligns an allocation to its size.
+    pub(super) fn can_go_on(&self, head: u64, start: u64, piece: &Piece) -> bool {
+        let mut since = self.unmaps.iter().rev().take_while(|unmap| unmap.0 > head);
+        fits_alignment(start, piece.end())
+            && !since.any(|&(_, iova, size)| {
+                piece.iova.wrapping_sub(iova) < size || start.wrapping_sub(iova) < size
+            })
+    }
+
+    /// An unmap of a call's first piece shows where that call ended: waiting pieces behind it that were taken
+    /// for its own are of another call, which happens to lie there.
+    pub(super) fn split_groups(&mut self, iova: u64, size: u64) {
+        let within = |address: u64| address.wrapping_sub(iova) < size;
+        for cpu in &mut self.cpus {
+            // The call that was split, and the one that its rest is.
+            let mut split: Option<(u64, u64, u64)> = None;
+            for waiting in &mut cpu.waiting {
+                let Wait::Map { piece, head, start } = &mut waiting.what else {
+                    continue;
+                };
+                if !within(*start) || within(piece.iova) {
+                    continue;
+                }
+                let (_, new_head, new_start) = match split {
+                    Some(split) if split.0 == *head => split,
+                    _ => (*head, waiting.slot, piece.iova),
+                };
+                split = Some((*head, new_head, new_start));
+                (*head, *start) = (new_head, new_start);
+            }
+        }
+    }
+
+    /// Moves the waiting pieces that cover the DMA segments to the piece arena, in their order.
+    ///
+    /// Searched on the event's own processor, and, if a task was moved between the lines, among the lines of
+    /// the same task elsewhere. `phys` is where the first segment leads, if known. With `rest`, the list of
+    /// segments was cut and pieces that go on behind the last one belong to it too.
+    pub(super) fn take_pieces(
+        &mut self,
+        cpu: usize,
+        context: Context,
+        starts: &[u64],
+        sizes: &[u64],
+        phys: Option<u64>,
+        rest: bool,
+    ) -> FifoSpan {
+        let mark = self.pieces.mark();
+        let Some(&first) = starts.first() else {
+            return mark;
+        };
+        let leads = |waiting: &Waiting| match &waiting.what {
+            Wait::Map { piece, .. } => {
+                piece.contains(first)
+                    && phys.is_none_or(|phys| {
+                        first.wrapping_sub(piece.iova).wrapping_add(piece.phys) == phys
+                    })
+            }
+            _ => false,
+        };
+        let here = self
+            .cpus
+            .get(cpu)
+            .and_then(|here| here.waiting.iter().rev().find(|waiting| leads(waiting)));
+        let (cpu, context) = match here {
+            Some(waiting) => (cpu, waiting.context),
+            None if context.pid == 0 || !self.cpus.iter().any(|cpu| !cpu.waiting.is_empty()) => {
+                return mark;
+            }
+            None => {
+                let moved = |cpu: &Cpu| {
+                    let mut waiting = cpu.waiting.iter();
+                    waiting.any(|waiting| waiting.context == context && leads(waiting))
+                };
+                match self.cpus.iter().position(moved) {
+                    Some(cpu) => (cpu, context),
+                    None => return mark,
+                }
+            }
+        };
+        let mut segments = starts.iter().zip(sizes).cycle();
+        let mut segment = segments.next();
+        let mut end = None;
+        let (slots, base, pieces) = (&mut self.slots, self.base, &mut self.pieces);
+        let Some(cpu) = self.cpus.get_mut(cpu) else {
+            return mark;
+        };
+        cpu.waiting.retain(|waiting| {
+            let Wait::Map { piece, .. } = &waiting.what else {
+                return true;
+            };
+            if waiting.context != context {
+                return true;
+            }
+            // Pieces and segments ascend together, so the next segment is nearly always the right one.
+            let mut taken = rest && end == Some(piece.iova);
+            for _ in 0..=starts.len() {
+                let Some((&start, &size)) = segment else {
+                    break;
+                };
+                let overlap = piece.contains(start) || piece.iova.wrapping_sub(start) < size;
+                if overlap {
+                    taken = true;
+                    break;
+                }
+                if taken {
+                    break;
+                }
+                segment = segments.next();
+            }
+            if !taken {
+                return true;
+            }
+            end = Some(piece.end());
+            pieces.push_one(*piece);
+            let index = waiting.slot.wrapping_sub(base) as usize;
+            if let Some(slot) = slots.get_mut(index) {
+                slot.state = State::Absorbed;
+            }
+            false
+        });
+        self.pieces.since(mark)
+    }
+
+    /// Notes what a map's pieces say.
+    pub(super) fn settle_map(&mut self, slot: &mut Slot, device: usize) {
+        let count = slot.pieces.len();
+        if count == 0 {
+            return;
+        }
+        slot.lines = u16::try_from(count + 1).unwrap_or(u16::MAX);
+        if self.translated.len() <= device {
+            self.translated.resize(device + 1, false);
+        }
+        if let Some(translated) = self.translated.get_mut(device) {
+            *translated = true;
+        }
+    }
+}
+
+/// Whether one IOVA allocation can span `start..end`: Linux aligns each to its size rounded up to a power of
+/// two (`iova_size_aligned` in `alloc_iova_fast`). What does not fit is two requests that happen to touch.
+fn fits_alignment(start: u64, end: u64) -> bool {
+    let size = end.wrapping_sub(start);
+    size.checked_next_power_of_two()
+        .is_some_and(|aligned| start & (aligned - 1) == 0)
+}

@@ -1,0 +1,147 @@
+//! When a line has waited enough: its partner came, its context ended, or patience ran out.
+
+use super::{PATIENCE, Piece, Slot, State, Wait, Waiting, Window};
+use crate::text::{Context, RawKind};
+
+impl Window {
+    /// Takes the `iommu:unmap` that waits for the `dma_unmap_phys` of `iova`.
+    pub(super) fn take_unmap(&mut self, cpu: usize, context: Context, iova: u64) -> bool {
+        let belongs = |waiting: &Waiting| match waiting.what {
+            Wait::Unmap { iova: start, size } => {
+                waiting.context == context && iova.wrapping_sub(start) < size
+            }
+            _ => false,
+        };
+        self.take_one(cpu, belongs).is_some_and(|number| {
+            if let Some(slot) = self.slot_mut(number) {
+                slot.state = State::Absorbed;
+            }
+            true
+        })
+    }
+
+    /// Gives an `iommu:unmap` to the `dma_unmap_sg` or `dma_free` that waits for it.
+    pub(super) fn follow_up(&mut self, cpu: usize, context: Context, start: u64) -> bool {
+        let belongs = |waiting: &Waiting| match waiting.what {
+            Wait::FollowUp(iova) => {
+                waiting.context == context
+                    && iova.is_none_or(|iova| iova & !0xfff == start & !0xfff)
+            }
+            _ => false,
+        };
+        self.take_one(cpu, belongs).is_some_and(|number| {
+            if let Some(slot) = self.slot_mut(number) {
+                slot.state = State::Ready;
+                slot.lines = 2;
+            }
+            true
+        })
+    }
+
+    pub(super) fn take_one(
+        &mut self,
+        cpu: usize,
+        belongs: impl Fn(&Waiting) -> bool,
+    ) -> Option<u64> {
+        let waiting = &mut self.cpus.get_mut(cpu)?.waiting;
+        let index = waiting.iter().rposition(belongs)?;
+        Some(waiting.remove(index).slot)
+    }
+
+    /// Decides what a line of `context` shows to have ended: the rest of this context, and contexts inside
+    /// it or beside it that cannot be alive. Where the trace does not print the level, nothing is shown.
+    /// With `keep`, this context goes on.
+    pub(super) fn close_ended(&mut self, cpu: usize, context: Context, keep: bool) {
+        let level = rank(context);
+        self.close(cpu, |waiting| {
+            let Some((level, inner)) = level.zip(rank(waiting.context)) else {
+                return false;
+            };
+            match waiting.context == context {
+                true => !keep,
+                false => inner > level || (inner == level && inner > 0),
+            }
+        });
+    }
+
+    pub(super) fn run_out_of_patience(&mut self, cpu: usize) {
+        let Some(this) = self.cpus.get(cpu) else {
+            return;
+        };
+        if let Some(first) = this.waiting.first()
+            && this.lines.wrapping_sub(first.at) > PATIENCE
+        {
+            let last = this.lines.wrapping_sub(PATIENCE);
+            self.close(cpu, |waiting| waiting.at < last);
+        }
+    }
+
+    /// Decides the waiting lines that `ended` picks, as unexplained. The pieces of one call become one mapping.
+    pub(super) fn close(&mut self, cpu: usize, ended: impl Fn(&Waiting) -> bool) {
+        let Some(this) = self.cpus.get_mut(cpu) else {
+            return;
+        };
+        if this.waiting.is_empty() {
+            return;
+        }
+        let (slots, base) = (&mut self.slots, self.base);
+        // Head and last slot of the mapping that the last closed piece belongs to.
+        let mut open: Option<(u64, u64)> = None;
+        this.waiting.retain(|waiting| {
+            if !ended(waiting) {
+                return true;
+            }
+            let at = |number: u64| number.wrapping_sub(base) as usize;
+            let state = match waiting.what {
+                Wait::Unmap { .. } | Wait::FollowUp(_) => State::Ready,
+                Wait::Map { head, .. } => {
+                    let before = open.filter(|open| open.0 == head).map(|open| open.1);
+                    open = Some((head, waiting.slot));
+                    match before {
+                        Some(before) => {
+                            if let Some(slot) = slots.get_mut(at(before)) {
+                                slot.next = Some(waiting.slot);
+                            }
+                            State::Absorbed
+                        }
+                        None => State::Head,
+                    }
+                }
+            };
+            if let Some(slot) = slots.get_mut(at(waiting.slot)) {
+                slot.state = state;
+            }
+            false
+        });
+    }
+
+    /// Collects the pieces of the unexplained mapping that begins with `head`, slot `number`, into `group`.
+    pub(super) fn gather(&mut self, head: &Slot, number: u64) {
+        self.group.clear();
+        let mut next = Some((*head, number));
+        while let Some((slot, number)) = next {
+            if let RawKind::IommuMap { iova, phys, size } = slot.event.kind {
+                self.group.push(Piece {
+                    iova: iova.get(),
+                    phys: phys.get(),
+                    size,
+                });
+            }
+            next = slot
+                .next
+                .filter(|&next| next > number)
+                .and_then(|next| Some((*self.slot_mut(next)?, next)));
+        }
+    }
+}
+
+/// How deep a context nests: task 0, soft interrupt 1, hard interrupt 2, NMI 3; `None` if unknown.
+fn rank(context: Context) -> Option<u8> {
+    match context.level {
+        b'.' => Some(0),
+        b's' => Some(1),
+        b'h' | b'H' => Some(2),
+        b'z' | b'Z' => Some(3),
+        _ => None,
+    }
+}

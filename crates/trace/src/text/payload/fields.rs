@@ -1,0 +1,152 @@
+//! The fields of an event, and what a field may say.
+
+use memchr::memmem;
+use ringfence_types::Direction;
+
+use super::MAX_BYTES;
+use crate::error::{Field, Malformed};
+use crate::text::cursor::Cursor;
+use crate::text::event::{ListSpan, RawChunk};
+
+#[inline]
+pub(super) fn direction(text: &mut Cursor<'_>) -> Result<Direction, Malformed> {
+    field(text, b" dir=", Field::Dir)?;
+    match text.word() {
+        b"TO_DEVICE" => Ok(Direction::ToDevice),
+        b"FROM_DEVICE" => Ok(Direction::FromDevice),
+        b"BIDIRECTIONAL" => Ok(Direction::Bidirectional),
+        b"NONE" => Err(Malformed::NoDirection),
+        _ => Err(Malformed::BadDirection),
+    }
+}
+
+pub(super) fn optional_direction(text: &mut Cursor<'_>) -> Result<Direction, Malformed> {
+    match text.rest.starts_with(b" dir=") {
+        true => direction(text),
+        false => Ok(Direction::Bidirectional),
+    }
+}
+
+/// Whether ` virt_addr=` is the null pointer. Others are hashed, or `(____ptrval____)`, or real.
+pub(super) fn is_null(text: &mut Cursor<'_>) -> Result<bool, Malformed> {
+    field(text, b" virt_addr=", Field::VirtAddr)?;
+    let value = text.word();
+    if value.is_empty() {
+        return Err(Malformed::MissingField(Field::VirtAddr));
+    }
+    let digits = value.strip_prefix(b"0x").unwrap_or(value);
+    Ok(value == b"(nil)"
+        || value == b"(null)"
+        || (!digits.is_empty() && digits.iter().all(|&byte| byte == b'0')))
+}
+
+/// `shown/total`
+pub(super) fn shown_of_total(
+    text: &mut Cursor<'_>,
+    key: &[u8],
+    what: Field,
+) -> Result<(u32, u32), Malformed> {
+    field(text, key, what)?;
+    let bad = Malformed::BadNumber(what);
+    let shown = text.decimal().ok_or(bad)?;
+    if !text.literal(b"/") {
+        return Err(bad);
+    }
+    let total = text.decimal().ok_or(bad)?;
+    match (u32::try_from(shown), u32::try_from(total)) {
+        (Ok(shown), Ok(total)) if shown <= total => Ok((shown, total)),
+        _ => Err(bad),
+    }
+}
+
+/// `{0x1,0x2}`
+pub(super) fn list(
+    text: &mut Cursor<'_>,
+    key: &[u8],
+    what: Field,
+    chunk: &mut RawChunk,
+) -> Result<ListSpan, Malformed> {
+    field(text, key, what)?;
+    let bad = Malformed::BadList(what);
+    if !text.literal(b"{") {
+        return Err(bad);
+    }
+    let first = chunk.words.len();
+    if !text.literal(b"}") {
+        loop {
+            chunk.words.push(text.prefixed_hex().ok_or(bad)?);
+            match text.rest {
+                [b',', rest @ ..] => text.rest = rest,
+                [b'}', rest @ ..] => {
+                    text.rest = rest;
+                    break;
+                }
+                _ => return Err(bad),
+            }
+        }
+    }
+    if !text.at_end_of_field() {
+        return Err(bad);
+    }
+    match (
+        u32::try_from(first),
+        u32::try_from(chunk.words.len() - first),
+    ) {
+        (Ok(first), Ok(count)) => Ok(ListSpan { first, count }),
+        _ => Err(bad),
+    }
+}
+
+#[inline]
+pub(super) fn hex(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<u64, Malformed> {
+    field(text, key, what)?;
+    let value = text.hex().filter(|_| text.at_end_of_field());
+    value.ok_or(Malformed::BadNumber(what))
+}
+
+#[inline]
+pub(super) fn prefixed_hex(
+    text: &mut Cursor<'_>,
+    key: &[u8],
+    what: Field,
+) -> Result<u64, Malformed> {
+    field(text, key, what)?;
+    let value = text.padded_hex().filter(|_| text.at_end_of_field());
+    value.ok_or(Malformed::BadNumber(what))
+}
+
+#[inline]
+pub(super) fn decimal(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<u64, Malformed> {
+    field(text, key, what)?;
+    let value = text.decimal().filter(|_| text.at_end_of_field());
+    value.ok_or(Malformed::BadNumber(what))
+}
+
+/// Moves behind `key`, which begins with a space.
+#[inline]
+pub(super) fn field(text: &mut Cursor<'_>, key: &[u8], what: Field) -> Result<(), Malformed> {
+    if text.literal(key) {
+        return Ok(());
+    }
+    let at = memmem::find(text.rest, key).ok_or(Malformed::MissingField(what))?;
+    text.rest = text.rest.get(at + key.len()..).unwrap_or(&[]);
+    Ok(())
+}
+
+#[inline]
+pub(super) fn check_size(size: u64) -> Result<(), Malformed> {
+    match size {
+        0 => Err(Malformed::EmptySize),
+        1..=MAX_BYTES => Ok(()),
+        _ => Err(Malformed::SizeTooLarge),
+    }
+}
+
+/// `size` is not 0.
+#[inline]
+pub(super) fn check_range(start: u64, size: u64, what: Field) -> Result<(), Malformed> {
+    match start.checked_add(size.wrapping_sub(1)) {
+        Some(_) => Ok(()),
+        None => Err(Malformed::RangeWraps(what)),
+    }
+}

@@ -1,18 +1,19 @@
 //! The rules by which resolved lines become operations.
 
 mod known;
+mod mappings;
 mod unexplained;
 
 use std::collections::HashMap;
 
-use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
+use ringfence_types::{Direction, Nanos, PhysAddr};
 
 use super::fifo::FifoSpan;
 use super::live::{Key, Live, TooMany, hash_list};
 use super::physical::{Arena, Exhausted, NoFrames};
 use super::scatter::{self, Lengths, Segment};
 use super::window::{Lists, Piece, Window};
-use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, SegmentSpan};
+use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId};
 use crate::summary::Summary;
 use crate::text::{RawEvent, RawKind};
 
@@ -277,159 +278,6 @@ impl Resolver {
         Ok(MapFlags::FRESH_FRAMES)
     }
 
-    /// Begins the mapping whose raw segments are in `self.segments`.
-    fn begin(
-        &mut self,
-        map: Map,
-        key: Key,
-        iova: u64,
-        at: At,
-        chunk: &mut Chunk,
-    ) -> Result<(), Problem> {
-        let (segments, renamed) = self.place(map.flags, chunk)?;
-        let Some(segments) = segments else {
-            return Ok(());
-        };
-        let mut flags = map.flags;
-        if renamed {
-            flags = flags.with(MapFlags::RENAMED);
-            self.summary.renamed += 1;
-        }
-        if let Some(old) = self.live.replaced(key, iova) {
-            self.live.end_id(old);
-            self.give_back(old);
-            self.summary.replaced += 1;
-            flags = flags.with(MapFlags::REPLACES);
-            // Not counted as an unmap: the trace shows none.
-            self.push(
-                Op {
-                    time: at.time,
-                    device: map.device,
-                    cpu: at.cpu,
-                    lines: 0,
-                    kind: OpKind::Unmap { id: old },
-                },
-                chunk,
-            );
-        }
-        let id = self.live.begin(map.device, map.class, key, iova)?;
-        if flags.contains(MapFlags::FRESH_FRAMES)
-            && let Some(range) = chunk.segments_of(segments).first()
-        {
-            self.fresh.insert(id, (range.start(), range.bytes()));
-        }
-        self.summary.maps += 1;
-        if map.class != MapClass::Coherent {
-            self.count(map.device, |counts| counts.maps += 1);
-        }
-        self.push_map(id, map, flags, segments, at, chunk);
-        Ok(())
-    }
-
-    fn push_map(
-        &mut self,
-        id: MappingId,
-        map: Map,
-        flags: MapFlags,
-        segments: SegmentSpan,
-        at: At,
-        chunk: &mut Chunk,
-    ) {
-        self.summary.live_max = self.summary.live_max.max(self.live.count());
-        self.push(
-            Op {
-                time: at.time,
-                device: map.device,
-                cpu: at.cpu,
-                lines: at.lines,
-                kind: OpKind::Map {
-                    id,
-                    direction: map.direction,
-                    class: map.class,
-                    flags,
-                    segments,
-                },
-            },
-            chunk,
-        );
-    }
-
-    /// Puts `self.segments` into the chunk; `None` if there are none.
-    fn place(
-        &mut self,
-        flags: MapFlags,
-        chunk: &mut Chunk,
-    ) -> Result<(Option<SegmentSpan>, bool), Problem> {
-        let before = chunk.segments.len();
-        let mut renamed = false;
-        for &(start, bytes) in &self.segments {
-            let Some(range) = PhysRange::new(PhysAddr::new(start), bytes) else {
-                // A guessed length can wrap on a hostile list; nothing can be said about such a segment.
-                chunk.segments.truncate(before);
-                return Err(Problem::SegmentWraps {
-                    start: PhysAddr::new(start),
-                });
-            };
-            if flags.contains(MapFlags::FRESH_FRAMES) {
-                chunk.segments.push(range);
-                continue;
-            }
-            match self.arena.place(range, &mut chunk.segments) {
-                Ok(moved) => renamed |= moved,
-                Err(exhausted) => {
-                    chunk.segments.truncate(before);
-                    return Err(exhausted.into());
-                }
-            }
-        }
-        let count = chunk.segments.len() - before;
-        let span = match (u32::try_from(before), u32::try_from(count)) {
-            (Ok(first), Ok(count)) if count > 0 => Some(SegmentSpan { first, count }),
-            _ => None,
-        };
-        Ok((span, renamed))
-    }
-
-    /// Ends the mapping that `key` names; false if none is alive.
-    fn end(&mut self, key: Key, at: At, chunk: &mut Chunk) -> bool {
-        let Some((id, mapping)) = self.live.end(key) else {
-            return false;
-        };
-        self.give_back(id);
-        self.summary.unmaps += 1;
-        if mapping.class != MapClass::Coherent {
-            self.count(mapping.device, |counts| counts.unmaps += 1);
-        }
-        self.push(
-            Op {
-                time: at.time,
-                device: mapping.device,
-                cpu: at.cpu,
-                lines: at.lines,
-                kind: OpKind::Unmap { id },
-            },
-            chunk,
-        );
-        true
-    }
-
-    fn push_unmap(&mut self, id: &MappingId, device: DeviceIndex, at: At, chunk: &mut Chunk) {
-        self.push(
-            Op {
-                time: at.time,
-                device,
-                cpu: at.cpu,
-                lines: at.lines,
-                kind: OpKind::Unmap { id: *id },
-            },
-            chunk,
-        );
-    }
-
-    fn push(&mut self, op: Op, chunk: &mut Chunk) {
-        chunk.ops.push(op);
-    }
-
     /// The trace has ended: counts what is alive.
     pub(super) fn finish(&mut self) {
         self.summary.live_at_end = self.live.count();
@@ -442,12 +290,6 @@ impl Resolver {
             {
                 device.live_at_end += 1;
             }
-        }
-    }
-
-    fn give_back(&mut self, id: MappingId) {
-        if let Some((start, bytes)) = self.fresh.remove(&id) {
-            self.arena.give_back(start, bytes);
         }
     }
 

@@ -250,7 +250,7 @@ pub(crate) fn queues() -> Queues {
 }
 
 /// Calls the job with the types of `mode`. Rows without a name are put together from parts that dispatch at each operation
-/// ([`any`](crate::any)).
+/// (`any.rs`).
 pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
     use Rounding::{Exact, PowerOfTwo};
     use {Alloc as A, FlushKind as F, TableKind as T};

@@ -141,6 +141,8 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
     pub plot: Option<PathBuf>,
 
+    // The brackets are the help text's, not a link.
+    #[allow(rustdoc::broken_intra_doc_links)]
     /// End with code 3 if this holds for a row: [MODE:]FIELD OP NUMBER, several joined by commas. FIELD is a field of a JSON row
     #[arg(long, value_name = "CONDITION", value_parser = conditions, help_heading = "Output")]
     pub fail_if: Vec<std::vec::Vec<Condition>>,

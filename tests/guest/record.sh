@@ -53,6 +53,7 @@ fetch_kernel() {
     mkdir -p "$apt"/state/lists/partial "$apt"/cache/archives/partial
     : >"$apt/state/status"
     [[ -e $KEYRING ]] || die "$KEYRING is missing: install debian-archive-keyring"
+    [[ -n $MIRROR ]] || die "no package source found: set DEBIAN_MIRROR to one"
     echo "deb [arch=amd64 signed-by=$KEYRING] $MIRROR $SUITE main" >"$apt/sources.list"
     local options=(-q -o Dir::State="$apt/state" -o Dir::State::status="$apt/state/status" -o Dir::Cache="$apt/cache"
         -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null -o APT::Architecture=amd64

@@ -147,15 +147,6 @@ impl Oracle {
         verdict
     }
 
-    /// Whether the address still belongs to the dead mapping `id`: it was not given out again.
-    pub fn still_owned_by(&self, device: usize, iova: Iova, id: GrantId) -> bool {
-        self.grants.named(id).is_some()
-            && self
-                .owners
-                .get(device)
-                .is_some_and(|owners| owners.at(iova.get() >> 12).any(|row| row == id.row()))
-    }
-
     #[inline]
     fn judge(
         &self,

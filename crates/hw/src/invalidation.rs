@@ -7,7 +7,7 @@ use ringfence_types::{
 use crate::{Directory, Iommu, Purge};
 
 impl<D: Directory> Iommu<D> {
-    /// Purges what `request` names, at once.
+    /// Purges what `request` names, at once. A ring's entry is in no cache of this unit, so there is nothing to purge.
     #[inline]
     pub fn invalidate(&mut self, request: &Invalidation) {
         let counts = &mut self.walker.stats.invalidations;
@@ -16,11 +16,13 @@ impl<D: Directory> Iommu<D> {
             Invalidation::Domain(_) => &mut counts.domain,
             Invalidation::Global => &mut counts.global,
             Invalidation::Context(_) => &mut counts.context,
+            Invalidation::Ring { .. } => &mut counts.ring,
         };
         *count = count.wrapping_add(1);
         match (request, self.purge) {
             (Invalidation::Context(device), _) => self.invalidate_context(*device),
             (Invalidation::Global, _) => self.invalidate_translations(),
+            (Invalidation::Ring { .. }, _) => {}
             (_, Purge::WholeOnly) => self.widen(),
             (Invalidation::Domain(domain), Purge::Selective) => {
                 self.walker.iotlb.invalidate_domain(*domain);
@@ -68,11 +70,15 @@ impl<D: Directory> Iommu<D> {
     }
 }
 
-/// Completes every request before it returns from [`submit`](Invalidator::submit). What a delay uncovers is tested with
+/// Completes every request before it returns from [`submit`](Invalidator::submit), but refuses one for a ring: to say that it has completed
+/// would certify what another unit still caches. What a delay uncovers is tested with
 /// [`fake::Delayed`](crate::fake::Delayed).
 impl<D: Directory> Invalidator for Iommu<D> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        if matches!(request, Invalidation::Ring { .. }) {
+            return Err(InvalidationError::Unsupported);
+        }
         self.invalidate(&request);
         self.last_ticket = self.last_ticket.wrapping_add(1);
         Ok(Ticket::new(self.last_ticket))

@@ -41,6 +41,8 @@ pub struct InvalidationCounts {
     pub global: u64,
     /// Of one device's context.
     pub context: u64,
+    /// Of one ring.
+    pub ring: u64,
 }
 
 impl InvalidationCounts {
@@ -50,6 +52,7 @@ impl InvalidationCounts {
             .wrapping_add(self.domain)
             .wrapping_add(self.global)
             .wrapping_add(self.context)
+            .wrapping_add(self.ring)
     }
 }
 

@@ -19,7 +19,7 @@ pub struct Fault {
 }
 
 /// Why a DMA was stopped. The codes are those of the VT-d specification, section 7.1.3, "Fault Reasons",
-/// where one exists.
+/// where one exists; what only a ring IOMMU reports has codes of its own from 0xf0 on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FaultReason {
@@ -45,10 +45,16 @@ pub enum FaultReason {
     BadLength,
     /// The device is denied all DMA (no domain is attached).
     Blocked,
+    /// The address names a ring that the device does not have (rIOMMU Fig. 10, `rtable_walk`).
+    RingBeyondDevice,
+    /// The address names a slot that the ring does not have (rIOMMU Fig. 10, `rtable_walk`).
+    SlotBeyondRing,
+    /// The access begins or ends past the last byte of the buffer (rIOMMU Fig. 10, `rtranslate`).
+    BeyondBuffer,
 }
 
 impl FaultReason {
-    /// The fault reason code of the VT-d specification (section 7.1.3), or the nearest one.
+    /// The fault reason code of the VT-d specification (section 7.1.3), the nearest one, or for a ring IOMMU its own.
     pub const fn code(self) -> u8 {
         match self {
             Self::RootNotPresent => 0x1,
@@ -59,6 +65,9 @@ impl FaultReason {
             Self::ReadDenied | Self::NotPresent => 0x6,
             Self::TableAccess => 0x7,
             Self::ReservedBit => 0xc,
+            Self::RingBeyondDevice => 0xf0,
+            Self::SlotBeyondRing => 0xf1,
+            Self::BeyondBuffer => 0xf2,
         }
     }
 }
@@ -77,6 +86,9 @@ impl fmt::Display for FaultReason {
             Self::NotPresent => "no translation",
             Self::BadLength => "empty or wrapping access",
             Self::Blocked => "device is blocked",
+            Self::RingBeyondDevice => "the device has no such ring",
+            Self::SlotBeyondRing => "the ring has no such slot",
+            Self::BeyondBuffer => "beyond the end of the buffer",
         })
     }
 }

@@ -6,7 +6,7 @@
 
 use core::fmt;
 
-use crate::{DeviceId, DomainId, PfnRange};
+use crate::{DeviceId, DomainId, PfnRange, RingId};
 
 /// What is to be purged from the translation caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,6 +26,15 @@ pub enum Invalidation {
     Global,
     /// The cached context entry of one device, and all that was cached under it.
     Context(DeviceId),
+    /// What a ring IOMMU caches of one ring: its one entry with the copy of the next (rIOMMU Fig. 11, `riotlb_invalidate`).
+    Ring {
+        /// The device's domain, which no other device is in: a ring's addresses mean nothing without the device.
+        domain: DomainId,
+        /// The device.
+        device: DeviceId,
+        /// The ring.
+        ring: RingId,
+    },
 }
 
 /// Which kinds of cached entries a page invalidation removes.
@@ -51,6 +60,9 @@ impl Invalidation {
             Self::Domain(d) => *d == domain,
             Self::Global => true,
             Self::Context(_) => false,
+            Self::Ring {
+                domain: d, ring, ..
+            } => *d == domain && ring.pages().contains(range),
         }
     }
 }
@@ -83,6 +95,8 @@ pub enum InvalidationError {
     Failed,
     /// The invalidation does not cover the ranges that it was to release.
     ScopeTooNarrow,
+    /// The unit has no cache of the kind that the request names: it was sent to the wrong unit.
+    Unsupported,
 }
 
 impl fmt::Display for InvalidationError {
@@ -91,6 +105,7 @@ impl fmt::Display for InvalidationError {
             Self::QueueFull => "invalidation queue full",
             Self::Failed => "invalidation failed",
             Self::ScopeTooNarrow => "invalidation does not cover the ranges it was to release",
+            Self::Unsupported => "the unit caches nothing of the kind that was to be invalidated",
         })
     }
 }
@@ -119,5 +134,54 @@ impl<I: Invalidator + ?Sized> Invalidator for &mut I {
     #[inline]
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
         (**self).poll(ticket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{RingIova, RingSlot};
+
+    #[test]
+    fn a_ring_covers_its_own_slots_and_nothing_else() {
+        let (domain, ring) = (DomainId::new(3), RingId::new(5));
+        let request = Invalidation::Ring {
+            domain,
+            device: DeviceId::new(9),
+            ring,
+        };
+        let slot = |ring, slot| RingIova::start(ring, slot).slot_pages();
+        let all = ring.pages();
+        for (name, asked, range, covered) in [
+            ("first slot", domain, slot(ring, RingSlot::FIRST), true),
+            ("last slot", domain, slot(ring, RingSlot::MAX), true),
+            ("the whole ring", domain, all, true),
+            (
+                "another domain",
+                DomainId::new(4),
+                slot(ring, RingSlot::FIRST),
+                false,
+            ),
+            (
+                "the ring before",
+                domain,
+                slot(RingId::new(4), RingSlot::MAX),
+                false,
+            ),
+            (
+                "the ring after",
+                domain,
+                slot(RingId::new(6), RingSlot::FIRST),
+                false,
+            ),
+            (
+                "two rings",
+                domain,
+                PfnRange::spanning(all.lo(), slot(RingId::new(6), RingSlot::FIRST).lo()),
+                false,
+            ),
+        ] {
+            assert_eq!(request.covers(asked, &range), covered, "{name}");
+        }
     }
 }

@@ -23,6 +23,7 @@ mod obligation;
 mod page;
 mod pfn;
 mod range;
+mod ring;
 mod time;
 
 pub use address::{Address, DeviceVisible, Iova, PhysAddr, Physical};
@@ -37,4 +38,5 @@ pub use obligation::{Batch, DrainUnmapped, Flushed, Pending, Unmapped, WholeDoma
 pub use page::PageSize;
 pub use pfn::{Pfn, PfnRange};
 pub use range::{AddressRange, IovaRange, PhysRange};
+pub use ring::{RingId, RingIova, RingSlot};
 pub use time::Nanos;

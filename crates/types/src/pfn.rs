@@ -74,6 +74,12 @@ impl PfnRange {
         }
     }
 
+    /// The pages from `lo` to `hi`, for callers whose own invariant puts them in that order.
+    #[inline]
+    pub(crate) const fn spanning(lo: Pfn, hi: Pfn) -> Self {
+        Self { lo, hi }
+    }
+
     /// The pages that `range` touches.
     #[inline]
     pub const fn covering(range: &IovaRange) -> Self {

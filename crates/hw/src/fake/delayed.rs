@@ -45,6 +45,9 @@ impl<D: Directory> Delayed<D> {
 
 impl<D: Directory> Invalidator for Delayed<D> {
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        if matches!(request, Invalidation::Ring { .. }) {
+            return Err(InvalidationError::Unsupported);
+        }
         if self.queue.len() >= self.capacity {
             return Err(InvalidationError::QueueFull);
         }

@@ -69,6 +69,8 @@ fn encode(request: &Invalidation) -> [u64; 2] {
     const IOTLB: u64 = 0x2;
     const CONTEXT: u64 = 0x1;
     const DRAIN: u64 = 0b11 << 6;
+    // No specification has a descriptor for a ring. Ours names device and ring, under a type that VT-d does not use.
+    const RING: u64 = 0xf;
     match request {
         Invalidation::Pages {
             domain,
@@ -88,6 +90,10 @@ fn encode(request: &Invalidation) -> [u64; 2] {
         }
         Invalidation::Global => [IOTLB | 0b01 << 4 | DRAIN, 0],
         Invalidation::Context(device) => [CONTEXT | 0b11 << 4 | u64::from(device.get()) << 32, 0],
+        Invalidation::Ring { device, ring, .. } => [
+            RING | u64::from(device.get()) << 32 | u64::from(ring.get()) << 48,
+            0,
+        ],
     }
 }
 

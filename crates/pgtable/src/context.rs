@@ -26,6 +26,10 @@ const CONTEXT_RESERVED_HIGH: u64 = 0xffff_ffff_ff00_0080;
 const TT_SHIFT: u32 = 2;
 const TT_TABLE: u64 = 0b00;
 const TT_PASS_THROUGH: u64 = 0b10;
+/// Reserved in VT-d, so that a unit of either kind stops the devices of the other instead of misreading their tables.
+const TT_RINGS: u64 = 0b11;
+/// AW of a context with rings, whose addresses are 64 bits.
+const AW_RINGS: u64 = 0b000;
 /// DID.
 const DID_SHIFT: u32 = 8;
 
@@ -38,6 +42,12 @@ pub enum Translation {
         root: PhysAddr,
         /// Its depth (AW).
         levels: Levels,
+    },
+    /// Translates them by the rings of the rDEVICE at this address, 4 KiB aligned (TT = 11b, AW = 0; rIOMMU Fig. 2 and 9a). Only a ring
+    /// unit takes it.
+    Rings {
+        /// The rDEVICE (SLPTPTR).
+        device: PhysAddr,
     },
     /// Passes them through untranslated, up to a width (TT = 10b; HW10).
     PassThrough {
@@ -58,16 +68,17 @@ pub struct Context {
 impl Context {
     /// The two words of the entry, low word first.
     pub const fn encode(&self) -> [u64; 2] {
-        let (low, levels) = match self.translation {
-            Translation::Table { root, levels } => {
-                ((root.get() & POINTER) | TT_TABLE << TT_SHIFT, levels)
+        let (low, aw) = match self.translation {
+            Translation::Table { root, levels } => (
+                (root.get() & POINTER) | TT_TABLE << TT_SHIFT,
+                address_width(levels),
+            ),
+            Translation::PassThrough { levels } => {
+                (TT_PASS_THROUGH << TT_SHIFT, address_width(levels))
             }
-            Translation::PassThrough { levels } => (TT_PASS_THROUGH << TT_SHIFT, levels),
-        };
-        let aw = match levels {
-            Levels::Three => 0b001,
-            Levels::Four => 0b010,
-            Levels::Five => 0b011,
+            Translation::Rings { device } => {
+                ((device.get() & POINTER) | TT_RINGS << TT_SHIFT, AW_RINGS)
+            }
         };
         [low | PRESENT, (self.domain.get() as u64) << DID_SHIFT | aw]
     }
@@ -80,24 +91,36 @@ impl Context {
         if low & CONTEXT_RESERVED != 0 || high & CONTEXT_RESERVED_HIGH != 0 {
             return Err(ContextError::ReservedBit);
         }
+        let pointer = PhysAddr::new(low & POINTER);
         let levels = match high & 0b111 {
-            0b001 => Levels::Three,
-            0b010 => Levels::Four,
-            0b011 => Levels::Five,
+            0b001 => Some(Levels::Three),
+            0b010 => Some(Levels::Four),
+            0b011 => Some(Levels::Five),
+            AW_RINGS => None,
             _ => return Err(ContextError::Unsupported),
         };
-        let translation = match (low >> TT_SHIFT) & 0b11 {
-            TT_TABLE => Translation::Table {
-                root: PhysAddr::new(low & POINTER),
+        let translation = match ((low >> TT_SHIFT) & 0b11, levels) {
+            (TT_TABLE, Some(levels)) => Translation::Table {
+                root: pointer,
                 levels,
             },
-            TT_PASS_THROUGH => Translation::PassThrough { levels },
+            (TT_PASS_THROUGH, Some(levels)) => Translation::PassThrough { levels },
+            (TT_RINGS, None) => Translation::Rings { device: pointer },
             _ => return Err(ContextError::Unsupported),
         };
         Ok(Self {
             domain: DomainId::new((high >> DID_SHIFT) as u16),
             translation,
         })
+    }
+}
+
+/// AW.
+const fn address_width(levels: Levels) -> u64 {
+    match levels {
+        Levels::Three => 0b001,
+        Levels::Four => 0b010,
+        Levels::Five => 0b011,
     }
 }
 

@@ -206,6 +206,26 @@ fn calgary_entries() {
 }
 
 #[test]
+fn contexts_with_rings() {
+    let context = Context {
+        domain: DomainId::new(0xbeef),
+        translation: Translation::Rings {
+            device: pa(0x1_2345_6000),
+        },
+    };
+    // P, TT = 11b, SLPTPTR; AW = 0, DID.
+    let words = [0x1_2345_600d, 0xbe_ef00];
+    assert_eq!(context.encode(), words);
+    assert_eq!(Context::decode(words), Ok(context));
+    for aw in 1..8 {
+        assert_eq!(
+            Context::decode([words[0], words[1] | aw]),
+            Err(ContextError::Unsupported)
+        );
+    }
+}
+
+#[test]
 fn context_entries() {
     let table = |levels| Translation::Table {
         root: pa(0x1_2345_6000),

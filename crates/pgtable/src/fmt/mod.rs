@@ -1,7 +1,13 @@
 //! Table formats, one a file, with the bits as the hardware documents them.
 
 mod calgary_tce;
+mod ring;
 mod vtd_second_stage;
 
 pub use calgary_tce::CalgaryTce;
+pub(crate) use ring::VALID;
+pub use ring::{
+    MAX_RING_BUFFER, MAX_RING_SLOTS, RING_ENTRY_BYTES, RingDevice, RingFormatError, RingPte,
+    RingTable,
+};
 pub use vtd_second_stage::{Levels, SecondStage, Snoop};

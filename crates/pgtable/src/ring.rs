@@ -1,0 +1,203 @@
+//! The tables of a ring IOMMU in memory: how the operating system changes an entry under the eyes of the hardware, and how the hardware
+//! finds it (rIOMMU Fig. 10 `rtable_walk`, Fig. 11).
+//!
+//! An entry is 128 bits in two words, and no store writes both (erratum of Fig. 9). So `valid` is stored last and cleared first, and a
+//! reader that sees the second word change takes the entry for absent.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use ringfence_types::{FaultReason, PhysAddr, PhysMemory, RingId, RingSlot};
+
+use crate::fmt::{RingDevice, RingFormatError, RingPte, RingTable, VALID};
+
+/// Two words of memory that hold an rDEVICE, an rRING or an rPTE.
+pub type RingWords = [AtomicU64; 2];
+
+/// Why the hardware finds no entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum RingWalkError {
+    /// The device has no such ring.
+    RingBeyondDevice,
+    /// The ring has no such slot.
+    SlotBeyondRing,
+    /// The slot's entry is not valid.
+    NotPresent,
+    /// An array is not 16-byte aligned.
+    Misaligned,
+    /// An array lies outside memory.
+    TableAccess,
+}
+
+impl RingWalkError {
+    /// How the hardware reports this.
+    #[inline]
+    pub const fn fault_reason(self) -> FaultReason {
+        match self {
+            Self::RingBeyondDevice => FaultReason::RingBeyondDevice,
+            Self::SlotBeyondRing => FaultReason::SlotBeyondRing,
+            Self::NotPresent => FaultReason::NotPresent,
+            // The low bits of an array's address are reserved.
+            Self::Misaligned => FaultReason::ReservedBit,
+            Self::TableAccess => FaultReason::TableAccess,
+        }
+    }
+}
+
+impl core::fmt::Display for RingWalkError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.fault_reason().fmt(f)
+    }
+}
+
+impl core::error::Error for RingWalkError {}
+
+impl From<RingFormatError> for RingWalkError {
+    fn from(_: RingFormatError) -> Self {
+        Self::Misaligned
+    }
+}
+
+/// The two words at `at`.
+///
+/// # Errors
+/// [`RingWalkError::TableAccess`] if they lie outside memory.
+#[inline]
+pub fn ring_words<M: PhysMemory + ?Sized>(
+    mem: &M,
+    at: PhysAddr,
+) -> Result<&RingWords, RingWalkError> {
+    mem.words(at, 2)
+        .ok()
+        .and_then(<[AtomicU64]>::first_chunk)
+        .ok_or(RingWalkError::TableAccess)
+}
+
+/// Both words as they stood at one moment; `None` if the entry was changing.
+///
+/// The second word is the same before and after the first is read. Had the entry been cleared and made anew in between, with the same
+/// second word, then either the first word is the old one and the entry is the old one, or it is the new one, and then the clearing,
+/// which came before it, is visible to the last load.
+#[inline]
+fn load([first, second]: &RingWords) -> Option<[u64; 2]> {
+    let control = second.load(Ordering::Acquire);
+    let address = first.load(Ordering::Acquire);
+    (second.load(Ordering::Relaxed) == control).then_some([address, control])
+}
+
+/// The first word, then the one that makes it count. What was there has been cleared.
+#[inline]
+fn store([first, second]: &RingWords, [address, control]: [u64; 2]) {
+    first.store(address, Ordering::Release);
+    second.store(control, Ordering::Release);
+}
+
+impl RingPte {
+    /// Reads an entry as the hardware does: absent while it changes.
+    #[inline]
+    pub fn load(words: &RingWords) -> Self {
+        load(words).map_or(Self::ABSENT, Self::from_words)
+    }
+
+    /// Whether the entry is valid.
+    #[inline]
+    pub fn is_set([_, control]: &RingWords) -> bool {
+        control.load(Ordering::Relaxed) & VALID != 0
+    }
+
+    /// Fills an entry that is clear: `phys_addr`, then everything else with `valid`.
+    #[inline]
+    pub fn store(self, words: &RingWords) {
+        store(words, self.words());
+    }
+
+    /// Clears an entry. The word with `valid` goes; the address that stays means nothing.
+    #[inline]
+    pub fn clear([_, control]: &RingWords) {
+        control.store(0, Ordering::Release);
+    }
+
+    /// Fills an entry as Fig. 11 does: field by field, whatever the entry holds, in no order that the hardware could rely on. A live
+    /// entry stays valid while it changes (errata 7 and 9).
+    #[inline]
+    pub fn store_literal(self, [first, second]: &RingWords) {
+        let [address, _] = self.words();
+        first.store(address, Ordering::Relaxed);
+        for control in self.field_by_field(second.load(Ordering::Relaxed)) {
+            second.store(control, Ordering::Relaxed);
+        }
+    }
+
+    /// Clears an entry as Fig. 11 does: `valid` alone, in no order. Whether it was set.
+    #[inline]
+    pub fn clear_literal([_, control]: &RingWords) -> bool {
+        let was = control.load(Ordering::Relaxed);
+        control.store(was & !VALID, Ordering::Relaxed);
+        was & VALID != 0
+    }
+
+    /// The entry of `slot` in `table`, valid or not.
+    ///
+    /// # Errors
+    /// [`RingWalkError`]: there is no such slot, or the table lies outside memory.
+    #[inline]
+    pub fn read<M: PhysMemory + ?Sized>(
+        mem: &M,
+        table: &RingTable,
+        slot: RingSlot,
+    ) -> Result<Self, RingWalkError> {
+        let at = table.entry(slot).ok_or(RingWalkError::SlotBeyondRing)?;
+        Ok(Self::load(ring_words(mem, at)?))
+    }
+}
+
+impl RingTable {
+    /// Reads the rRING of `ring` as the hardware does. One that is changing has no slots.
+    ///
+    /// # Errors
+    /// [`RingWalkError`]: the device has no such ring, or an array is misplaced.
+    #[inline]
+    pub fn read<M: PhysMemory + ?Sized>(
+        mem: &M,
+        device: &RingDevice,
+        ring: RingId,
+    ) -> Result<Self, RingWalkError> {
+        let at = device.ring(ring).ok_or(RingWalkError::RingBeyondDevice)?;
+        Ok(Self::decode(load(ring_words(mem, at)?).unwrap_or([0, 0]))?)
+    }
+
+    /// Fills an rRING that is clear.
+    #[inline]
+    pub fn store(&self, words: &RingWords) {
+        store(words, self.encode());
+    }
+
+    /// Makes an rRING one without slots.
+    #[inline]
+    pub fn clear([_, size]: &RingWords) {
+        size.store(0, Ordering::Release);
+    }
+}
+
+impl RingDevice {
+    /// Reads the rDEVICE at `at` as the hardware does. One that is changing has no rings.
+    ///
+    /// # Errors
+    /// [`RingWalkError`]: it or its array is misplaced.
+    #[inline]
+    pub fn read<M: PhysMemory + ?Sized>(mem: &M, at: PhysAddr) -> Result<Self, RingWalkError> {
+        Ok(Self::decode(load(ring_words(mem, at)?).unwrap_or([0, 0]))?)
+    }
+
+    /// Fills an rDEVICE that is clear.
+    #[inline]
+    pub fn store(&self, words: &RingWords) {
+        store(words, self.encode());
+    }
+
+    /// Makes an rDEVICE one without rings.
+    #[inline]
+    pub fn clear([_, size]: &RingWords) {
+        size.store(0, Ordering::Release);
+    }
+}

@@ -4,7 +4,9 @@ use core::fmt;
 
 use ringfence_iova::AllocError;
 use ringfence_pgtable::{MapError as TableMapError, UnmapError as TableUnmapError};
-use ringfence_types::{DeviceId, Direction, DomainId, InvalidationError, IovaRange, PhysRange};
+use ringfence_types::{
+    DeviceId, Direction, DomainId, InvalidationError, IovaRange, PhysRange, RingId,
+};
 
 use crate::flush::Cleared;
 
@@ -111,6 +113,8 @@ pub enum UnmapReason<B> {
     /// The mapping belongs to this domain, which is not the attachment's (attack A25). Nothing was changed: the device still reaches the
     /// buffer. [`Mapping::claim`](crate::Mapping::claim) it for its own device.
     OtherDomain(DomainId, B),
+    /// The mapping belongs to this ring of the device, which is not the attachment's. Nothing was changed.
+    OtherRing(RingId, B),
 }
 
 /// A cleared range and its buffer whose invalidation has failed so far.
@@ -138,6 +142,7 @@ impl<B> fmt::Display for UnmapError<B> {
             UnmapReason::NotFlushed(e, _) => e.fmt(f),
             UnmapReason::NotAttached(_) => f.write_str("device is not attached"),
             UnmapReason::OtherDomain(domain, _) => write!(f, "mapped in domain {domain}"),
+            UnmapReason::OtherRing(ring, _) => write!(f, "mapped in ring {ring}"),
         }
     }
 }

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use ringfence_types::{
     DeviceId, DomainId, Flushed, Invalidation, InvalidationError, Iova, PageSize, Pending, Pfn,
-    WholeDomain,
+    RingId, WholeDomain,
 };
 
 use crate::Platform;
@@ -47,6 +47,11 @@ impl Attachment {
     pub fn domain(&self) -> DomainId {
         DomainId::new(self.index as u16 + 1)
     }
+
+    /// Which of the device's rings its mappings go to: the first one unless [`Dma::on_ring`] has named another.
+    pub fn ring(&self) -> RingId {
+        self.limits.ring
+    }
 }
 
 /// Why a device was not attached.
@@ -63,6 +68,8 @@ pub enum AttachError<E> {
     NoSuchDomain,
     /// The DMA mask does not even cover one page.
     BadMask,
+    /// The space serves another device alone: a ring's addresses mean nothing without the device whose ring it is.
+    OtherDevice,
 }
 
 impl<E: fmt::Display> fmt::Display for AttachError<E> {
@@ -73,6 +80,7 @@ impl<E: fmt::Display> fmt::Display for AttachError<E> {
             Self::WrongDomain => f.write_str("the space answers for another domain"),
             Self::NoSuchDomain => f.write_str("no such domain"),
             Self::BadMask => f.write_str("the DMA mask does not cover one page"),
+            Self::OtherDevice => f.write_str("the space serves another device"),
         }
     }
 }
@@ -93,6 +101,7 @@ fn limits(mask: Iova) -> Option<Limits> {
     Some(Limits {
         preferred: mask.min(Pfn::containing(PREFERRED)),
         mask,
+        ring: RingId::new(0),
     })
 }
 
@@ -132,6 +141,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if space.domain() != domain {
             return Err(AttachError::WrongDomain);
         }
+        if !space.serves(device) {
+            return Err(AttachError::OtherDevice);
+        }
         self.shared.push(self.flush.per_domain());
         self.spaces.push(space);
         Ok(Attachment {
@@ -152,13 +164,27 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         other: &Attachment,
     ) -> Result<Attachment, AttachError<core::convert::Infallible>> {
         let limits = limits(mask).ok_or(AttachError::BadMask)?;
-        if other.index >= self.spaces.len() {
-            return Err(AttachError::NoSuchDomain);
+        let space = self
+            .spaces
+            .get(other.index)
+            .ok_or(AttachError::NoSuchDomain)?;
+        if !space.serves(device) {
+            return Err(AttachError::OtherDevice);
         }
         Ok(Attachment {
             device,
             index: other.index,
             limits,
+        })
+    }
+
+    /// The same attachment for mappings of another of the device's rings; `None` if it has no such ring. A space without rings counts
+    /// as one ring.
+    pub fn on_ring(&self, at: &Attachment, ring: RingId) -> Option<Attachment> {
+        let rings = self.spaces.get(at.index)?.rings();
+        (u32::from(ring.get()) < rings).then_some(Attachment {
+            limits: Limits { ring, ..at.limits },
+            ..*at
         })
     }
 

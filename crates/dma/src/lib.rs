@@ -34,7 +34,7 @@ pub mod space;
 pub use bounce::{BouncePool, BounceSlot};
 pub use coherent::{Coherent, FreeCoherentError};
 pub use error::{MapError, MapReason, Owed, UnmapError, UnmapReason};
-pub use flush::{Flush, Outcome, Released, ReleasedStale, Withheld};
+pub use flush::{Flush, Lane, Outcome, Released, ReleasedStale, Withheld};
 pub use layer::{AttachError, Attachment, Cpu, Dma};
 pub use mapping::{Mapping, Segment};
 pub use multi::{MultiError, Refused, Request};

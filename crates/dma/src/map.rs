@@ -8,7 +8,7 @@ use core::mem::ManuallyDrop;
 use ringfence_iova::AllocError;
 use ringfence_types::{Direction, DomainId, InvalidationError, IovaRange, PhysRange};
 
-use crate::flush::{Cleared, Flush, Home, Released, Retiring, Strict};
+use crate::flush::{Cleared, Flush, Home, Lane, Released, Retiring, Strict};
 use crate::mapping::Custody;
 use crate::space::{Placed, Space, UnmapRefusal};
 use crate::{
@@ -160,6 +160,13 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 buffer,
             ))));
         };
+        let ring = space.ring_of(&range);
+        if ring != at.ring() {
+            return Err(failed(UnmapReason::OtherRing(
+                ring,
+                ManuallyDrop::into_inner(buffer),
+            )));
+        }
         let gone = match space.unmap(own, platform, range) {
             Ok(gone) => gone,
             Err(UnmapRefusal::Table(error)) => {
@@ -181,7 +188,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         };
         let item = Retiring {
             gone,
-            direction,
+            lane: Lane { ring, direction },
             buffer,
         };
         self.flush
@@ -189,7 +196,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
     }
 
-    /// Ends the burst of unmaps of one direction on this processor: one invalidation, then `each` receives every withheld buffer.
+    /// Ends the burst of unmaps of one direction and, where the device has rings, of the attachment's ring on this processor: one invalidation, then `each` receives every withheld buffer.
     /// Does nothing under policies that withhold nothing.
     ///
     /// # Errors
@@ -211,7 +218,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             cpus: &mut cpu.spaces,
             here: at.index,
         };
-        self.flush.end_burst(flush, home, platform, direction, each)
+        let lane = Lane {
+            ring: at.ring(),
+            direction,
+        };
+        self.flush.end_burst(flush, home, platform, lane, each)
     }
 }
 

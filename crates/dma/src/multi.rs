@@ -7,7 +7,7 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
 
-use crate::flush::{Flush, Home, Retiring};
+use crate::flush::{Flush, Home, Lane, Retiring};
 use crate::space::{Remains, Space, UnmapRefusal};
 use crate::{
     Attachment, Cpu, Dma, MapError, MapReason, Mapping, Owed, Platform, UnmapError, UnmapReason,
@@ -181,6 +181,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             _ if domain != at.domain() => {
                 UnmapReason::OtherDomain(domain, ManuallyDrop::into_inner(buffer))
             }
+            (Some(space), _) if space.ring_of(&range) != at.ring() => {
+                UnmapReason::OtherRing(space.ring_of(&range), ManuallyDrop::into_inner(buffer))
+            }
             (Some(space), Some(own)) => match space.unmap(own, platform, range) {
                 Ok(gone) => {
                     if let (Some(pool), Some(slot)) = (&self.bounce, &bounce) {
@@ -188,7 +191,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                     }
                     return Ok(Retiring {
                         gone,
-                        direction,
+                        lane: Lane {
+                            ring: at.ring(),
+                            direction,
+                        },
                         buffer,
                     });
                 }

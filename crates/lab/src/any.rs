@@ -4,13 +4,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use ringfence_dma::flush::{
-    Burst, BurstCpu, Flush, Home, Outcome, PerWrap, Released, ReleasedStale, Retiring, Ring,
+    Burst, BurstCpu, Flush, Home, Lane, Outcome, PerWrap, Released, ReleasedStale, Retiring, Ring,
     Strict, Withheld,
 };
 use ringfence_dma::space::{Gone, Rounding, Space};
 use ringfence_dma::{Owed, Platform};
 use ringfence_iova::{AllocError, Allocation, IovaAllocator, Request};
-use ringfence_types::{Direction, Flushed, InvalidationError, Pfn, PfnRange, WholeDomain};
+use ringfence_types::{Flushed, InvalidationError, Pfn, PfnRange, WholeDomain};
 
 use crate::build::{
     Cached, Freelists, Gas, Job, Next, Plain, Product, Queue, Queues, Rcache, Recipe, Reclaimer,
@@ -255,12 +255,12 @@ impl<S: Space<Gone = Gone>> Flush<S, u64> for AnyFlush {
         own: &mut AnyFlushCpu,
         home: Home<'_, S>,
         platform: &mut P,
-        direction: Direction,
+        lane: Lane,
         each: impl FnMut(u64),
     ) -> Result<(), InvalidationError> {
         match (self, own) {
             (Self::Burst(burst), AnyFlushCpu::Burst(own)) => {
-                burst.end_burst(own, home, platform, direction, each)
+                burst.end_burst(own, home, platform, lane, each)
             }
             _ => Ok(()),
         }

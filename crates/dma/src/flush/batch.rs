@@ -80,14 +80,15 @@ impl RangeBatch {
     }
 
     /// The narrowest single invalidation that covers the batch.
-    pub fn narrowest(&self) -> Invalidation {
+    pub fn narrowest<S: Space>(&self, home: &Home<'_, S>) -> Invalidation {
         match (self.domain, self.hull) {
-            (Some(domain), Some(range)) if range.pages() <= HULL_PAGES => Invalidation::Pages {
-                domain,
-                range,
-                levels: self.levels,
+            (Some(domain), Some(range)) => match home.invalidation(domain, range, self.levels) {
+                Invalidation::Pages { range, .. } if range.pages() > HULL_PAGES => {
+                    Invalidation::Domain(domain)
+                }
+                exact => exact,
             },
-            (Some(domain), _) => Invalidation::Domain(domain),
+            (Some(domain), None) => Invalidation::Domain(domain),
             (None, _) => Invalidation::Global,
         }
     }

@@ -6,12 +6,12 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{Direction, InvalidationError};
 
 use super::batch::submit_and_release;
-use super::{Flush, Home, RangeBatch, Retiring, Withheld};
+use super::{Flush, Home, Lane, RangeBatch, Retiring, Withheld};
 use crate::mapping::Custody;
 use crate::space::{Gone, Space};
 use crate::{Owed, Platform};
 
-/// Unmaps of one device, direction and processor gather until the caller ends the burst; then one invalidation covers them and the
+/// Unmaps of one device, ring, direction and processor gather until the caller ends the burst; then one invalidation covers them and the
 /// buffers come back. As safe as strict, because no buffer is handed up before its invalidation, at the price of one invalidation
 /// per burst; what it costs is release delay.
 #[derive(Debug, Clone, Copy)]
@@ -33,10 +33,11 @@ impl Default for Burst {
     }
 }
 
-/// One processor's open bursts of one domain, by direction.
+/// One processor's open bursts of one domain, by ring and direction: those of ring 0 from the beginning, others from their first
+/// unmap on.
 #[derive(Debug)]
 pub struct BurstCpu<B> {
-    open: [Open<B>; 3],
+    open: Vec<Open<B>>,
 }
 
 #[derive(Debug)]
@@ -48,6 +49,29 @@ struct Open<B> {
     safe: Vec<B>,
 }
 
+/// Place of a lane's burst among the open ones.
+#[inline]
+fn place(lane: Lane) -> usize {
+    let direction = match lane.direction {
+        Direction::ToDevice => 0,
+        Direction::FromDevice => 1,
+        Direction::Bidirectional => 2,
+    };
+    usize::from(lane.ring.get()) * 3 + direction
+}
+
+impl<B> BurstCpu<B> {
+    /// Makes room for bursts of at most `longest` unmaps up to the one at `place`.
+    #[cold]
+    fn grow(&mut self, place: usize, longest: usize) {
+        self.open.resize_with(place + 1, || Open {
+            ranges: RangeBatch::with_capacity(longest),
+            withheld: Vec::with_capacity(longest),
+            safe: Vec::new(),
+        });
+    }
+}
+
 impl Burst {
     fn purge<S: Space, B, P: Platform>(
         open: &mut Open<B>,
@@ -57,7 +81,7 @@ impl Burst {
         if open.ranges.is_empty() {
             return Ok(());
         }
-        let request = open.ranges.narrowest();
+        let request = open.ranges.narrowest(home);
         let ranges = core::mem::replace(&mut open.ranges, RangeBatch::with_capacity(0));
         let (ranges, result) = submit_and_release(request, ranges, home, platform);
         open.ranges = ranges;
@@ -77,13 +101,9 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
     fn per_domain(&self) {}
 
     fn per_cpu(&self, (): &()) -> BurstCpu<B> {
-        BurstCpu {
-            open: core::array::from_fn(|_| Open {
-                ranges: RangeBatch::with_capacity(self.longest),
-                withheld: Vec::with_capacity(self.longest),
-                safe: Vec::new(),
-            }),
-        }
+        let mut own = BurstCpu { open: Vec::new() };
+        own.grow(2, self.longest);
+        own
     }
 
     #[inline]
@@ -95,11 +115,12 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
         platform: &mut P,
         item: Retiring<S, B>,
     ) -> Result<Withheld, (InvalidationError, Owed<B>)> {
-        let [to_device, from_device, both] = &mut own.open;
-        let open = match item.direction {
-            Direction::ToDevice => to_device,
-            Direction::FromDevice => from_device,
-            Direction::Bidirectional => both,
+        let place = place(item.lane);
+        if place >= own.open.len() {
+            own.grow(place, self.longest);
+        }
+        let Some(open) = own.open.get_mut(place) else {
+            return Err((InvalidationError::Failed, item.into_owed()));
         };
         if open.ranges.len() >= self.longest {
             // On a failure the part stays withheld for the burst's end, and this mapping is still owed: memory stays bounded.
@@ -117,14 +138,11 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
         own: &mut BurstCpu<B>,
         mut home: Home<'_, S>,
         platform: &mut P,
-        direction: Direction,
+        lane: Lane,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        let [to_device, from_device, both] = &mut own.open;
-        let open = match direction {
-            Direction::ToDevice => to_device,
-            Direction::FromDevice => from_device,
-            Direction::Bidirectional => both,
+        let Some(open) = own.open.get_mut(place(lane)) else {
+            return Ok(());
         };
         let result = Self::purge(open, &mut home, platform);
         open.safe.drain(..).for_each(each);

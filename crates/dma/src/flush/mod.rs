@@ -19,7 +19,9 @@ pub use strict::Strict;
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
-use ringfence_types::{Direction, Flushed, InvalidationError};
+use ringfence_types::{
+    CachedLevels, Direction, DomainId, Flushed, Invalidation, InvalidationError, PfnRange, RingId,
+};
 
 use crate::mapping::Custody;
 use crate::space::{Gone, Space};
@@ -47,6 +49,15 @@ pub struct ReleasedStale<B>(pub B);
 #[must_use = "end the burst, or the buffer never comes back"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Withheld;
+
+/// Mappings whose unmaps gather in one burst: those of one ring and direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lane {
+    /// The device's ring; 0 where there are none.
+    pub ring: RingId,
+    /// The direction.
+    pub direction: Direction,
+}
 
 /// What unmap gives back, for code that is generic over policies.
 pub trait Outcome<B> {
@@ -132,10 +143,30 @@ impl<S: Space> Home<'_, S> {
 
     /// The domain at hand. Domains are numbered from 1 in the order of their attachment.
     #[inline]
-    pub fn domain(&self) -> ringfence_types::DomainId {
+    pub fn domain(&self) -> DomainId {
         match self.spaces.get(self.here) {
             Some(space) => space.domain(),
-            None => ringfence_types::DomainId::new(0),
+            None => DomainId::new(0),
+        }
+    }
+
+    /// The narrowest invalidation of exactly what is gone.
+    #[inline]
+    pub(crate) fn purge_of<T>(&self, gone: &Gone<T>) -> Invalidation {
+        self.invalidation(gone.unmapped.domain(), gone.unmapped.range(), gone.levels)
+    }
+
+    /// The narrowest invalidation of `range` in `domain`.
+    #[inline]
+    pub(crate) fn invalidation(
+        &self,
+        domain: DomainId,
+        range: PfnRange,
+        levels: CachedLevels,
+    ) -> Invalidation {
+        match self.spaces.get(usize::from(domain.get()).wrapping_sub(1)) {
+            Some(space) => space.invalidation(range, levels),
+            None => Invalidation::Domain(domain),
         }
     }
 
@@ -239,16 +270,16 @@ pub trait Flush<S: Space, B> {
         Ok(())
     }
 
-    /// Ends the bursts of `direction` of one processor and hands their buffers up, each exactly once.
+    /// Ends the burst of one `lane` of one processor and hands its buffers up, each exactly once.
     fn end_burst<P: Platform>(
         &self,
         own: &mut Self::PerCpu,
         home: Home<'_, S>,
         platform: &mut P,
-        direction: Direction,
+        lane: Lane,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        let _ = (own, home, platform, direction, each);
+        let _ = (own, home, platform, lane, each);
         Ok(())
     }
 }
@@ -257,8 +288,8 @@ pub trait Flush<S: Space, B> {
 pub struct Retiring<S: Space, B> {
     /// What left the space.
     pub gone: S::Gone,
-    /// The direction of the mapping.
-    pub direction: Direction,
+    /// The mapping's ring and direction.
+    pub lane: Lane,
     /// The buffer; it may only be let go of once no device reaches it, or the policy's outcome says that one still may.
     pub buffer: ManuallyDrop<B>,
 }
@@ -270,7 +301,7 @@ impl<S: Space<Gone = Gone>, B> Retiring<S, B> {
         Owed {
             cleared: Cleared {
                 gone: self.gone,
-                direction: self.direction,
+                direction: self.lane.direction,
                 buffer: self.buffer,
             },
         }

@@ -27,7 +27,7 @@ impl Strict {
         buffer: Custody<B>,
     ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
         home.sync(platform);
-        let request = gone.request();
+        let request = home.purge_of(&gone);
         let levels = gone.levels;
         let owed = |unmapped, buffer| Owed {
             cleared: Cleared {
@@ -75,7 +75,8 @@ impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
         platform: &mut P,
         item: Retiring<S, B>,
     ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
-        Self::purge(&mut home, platform, item.gone, item.direction, item.buffer)
+        let direction = item.lane.direction;
+        Self::purge(&mut home, platform, item.gone, direction, item.buffer)
     }
 
     /// One invalidation for all of them; one each where unmap may take table pages away.
@@ -104,13 +105,13 @@ impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
                 levels,
                 tables: (),
             });
-            buffers.push((item.direction, item.buffer));
+            buffers.push((item.lane.direction, item.buffer));
         }
         if batch.is_empty() {
             return Ok(());
         }
         let levels = batch.levels();
-        let request = batch.narrowest();
+        let request = batch.narrowest(&home);
         let (mut left, result) = submit_and_release(request, batch, &mut home, platform);
         match result {
             Ok(()) => {
@@ -152,7 +153,8 @@ fn one_by_one<T: TablePages, S: Space<Gone = Gone<T>>, B, P: Platform>(
     let mut owed = Vec::new();
     let mut failure = None;
     for item in items {
-        match Strict::purge(&mut home, platform, item.gone, item.direction, item.buffer) {
+        let direction = item.lane.direction;
+        match Strict::purge(&mut home, platform, item.gone, direction, item.buffer) {
             Ok(Released(buffer)) => each(buffer),
             Err((error, left)) => {
                 failure = Some(error);

@@ -13,20 +13,22 @@ pub use translations::{CachedTable, PlainTable, Reclaiming, TablePages, Translat
 
 use ringfence_iova::Returned;
 use ringfence_types::{
-    CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, IovaRange, Pending,
-    Permissions, PfnRange, PhysRange, Unmapped, WholeDomain,
+    CachedLevels, DeviceId, DomainId, Flushed, Invalidation, InvalidationError, IovaRange, Pending,
+    Permissions, PfnRange, PhysRange, RingId, Unmapped, WholeDomain,
 };
 
 use crate::flush::Home;
 use crate::{MapReason, Platform};
 
-/// How high an address may lie: the preferred limit is tried first.
+/// Where a mapping may lie. Of the two limits on its height, the preferred one is tried first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Highest page that saves the bus a dual-address cycle (32 bit), never above `mask`.
     pub preferred: ringfence_types::Pfn,
     /// Highest page that the device's DMA mask allows.
     pub mask: ringfence_types::Pfn,
+    /// Which of the device's rings it goes to; spaces without rings have this one question less.
+    pub ring: RingId,
 }
 
 /// Addresses found for a request.
@@ -48,18 +50,6 @@ pub struct Gone<T = ()> {
     pub levels: CachedLevels,
     /// Table pages that may be freed after the same invalidation.
     pub tables: T,
-}
-
-impl<T: TablePages> Gone<T> {
-    /// The invalidation of exactly this range.
-    #[inline]
-    pub(crate) fn request(&self) -> Invalidation {
-        Invalidation::Pages {
-            domain: self.unmapped.domain(),
-            range: self.unmapped.range(),
-            levels: self.levels,
-        }
-    }
 }
 
 /// What unmap leaves, taken care of at once whatever the flush policy is.
@@ -93,7 +83,7 @@ impl<T: TablePages> Remains for Gone<T> {
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
         home.sync(platform);
-        let request = self.request();
+        let request = home.purge_of(&self);
         let batch = (self.unmapped, self.tables);
         let (range, tables) = Pending::submit(platform.invalidator(), request, batch)
             .map_err(|(_, error)| error)?
@@ -159,7 +149,8 @@ pub trait Space {
         range: IovaRange,
     ) -> Result<Self::Gone, UnmapRefusal>;
 
-    /// Makes everything cleared so far visible to a walker that does not snoop the caches. Before an invalidation.
+    /// Makes everything installed and cleared so far visible to a walker that does not snoop the caches. Before an invalidation, and
+    /// before a device is told of addresses that [`map`](Self::map) has left to it.
     fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P);
 
     /// Takes a range back.
@@ -174,5 +165,33 @@ pub trait Space {
     /// The range reserved for a mapping of the pages of `range`.
     fn reserved(&self, range: PfnRange) -> PfnRange {
         range
+    }
+
+    /// The invalidation that purges `range` and as little else as the hardware can.
+    #[inline]
+    fn invalidation(&self, range: PfnRange, levels: CachedLevels) -> Invalidation {
+        Invalidation::Pages {
+            domain: self.domain(),
+            range,
+            levels,
+        }
+    }
+
+    /// Whether `device` may use the space.
+    fn serves(&self, device: DeviceId) -> bool {
+        let _ = device;
+        true
+    }
+
+    /// Rings of the device; a space without rings counts as one.
+    fn rings(&self) -> u32 {
+        1
+    }
+
+    /// The ring that a mapping belongs to.
+    #[inline]
+    fn ring_of(&self, range: &IovaRange) -> RingId {
+        let _ = range;
+        RingId::new(0)
     }
 }

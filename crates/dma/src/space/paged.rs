@@ -128,7 +128,7 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
             levels,
             tables,
         };
-        let request = gone.request();
+        let request = self.invalidation(gone.unmapped.range(), gone.levels);
         let batch = (gone.unmapped, gone.tables);
         let flushed = Pending::submit(platform.invalidator(), request, batch)
             .map_err(|(_, error)| error)

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use ringfence_types::{Direction, PhysAddr, PhysMemory, PhysRange};
 
 use crate::flush::Flush;
-use crate::map::refused;
+use crate::map::{Shape, refused};
 use crate::sg::segments;
 use crate::space::{Placed, Space};
 use crate::{
@@ -181,7 +181,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             let error = refused(at, Some(memory), MapReason::BeyondMask);
             return Err((buffer, error));
         };
-        match self.place(cpu, platform, at, &[slot.copy], direction) {
+        match self.place(cpu, platform, at, Shape::Run, &[slot.copy], direction) {
             Ok(placed) => Ok((
                 Mapping {
                     range: placed.range,
@@ -239,11 +239,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let mut failed = None;
         for piece in pieces {
             let direct = core::slice::from_ref(piece);
-            let placed = match self.place(cpu, platform, at, direct, direction) {
+            let placed = match self.place(cpu, platform, at, Shape::Run, direct, direction) {
                 Err(MapReason::BeyondMask) => match self.copied(platform, *piece) {
                     Some(slot) => {
                         bounced.push(slot);
-                        self.place(cpu, platform, at, &[slot.copy], direction)
+                        self.place(cpu, platform, at, Shape::Run, &[slot.copy], direction)
                     }
                     None => Err(MapReason::BeyondMask),
                 },

@@ -8,7 +8,7 @@ use ringfence_types::{
 
 use crate::flush::{Flush, Home};
 use crate::layer::GRANULE;
-use crate::map::refused;
+use crate::map::{Shape, refused};
 use crate::space::{Remains, Space};
 use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform};
 
@@ -34,8 +34,8 @@ impl Coherent {
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Allocates `pages` zeroed pages and maps them at consecutive addresses. Behind a table the frames need not be contiguous;
-    /// in an identity space they must come out so.
+    /// Allocates `pages` zeroed pages and maps them at consecutive addresses. Behind a page table the frames need not be contiguous;
+    /// in an identity space and in a ring they must come out so.
     ///
     /// # Errors
     /// Nothing stays allocated, unless the reason is [`MapReason::NotUndone`].
@@ -60,7 +60,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             match (frame, piece) {
                 (Some(frame), Some(piece)) => {
                     frames.push(frame);
-                    pieces.push(piece);
+                    join(&mut pieces, piece);
                 }
                 _ => {
                     give_back(platform, &frames);
@@ -68,7 +68,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 }
             }
         }
-        match self.place(cpu, platform, at, &pieces, Direction::Bidirectional) {
+        match self.place(
+            cpu,
+            platform,
+            at,
+            Shape::Run,
+            &pieces,
+            Direction::Bidirectional,
+        ) {
             Ok(placed) => Ok(Coherent {
                 range: placed.range,
                 domain: at.domain(),
@@ -139,6 +146,18 @@ impl core::fmt::Display for FreeCoherentError {
 }
 
 impl core::error::Error for FreeCoherentError {}
+
+/// Adds `piece` to the list, as part of its last one if that ends where this begins: a ring maps one piece a slot.
+fn join(pieces: &mut Vec<PhysRange>, piece: PhysRange) {
+    if let Some(last) = pieces.last_mut()
+        && last.last().checked_add(1) == Some(piece.start())
+        && let Some(joined) = PhysRange::inclusive(last.start(), piece.last())
+    {
+        *last = joined;
+    } else {
+        pieces.push(piece);
+    }
+}
 
 fn give_back<P: Platform>(platform: &P, frames: &[PhysAddr]) {
     for frame in frames {

@@ -15,6 +15,15 @@ use crate::{
     Attachment, Cpu, Dma, MapError, MapReason, Mapping, Owed, Platform, UnmapError, UnmapReason,
 };
 
+/// How the pieces of a request lie in the device's eyes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// At consecutive pages.
+    Run,
+    /// Wherever the space puts each.
+    List,
+}
+
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into custody until unmap.
     ///
@@ -30,7 +39,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         memory: PhysRange,
         direction: Direction,
     ) -> Result<(Mapping<B>, Placed), (B, MapError)> {
-        match self.place(cpu, platform, at, core::slice::from_ref(&memory), direction) {
+        match self.place(
+            cpu,
+            platform,
+            at,
+            Shape::Run,
+            core::slice::from_ref(&memory),
+            direction,
+        ) {
             Ok(placed) => Ok((
                 Mapping {
                     range: placed.range,
@@ -80,14 +96,15 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
+        shape: Shape,
         pieces: &[PhysRange],
         direction: Direction,
     ) -> Result<Placed, MapReason> {
-        match self.try_place(cpu, platform, at, pieces, direction) {
+        match self.try_place(cpu, platform, at, shape, pieces, direction) {
             Err(MapReason::Alloc(AllocError::NeedsFlush)) => {
                 self.flush_domain(cpu, platform, at.index)
                     .map_err(MapReason::Flush)?;
-                self.try_place(cpu, platform, at, pieces, direction)
+                self.try_place(cpu, platform, at, shape, pieces, direction)
             }
             Err(MapReason::Alloc(AllocError::Exhausted { .. })) => {
                 // Addresses may be waiting for their flush, or in this processor's caches.
@@ -97,7 +114,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 {
                     space.drain(own);
                 }
-                self.try_place(cpu, platform, at, pieces, direction)
+                self.try_place(cpu, platform, at, shape, pieces, direction)
             }
             other => other,
         }
@@ -109,6 +126,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
+        shape: Shape,
         pieces: &[PhysRange],
         direction: Direction,
     ) -> Result<Placed, MapReason> {
@@ -119,7 +137,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         else {
             return Err(MapReason::NotAttached);
         };
-        space.map(own, platform, pieces, direction.permissions(), at.limits)
+        let permissions = direction.permissions();
+        match shape {
+            Shape::Run => space.map(own, platform, pieces, permissions, at.limits),
+            Shape::List => space.map_list(own, platform, pieces, permissions, at.limits),
+        }
     }
 
     /// Clears the translations of `range` and hands the rest to the flush policy.

@@ -7,7 +7,7 @@ use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysRange};
 
 use crate::flush::Flush;
 use crate::layer::GRANULE;
-use crate::map::refused;
+use crate::map::{Shape, refused};
 use crate::mapping::Custody;
 use crate::space::Space;
 use crate::{Attachment, BounceSlot, Cpu, Dma, MapError, MapReason, Platform, Segment, UnmapError};
@@ -116,18 +116,8 @@ fn within(range: &IovaRange, boundary: Option<u64>) -> bool {
     boundary.is_none_or(|b| range.start().align_down(b) == range.last().align_down(b))
 }
 
-/// The device-visible range of each piece, for pieces placed page by page from `base`.
-fn placed<'a>(base: Iova, pieces: &'a [PhysRange]) -> impl Iterator<Item = IovaRange> + 'a {
-    let mut page = base;
-    pieces.iter().filter_map(move |piece| {
-        let start = page.wrapping_add(piece.start().offset_in(GRANULE.bytes()));
-        page = page.wrapping_add(piece.pages(GRANULE) << GRANULE.shift());
-        IovaRange::new(start, piece.bytes())
-    })
-}
-
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Makes the pieces of a scatterlist reachable at consecutive pages. Returns the mapping and how many entries of `out` describe
+    /// Makes the pieces of a scatterlist reachable, at consecutive pages unless the space has other ideas. Returns the mapping and how many entries of `out` describe
     /// it to the device: as many as there are pieces, fewer where contiguous ones merge, more where one crosses a boundary.
     ///
     /// # Errors
@@ -154,14 +144,18 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             boundary: None,
             ..limits
         };
-        if out.len() < pieces.len() && segments(placed(Iova::ZERO, pieces), anywhere, out).is_none()
+        let Some(space) = self.spaces.get(at.index) else {
+            return Err((buffer, refused(at, first, MapReason::NotAttached)));
+        };
+        if out.len() < pieces.len()
+            && segments(space.pieces(Iova::ZERO, pieces), anywhere, out).is_none()
         {
             return Err((buffer, refused(at, first, MapReason::TooManySegments)));
         }
-        match self.place(cpu, platform, at, pieces, direction) {
+        match self.place(cpu, platform, at, Shape::List, pieces, direction) {
             Ok(found) => {
-                let base = found.range.start().align_down(GRANULE.bytes());
-                let Some(used) = segments(placed(base, pieces), limits, out) else {
+                let told = segments(space.pieces(found.range.start(), pieces), limits, out);
+                let Some(used) = told else {
                     // Where the addresses lie decides what crosses a boundary. No descriptor was written, but the device may have
                     // guessed: the range is invalidated before it is free again.
                     let reason = match self.withdraw(cpu, platform, at, found.range) {
@@ -182,62 +176,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                     used,
                 ))
             }
-            Err(MapReason::NotContiguous) => {
-                self.map_pieces(cpu, platform, at, buffer, pieces, direction, limits, out)
-            }
             Err(MapReason::BeyondMask) => {
                 self.map_list_bounced(cpu, platform, at, buffer, pieces, direction, limits, out)
             }
             Err(reason) => Err((buffer, refused(at, first, reason))),
-        }
-    }
-
-    /// Identity spaces: each piece is where it is.
-    #[allow(clippy::too_many_arguments)]
-    fn map_pieces<P: Platform>(
-        &self,
-        cpu: &mut Cpu<S, F, B>,
-        platform: &mut P,
-        at: &Attachment,
-        buffer: B,
-        pieces: &[PhysRange],
-        direction: Direction,
-        limits: SgLimits,
-        out: &mut [Segment],
-    ) -> Result<(SgMapping<B>, usize), (B, MapError)> {
-        let mut range = None;
-        for piece in pieces {
-            match self.place(cpu, platform, at, core::slice::from_ref(piece), direction) {
-                Ok(found) => range = range.or(Some(found.range)),
-                // The pieces before it are where they are: there is nothing to undo.
-                Err(MapReason::BeyondMask) => {
-                    return self.map_list_bounced(
-                        cpu, platform, at, buffer, pieces, direction, limits, out,
-                    );
-                }
-                Err(reason) => return Err((buffer, refused(at, Some(*piece), reason))),
-            }
-        }
-        let ranges = pieces
-            .iter()
-            .filter_map(|piece| IovaRange::new(Iova::new(piece.start().get()), piece.bytes()));
-        match (range, segments(ranges, limits, out)) {
-            (Some(range), Some(used)) => Ok((
-                SgMapping {
-                    range,
-                    domain: at.domain(),
-                    direction,
-                    buffer: ManuallyDrop::new(buffer),
-                    bounced: Vec::new(),
-                    steps: 0,
-                },
-                used,
-            )),
-            (None, _) => Err((buffer, refused(at, None, MapReason::Empty))),
-            (_, None) => Err((
-                buffer,
-                refused(at, pieces.first().copied(), MapReason::TooManySegments),
-            )),
         }
     }
 

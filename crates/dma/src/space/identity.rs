@@ -65,6 +65,33 @@ impl Space for Identity {
         Ok(Placed { range, steps: 0 })
     }
 
+    /// Each piece is where it is.
+    #[inline]
+    fn map_list<P: Platform>(
+        &self,
+        _cpu: &mut (),
+        _platform: &mut P,
+        pieces: &[PhysRange],
+        _permissions: Permissions,
+        limits: Limits,
+    ) -> Result<Placed, MapReason> {
+        let first = pieces.first().ok_or(MapReason::Empty)?;
+        let reaches = |piece: &PhysRange| in_place(piece).map(|r| Pfn::containing(r.last()));
+        if pieces.iter().any(|p| reaches(p) > Some(limits.mask)) {
+            return Err(MapReason::BeyondMask);
+        }
+        let range = in_place(first).ok_or(MapReason::TooLarge)?;
+        Ok(Placed { range, steps: 0 })
+    }
+
+    fn pieces<'a>(
+        &'a self,
+        _start: Iova,
+        pieces: &'a [PhysRange],
+    ) -> impl Iterator<Item = IovaRange> + 'a {
+        pieces.iter().filter_map(in_place)
+    }
+
     #[inline]
     fn unmap<P: Platform>(
         &self,
@@ -84,6 +111,12 @@ impl Space for Identity {
     fn flushed(&self, _cpu: &mut (), _proof: Flushed<WholeDomain>) {}
 
     fn drain(&self, _cpu: &mut ()) {}
+}
+
+/// The bytes of `piece` as the device addresses them.
+#[inline]
+fn in_place(piece: &PhysRange) -> Option<IovaRange> {
+    IovaRange::new(Iova::new(piece.start().get()), piece.bytes())
 }
 
 /// Fills a table once with an identity map of `memory` (SWpt, HW11; whole-guest maps, OS14).

@@ -13,11 +13,12 @@ pub use translations::{CachedTable, PlainTable, Reclaiming, TablePages, Translat
 
 use ringfence_iova::Returned;
 use ringfence_types::{
-    CachedLevels, DeviceId, DomainId, Flushed, Invalidation, InvalidationError, IovaRange, Pending,
-    Permissions, PfnRange, PhysRange, RingId, Unmapped, WholeDomain,
+    CachedLevels, DeviceId, DomainId, Flushed, Invalidation, InvalidationError, Iova, IovaRange,
+    Pending, Permissions, PfnRange, PhysRange, RingId, Unmapped, WholeDomain,
 };
 
 use crate::flush::Home;
+use crate::layer::GRANULE;
 use crate::{MapReason, Platform};
 
 /// Where a mapping may lie. Of the two limits on its height, the preferred one is tried first.
@@ -137,6 +138,37 @@ pub trait Space {
         permissions: Permissions,
         limits: Limits,
     ) -> Result<Placed, MapReason>;
+
+    /// Makes `pieces` reachable wherever the space puts each of them: [`pieces`](Self::pieces) tells. The range that comes back stands for
+    /// the whole list.
+    ///
+    /// # Errors
+    /// As for [`map`](Self::map).
+    #[inline]
+    fn map_list<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: Limits,
+    ) -> Result<Placed, MapReason> {
+        self.map(cpu, platform, pieces, permissions, limits)
+    }
+
+    /// The device-visible bytes of each piece of a list whose range begins at `start`.
+    fn pieces<'a>(
+        &'a self,
+        start: Iova,
+        pieces: &'a [PhysRange],
+    ) -> impl Iterator<Item = IovaRange> + 'a {
+        let mut page = start.align_down(GRANULE.bytes());
+        pieces.iter().filter_map(move |piece| {
+            let start = page.wrapping_add(piece.start().offset_in(GRANULE.bytes()));
+            page = page.wrapping_add(piece.pages(GRANULE) << GRANULE.shift());
+            IovaRange::new(start, piece.bytes())
+        })
+    }
 
     /// Clears the translations of the pages of `range`.
     ///

@@ -74,11 +74,13 @@ impl Arena {
 impl PhysMemory for Arena {
     #[inline]
     fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
-        let index = Self::index(at, 8)?;
-        self.mapping
-            .words()
-            .get(index)
-            .ok_or(MemoryError::Outside { at, words: 1 })
+        self.mapping.word(at.get()).ok_or_else(|| {
+            if at.is_aligned(8) {
+                MemoryError::Outside { at, words: 1 }
+            } else {
+                MemoryError::Misaligned { at }
+            }
+        })
     }
 
     #[inline]

@@ -3,8 +3,12 @@
 //! `cargo bench -p ringfence-pgtable`, `-- --quick` for a tenth of the time. Absolute cycles are those of the machine and the moment;
 //! ratios are what counts.
 
+#[path = "support/floor.rs"]
+mod floor;
+
 use std::hint::black_box;
 
+use floor::Bare;
 use ringfence_memory::{Arena, Frames, WriteBack};
 use ringfence_pgtable::{Coherency, Dirty, LeafCache, Levels, MapRequest, SecondStage, Table};
 use ringfence_types::{
@@ -105,6 +109,20 @@ fn plain_pair<M: PhysMemory, S: FrameSource>(
     assert!(table.unmap(mem, range(black_box(first), pages)).is_ok());
 }
 
+/// The floor of [`plain_pair`].
+#[inline(always)]
+fn bare_pair(bare: &Bare, first: u64, pages: u64) {
+    let leaf = |first: u64| (1 << 32) + (first << 12) | 3;
+    let map = black_box(first);
+    if pages == 1 {
+        bare.map(map, leaf(map));
+        bare.unmap(black_box(first));
+    } else {
+        bare.map_run(map, pages, leaf(map));
+        bare.unmap_run(black_box(first), pages);
+    }
+}
+
 #[inline(always)]
 fn cached_pair<M: PhysMemory, S: FrameSource>(
     cache: &mut LeafCache,
@@ -174,11 +192,17 @@ fn coherent(sides: &mut Vec<Side>) {
     let table: &'static Table<SecondStage> =
         Box::leak(Box::new(platform.table(Coherency::Coherent)));
     let (mem, frames) = (platform.mem, &platform.frames);
+    let bare = Bare::new(mem, table.root());
     single_pages(sides, platform, table, "ring", ring);
     single_pages(sides, platform, table, "48 tables in turn", scattered);
     sides.push(side("plain 16 pages, per page", OPS * 16, move || {
         for op in 0..OPS {
             plain_pair(table, mem, frames, op % 31 * 16, 16);
+        }
+    }));
+    sides.push(side("floor of 16 pages, per page", OPS * 16, move || {
+        for op in 0..OPS {
+            bare_pair(&bare, op % 31 * 16, 16);
         }
     }));
     let mut cache = table.leaf_cache();
@@ -200,6 +224,12 @@ fn single_pages(
     sides.push(side(&format!("plain walk pair, {name}"), OPS, move || {
         for op in 0..OPS {
             plain_pair(table, mem, frames, place(op), 1);
+        }
+    }));
+    let bare = Bare::new(mem, table.root());
+    sides.push(side(&format!("floor of a pair, {name}"), OPS, move || {
+        for op in 0..OPS {
+            bare_pair(&bare, place(op), 1);
         }
     }));
     let mut cache = table.leaf_cache();
@@ -331,12 +361,24 @@ fn report(sides: &mut [Side]) {
     };
     for place in ["ring", "48 tables in turn"] {
         ratio(
+            &format!("plain walk pair / its floor, {place}"),
+            &format!("plain walk pair, {place}"),
+            &format!("floor of a pair, {place}"),
+            "20 cycles",
+        );
+        ratio(
             &format!("leaf cache pair / plain walk pair, {place}"),
             &format!("leaf cache pair, {place}"),
             &format!("plain walk pair, {place}"),
             "<= 0.5",
         );
     }
+    ratio(
+        "plain 16 pages / their floor",
+        "plain 16 pages, per page",
+        "floor of 16 pages, per page",
+        "3.5 cycles",
+    );
     for kind in WriteBack::available() {
         ratio(
             &format!("{kind:?}: burst of {OPS} / flushed per operation"),

@@ -86,13 +86,34 @@ impl<F: Format> Table<F> {
         mut sink: impl Sink,
         book: impl Book<F>,
     ) -> Result<(), MapError> {
+        if self.check_granules(&request).is_ok()
+            && let Some(place) = self.place(mem, request.iova, request.pages)
+        {
+            self.fill_leaf_table(mem, place.at, &request, &mut sink)?;
+            book.added(&self.format, place.parent, request.pages);
+            sink.finish(mem);
+            return Ok(());
+        }
+        // A copy: the request itself stays in registers.
+        self.map_uncommon(mem, frames, MapRequest { ..request }, sink, book)
+    }
+
+    /// [`map_with`](Self::map_with) for every table, and for every request that is wrong.
+    #[inline(never)]
+    fn map_uncommon<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
+        &self,
+        mem: &M,
+        frames: &S,
+        request: MapRequest,
+        mut sink: impl Sink,
+        book: impl Book<F>,
+    ) -> Result<(), MapError> {
         self.check_request(&request)?;
         let spot = self
             .spot(mem, request.iova)
             .map_err(|Corrupt| MapError::Corrupt { iova: request.iova })?;
         if spot.level == Level::LEAF && self.pages_in(&spot, &request) == request.pages {
-            // The tables are there and the run ends in one of them: nearly every call.
-            let at = self.entry_address(&spot, request.iova);
+            let at = self.entry_address(spot.level, spot.table, request.iova);
             self.fill_leaf_table(mem, at, &request, &mut sink)?;
             book.added(&self.format, spot.parent, request.pages);
         } else {
@@ -102,8 +123,7 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    #[inline(always)]
-    pub(crate) fn check_request(&self, request: &MapRequest) -> Result<(), MapError> {
+    fn check_request(&self, request: &MapRequest) -> Result<(), MapError> {
         self.check_granules(request)?;
         let MapRequest { iova, pages, .. } = *request;
         if last_page(iova.get(), pages) >> (self.format.width() - GRANULE.shift()) != 0 {
@@ -272,11 +292,12 @@ impl<F: Format> Table<F> {
             if spot.level == Level::LEAF {
                 pages = self.pages_in(&spot, &rest);
                 let run = MapRequest { pages, ..rest };
-                let words = self.leaf_words(mem, self.entry_address(&spot, iova), &run)?;
+                let words =
+                    self.leaf_words(mem, self.entry_address(spot.level, spot.table, iova), &run)?;
                 self.check_absent(words, &rest)?;
             } else {
                 let word = mem
-                    .word(self.entry_address(&spot, iova))
+                    .word(self.entry_address(spot.level, spot.table, iova))
                     .map_err(|_| corrupt)?;
                 match self.format.decode(spot.level, word.load(Ordering::Acquire)) {
                     Entry::Absent => {}
@@ -355,7 +376,7 @@ impl<F: Format> Table<F> {
         for _ in 0..=Level::MAX.get() {
             let spot = self.spot(mem, iova).map_err(|Corrupt| corrupt)?;
             let target = self.target(spot.level, rest);
-            let at = self.entry_address(&spot, iova);
+            let at = self.entry_address(spot.level, spot.table, iova);
             if spot.level > target {
                 self.link(mem, reserve, &spot, at, book)
                     .map_err(|kind| kind.at(iova))?;
@@ -435,7 +456,7 @@ impl<F: Format> Table<F> {
             // Steps are taken here as they were on the way in: a leaf stands at the level where the tables end.
             let pages = self.pages_of_step(spot.level, &rest).min(done - cleared);
             let entries = if spot.level == Level::LEAF { pages } else { 1 };
-            let at = self.entry_address(&spot, rest.iova);
+            let at = self.entry_address(spot.level, spot.table, rest.iova);
             if let Ok(words) = mem.words(at, entries as usize) {
                 for word in words {
                     word.store(0, Ordering::Release);

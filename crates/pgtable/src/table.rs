@@ -42,6 +42,14 @@ pub(crate) struct Spot<'m> {
     pub(crate) parent: Option<&'m AtomicU64>,
 }
 
+/// Entries of a leaf table.
+pub(crate) struct Place<'m> {
+    /// Address of the first.
+    pub(crate) at: PhysAddr,
+    /// The entry that leads to their table; none for the root.
+    pub(crate) parent: Option<&'m AtomicU64>,
+}
+
 /// The path leads out of memory, or through an entry that no code here writes.
 pub(crate) struct Corrupt;
 
@@ -210,47 +218,62 @@ impl<F: Format> Table<F> {
         }
     }
 
-    /// Descends towards `iova` as far as tables are linked.
+    /// Finds the entries of `pages` pages from `iova` on, where nothing is out of the ordinary: a table of four levels, all linked and in
+    /// memory, and the entries in one leaf table. What is found needs no check of its width.
+    ///
+    /// This is the way of nearly every call, and short because it says no more than that it ends: whoever gets `None` looks
+    /// closely, with [`spot`](Self::spot).
     #[inline(always)]
+    pub(crate) fn place<'m, M: PhysMemory + ?Sized>(
+        &self,
+        mem: &'m M,
+        iova: Iova,
+        pages: u64,
+    ) -> Option<Place<'m>> {
+        let format = self.format;
+        // As constants, depth, width and shifts cost nothing.
+        let mut level = Level::FOUR;
+        if format.root_level() != level || iova.get() >> format.width() != 0 {
+            return None;
+        }
+        let mut table = self.root;
+        let mut parent = None;
+        let mut written_back = u64::MAX;
+        while let Some(below) = level.below() {
+            let word = mem.word(self.entry_address(level, table, iova)).ok()?;
+            let raw = word.load(Ordering::Acquire);
+            table = format.descend(raw)?;
+            written_back &= raw;
+            parent = Some(word);
+            level = below;
+        }
+        let room = format
+            .entries(level)
+            .wrapping_sub(format.index(level, iova)) as u64;
+        let in_memory = written_back & F::WRITTEN_BACK == F::WRITTEN_BACK
+            || self.coherency == Coherency::Coherent;
+        (pages <= room && in_memory).then(|| Place {
+            at: self.entry_address(level, table, iova),
+            parent,
+        })
+    }
+
+    /// Descends towards `iova` as far as tables are linked.
     pub(crate) fn spot<'m, M: PhysMemory + ?Sized>(
         &self,
         mem: &'m M,
         iova: Iova,
     ) -> Result<Spot<'m>, Corrupt> {
-        // The depth of nearly every table, as a constant: its shifts become constants too.
-        match self.format.root_level() {
-            Level::FOUR => self.spot_below(mem, iova, Level::FOUR),
-            root => self.spot_below_any(mem, iova, root),
-        }
-    }
-
-    #[inline(never)]
-    fn spot_below_any<'m, M: PhysMemory + ?Sized>(
-        &self,
-        mem: &'m M,
-        iova: Iova,
-        root: Level,
-    ) -> Result<Spot<'m>, Corrupt> {
-        self.spot_below(mem, iova, root)
-    }
-
-    #[inline(always)]
-    fn spot_below<'m, M: PhysMemory + ?Sized>(
-        &self,
-        mem: &'m M,
-        iova: Iova,
-        root: Level,
-    ) -> Result<Spot<'m>, Corrupt> {
         let format = self.format;
         let mut spot = Spot {
-            level: root,
+            level: format.root_level(),
             table: self.root,
             parent: None,
         };
         let mut written_back = F::WRITTEN_BACK;
         while let Some(below) = spot.level.below() {
             let word = mem
-                .word(self.entry_address(&spot, iova))
+                .word(self.entry_address(spot.level, spot.table, iova))
                 .map_err(|_| Corrupt)?;
             let raw = word.load(Ordering::Acquire);
             let Some(table) = format.descend(raw) else {
@@ -276,26 +299,19 @@ impl<F: Format> Table<F> {
     #[cold]
     #[inline(never)]
     fn publish_path<M: PhysMemory + ?Sized>(&self, mem: &M, iova: Iova) {
-        let mut spot = Spot {
-            level: self.format.root_level(),
-            table: self.root,
-            parent: None,
-        };
-        while let Some(below) = spot.level.below() {
-            let at = self.entry_address(&spot, iova);
+        let mut level = self.format.root_level();
+        let mut table = self.root;
+        while let Some(below) = level.below() {
+            let at = self.entry_address(level, table, iova);
             let Ok(word) = mem.word(at) else { return };
             let raw = word.load(Ordering::Acquire);
-            let Some(table) = self.format.descend(raw) else {
+            let Some(next) = self.format.descend(raw) else {
                 return;
             };
             if raw & F::WRITTEN_BACK == 0 {
                 self.publish(mem, word, at);
             }
-            spot = Spot {
-                level: below,
-                table,
-                parent: None,
-            };
+            (level, table) = (below, next);
         }
     }
 
@@ -307,10 +323,10 @@ impl<F: Format> Table<F> {
         entry.fetch_or(F::WRITTEN_BACK, Ordering::Release);
     }
 
-    /// Address of the entry for `iova` in the table of `spot`.
+    /// Address of the entry for `iova` in the table of `level` at `table`.
     #[inline(always)]
-    pub(crate) fn entry_address(&self, spot: &Spot<'_>, iova: Iova) -> PhysAddr {
-        let index = self.format.index(spot.level, iova) as u64;
-        spot.table.wrapping_add(index.wrapping_mul(8))
+    pub(crate) fn entry_address(&self, level: Level, table: PhysAddr, iova: Iova) -> PhysAddr {
+        let index = self.format.index(level, iova) as u64;
+        table.wrapping_add(index.wrapping_mul(8))
     }
 }

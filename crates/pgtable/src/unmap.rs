@@ -60,6 +60,28 @@ impl<F: Format> Table<F> {
         mut sink: impl Sink,
         book: impl Book<F>,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
+        if let Some(place) = self.place(mem, range.lo().iova(), range.pages()) {
+            self.clear_leaf_table(mem, place.at, &range, &mut sink)?;
+            book.removed(&self.format, place.parent, range.pages());
+            sink.finish(mem);
+        } else {
+            self.unmap_uncommon(mem, range, sink, book)?;
+        }
+        Ok((
+            Unmapped::attest_cleared(self.domain(), range),
+            CachedLevels::Leaves,
+        ))
+    }
+
+    /// [`unmap_with`](Self::unmap_with) for every table, and for every range that is wrong.
+    #[inline(never)]
+    fn unmap_uncommon<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        range: PfnRange,
+        mut sink: impl Sink,
+        book: impl Book<F>,
+    ) -> Result<(), UnmapError> {
         let iova = range.lo().iova();
         self.check_range(&range)?;
         let spot = self
@@ -68,21 +90,17 @@ impl<F: Format> Table<F> {
         let index = self.format.index(spot.level, iova);
         let room = self.format.entries(spot.level).wrapping_sub(index) as u64;
         if spot.level == Level::LEAF && range.pages() <= room {
-            let at = self.entry_address(&spot, iova);
+            let at = self.entry_address(spot.level, spot.table, iova);
             self.clear_leaf_table(mem, at, &range, &mut sink)?;
             book.removed(&self.format, spot.parent, range.pages());
         } else {
             self.unmap_long(mem, &range, &mut sink, book)?;
         }
         sink.finish(mem);
-        Ok((
-            Unmapped::attest_cleared(self.domain(), range),
-            CachedLevels::Leaves,
-        ))
+        Ok(())
     }
 
-    #[inline(always)]
-    pub(crate) fn check_range(&self, range: &PfnRange) -> Result<(), UnmapError> {
+    fn check_range(&self, range: &PfnRange) -> Result<(), UnmapError> {
         if range.hi().get() >> (self.format.width() - GRANULE.shift()) != 0 {
             return Err(UnmapError::BeyondWidth {
                 iova: range.lo().iova(),
@@ -187,7 +205,7 @@ impl<F: Format> Table<F> {
         let iova = page_at(range.lo().iova(), skipped);
         let corrupt = UnmapError::Corrupt { iova };
         let spot = self.spot(mem, iova).map_err(|Corrupt| corrupt)?;
-        let at = self.entry_address(&spot, iova);
+        let at = self.entry_address(spot.level, spot.table, iova);
         if spot.level == Level::LEAF {
             let index = self.format.index(spot.level, iova);
             let room = self.format.entries(spot.level).wrapping_sub(index) as u64;

@@ -3,7 +3,7 @@
 use ringfence_dma::flush::{Flush, Strict};
 use ringfence_dma::{MapError, MapReason, Request, Segment, SgLimits};
 use ringfence_iova::AllocError;
-use ringfence_types::{Direction, InvalidationError, PhysRange};
+use ringfence_types::{Direction, FrameSource, InvalidationError, PhysRange};
 
 use crate::rig::*;
 
@@ -220,6 +220,11 @@ fn a_roll_back_that_fails_is_reported() {
                 let filler = memory(0x10_0000, 0x1f0 * PAGE);
                 let filler = dma.map_single(cpu, board, at, 9, filler, Direction::ToDevice);
                 drop(filler);
+                // Frames that come back in falling order are pieces of their own.
+                let taken: Vec<_> = (0..0x20)
+                    .map(|_| board.frames.alloc_zeroed().unwrap())
+                    .collect();
+                taken.iter().for_each(|frame| board.frames.free(*frame));
             }
             let frames = if shape == Shape::Coherent { 0x20 } else { 0 };
             rig.board.frames.fail_after(frames);

@@ -7,6 +7,8 @@
 //!
 //! An access goes through [`translate`](Iommu::translate) (`translate.rs`) to the IOTLB (`iotlb.rs`), on a miss to the walk caches and
 //! [`walk`](ringfence_pgtable::walk) (`walker.rs`), and ends as a [`Translation`] or in the [`FaultLog`].
+//!
+//! [`prefetch`] holds no part of the unit: TLB prefetchers of the literature, to be compared with a ring's.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -23,6 +25,7 @@ mod geometry;
 mod host_bridge;
 mod invalidation;
 mod iotlb;
+pub mod prefetch;
 mod root_table;
 mod stats;
 mod tag;

@@ -1,0 +1,76 @@
+//! The Distance prefetcher: which step came next after this step (PF03, PF06).
+
+use alloc::vec::Vec;
+
+use ringfence_types::Pfn;
+
+use super::few::Few;
+use super::lru::Lru;
+use super::{PrefetchConfig, Prefetcher, Variant};
+
+/// A table with a row for each distance between two successive misses, and in it the distances that came next.
+///
+/// G. Kandiraju and A. Sivasubramaniam, "Going the distance for TLB prefetching" (ISCA 2002). The table holds no address that an invalidation could erase; what
+/// the baseline forgets is the page that the next distance would be measured from.
+#[derive(Debug, Clone)]
+pub struct Distance {
+    variant: Variant,
+    slots: u8,
+    /// Distances in pages, two's complement.
+    rows: Lru<Few>,
+    last: Option<u64>,
+    last_distance: Option<u64>,
+}
+
+/// `page` moved by `distance`, unless that leads out of the address space.
+fn step(page: u64, distance: u64) -> Option<Pfn> {
+    let there = page.checked_add_signed(distance as i64)?;
+    (there <= Pfn::MAX.get()).then(|| Pfn::new(there))
+}
+
+impl Prefetcher for Distance {
+    fn new(config: PrefetchConfig) -> Self {
+        Self {
+            variant: config.variant,
+            slots: config.slots,
+            rows: Lru::new(config.history),
+            last: None,
+            last_distance: None,
+        }
+    }
+
+    fn missed(&mut self, page: Pfn, proposals: &mut Vec<Pfn>) {
+        let page = page.get();
+        let Some(last) = self.last.replace(page) else {
+            return;
+        };
+        let distance = page.wrapping_sub(last);
+        match self.rows.touch(distance) {
+            Some(row) => proposals.extend(row.iter().filter_map(|next| step(page, next))),
+            None => {
+                self.rows.insert(distance, Few::default());
+            }
+        }
+        let before = self.last_distance.replace(distance);
+        if let Some(row) = before.and_then(|before| self.rows.get_mut(before)) {
+            row.note(distance, self.slots);
+        }
+    }
+
+    fn evicted(&mut self, _page: Pfn) {}
+
+    fn unmapped(&mut self, page: Pfn, _cached: bool) {
+        if self.variant == Variant::Baseline && self.last == Some(page.get()) {
+            self.last = None;
+            self.last_distance = None;
+        }
+    }
+
+    fn variant(&self) -> Variant {
+        self.variant
+    }
+
+    fn entries(&self) -> usize {
+        self.rows.len()
+    }
+}

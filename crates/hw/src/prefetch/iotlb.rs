@@ -1,0 +1,165 @@
+//! An IOTLB with a prefetcher and a buffer for what it proposes, counted.
+
+use alloc::vec::Vec;
+
+use ringfence_types::Pfn;
+
+use super::lru::Lru;
+use super::{PrefetchConfig, Prefetcher, Variant};
+
+/// Where a translation came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Served {
+    /// From the IOTLB.
+    Cached,
+    /// Not in the IOTLB, but prefetched.
+    Predicted,
+    /// From a walk that the access had to wait for.
+    Walked,
+    /// From nowhere: the page is not mapped.
+    Faulted,
+}
+
+/// What an IOTLB with a prefetcher has done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PrefetchStats {
+    /// Accesses found in the IOTLB.
+    pub hits: u64,
+    /// Accesses of mapped pages not found in the IOTLB.
+    pub misses: u64,
+    /// Misses found among the prefetched entries.
+    pub predicted: u64,
+    /// Proposals that were followed in vain: the entry had to go unused, or the page was not mapped when it was fetched.
+    pub mispredicted: u64,
+    /// Prefetched entries lost unused because an invalidation took them.
+    pub discarded: u64,
+    /// Walks to verify a proposal before it is followed; these also fetch the entry. Only [`Variant::Modified`] and rings have them.
+    pub verification_walks: u64,
+    /// Proposals dropped because the walk found the page not mapped.
+    pub rejected: u64,
+    /// Accesses of pages that are not mapped. They train nothing.
+    pub faults: u64,
+}
+
+impl PrefetchStats {
+    /// Share of misses that were predicted; 0 without misses.
+    pub fn hit_rate(&self) -> f64 {
+        match self.misses {
+            0 => 0.0,
+            misses => self.predicted as f64 / misses as f64,
+        }
+    }
+}
+
+/// A fully associative IOTLB with LRU replacement, and beside it a prefetcher with its buffer, also LRU.
+///
+/// The tables stay outside: each access brings along a function that says whether a page is mapped, which stands for the walk.
+///
+/// ```
+/// use ringfence_hw::prefetch::{Markov, PrefetchConfig, PrefetchingIotlb, Served, Variant};
+/// use ringfence_types::Pfn;
+///
+/// let config = PrefetchConfig::new(Variant::Modified, 8);
+/// let mut iotlb = PrefetchingIotlb::<Markov>::new(config, 4, 4);
+/// let mut served = Served::Walked;
+/// for page in [7, 3, 7, 3].map(Pfn::new) {
+///     // Used once, then unmapped; the next time it is mapped again.
+///     served = iotlb.access(page, |_| true);
+///     iotlb.unmap(page);
+/// }
+/// assert_eq!(served, Served::Predicted);
+/// ```
+#[derive(Debug, Clone)]
+pub struct PrefetchingIotlb<P> {
+    iotlb: Lru<()>,
+    buffer: Lru<()>,
+    prefetcher: P,
+    proposals: Vec<Pfn>,
+    stats: PrefetchStats,
+}
+
+impl<P: Prefetcher> PrefetchingIotlb<P> {
+    /// An empty IOTLB of `entries` entries and a buffer for `buffered` prefetched ones. Sizes above
+    /// [`MAX_HISTORY`](super::MAX_HISTORY) count as that.
+    pub fn new(config: PrefetchConfig, entries: u32, buffered: u32) -> Self {
+        Self {
+            iotlb: Lru::new(entries),
+            buffer: Lru::new(buffered),
+            prefetcher: P::new(config),
+            proposals: Vec::new(),
+            stats: PrefetchStats::default(),
+        }
+    }
+
+    /// The device accesses `page`; `mapped` walks the table for a page.
+    pub fn access(&mut self, page: Pfn, mut mapped: impl FnMut(Pfn) -> bool) -> Served {
+        if self.iotlb.touch(page.get()).is_some() {
+            self.stats.hits += 1;
+            return Served::Cached;
+        }
+        let predicted = self.buffer.remove(page.get()).is_some();
+        if !predicted && !mapped(page) {
+            self.stats.faults += 1;
+            return Served::Faulted;
+        }
+        self.stats.misses += 1;
+        let evicted = self.iotlb.insert(page.get(), ());
+        self.proposals.clear();
+        self.prefetcher.missed(page, &mut self.proposals);
+        if let Some((old, ())) = evicted {
+            self.prefetcher.evicted(Pfn::new(old));
+        }
+        self.follow(page, mapped);
+        if predicted {
+            self.stats.predicted += 1;
+            Served::Predicted
+        } else {
+            Served::Walked
+        }
+    }
+
+    /// Fetches what was proposed when `page` missed.
+    fn follow(&mut self, page: Pfn, mut mapped: impl FnMut(Pfn) -> bool) {
+        let verifies = self.prefetcher.variant() == Variant::Modified;
+        for &proposal in &self.proposals {
+            let key = proposal.get();
+            if proposal == page || self.iotlb.contains(key) || self.buffer.contains(key) {
+                continue;
+            }
+            self.stats.verification_walks += u64::from(verifies);
+            if !mapped(proposal) {
+                match verifies {
+                    true => self.stats.rejected += 1,
+                    false => self.stats.mispredicted += 1,
+                }
+                continue;
+            }
+            if self.buffer.insert(key, ()).is_some() {
+                self.stats.mispredicted += 1;
+            }
+        }
+    }
+
+    /// `page` was unmapped: its translation is invalidated wherever it is cached.
+    pub fn unmap(&mut self, page: Pfn) {
+        let cached = self.iotlb.remove(page.get()).is_some();
+        if self.buffer.remove(page.get()).is_some() {
+            self.stats.discarded += 1;
+        }
+        self.prefetcher.unmapped(page, cached);
+    }
+
+    /// What happened so far.
+    pub const fn stats(&self) -> &PrefetchStats {
+        &self.stats
+    }
+
+    /// Translations held: in the IOTLB, in the buffer, and entries of the history.
+    pub fn held(&self) -> [usize; 3] {
+        [
+            self.iotlb.len(),
+            self.buffer.len(),
+            self.prefetcher.entries(),
+        ]
+    }
+}

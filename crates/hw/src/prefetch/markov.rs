@@ -1,0 +1,102 @@
+//! The Markov prefetcher: what missed next after this page missed before (PF01, PF04).
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use ringfence_types::Pfn;
+
+use super::few::Few;
+use super::lru::Lru;
+use super::{PrefetchConfig, Prefetcher, Variant};
+
+/// A table with a row for each page that missed, and in it the pages that missed next.
+///
+/// D. Joseph and D. Grunwald, "Prefetching using Markov predictors" (ISCA 1997), on pages instead of cache lines.
+#[derive(Debug, Clone)]
+pub struct Markov {
+    variant: Variant,
+    slots: u8,
+    rows: Lru<Few>,
+    /// (page, row) where the row names the page: what the baseline must erase with the page. The modified variant keeps none.
+    named: BTreeSet<(u64, u64)>,
+    last: Option<u64>,
+}
+
+impl Markov {
+    /// Forgets that the row of `page` names the pages of `row`.
+    fn unname(&mut self, page: u64, row: &Few) {
+        for successor in row.iter() {
+            self.named.remove(&(successor, page));
+        }
+    }
+
+    /// Notes in the row of `last` that `page` came next.
+    fn learn(&mut self, last: u64, page: u64) {
+        let Some(row) = self.rows.get_mut(last) else {
+            return;
+        };
+        let lost = row.note(page, self.slots);
+        if self.variant == Variant::Baseline {
+            self.named.insert((page, last));
+            if let Some(lost) = lost {
+                self.named.remove(&(lost, last));
+            }
+        }
+    }
+}
+
+impl Prefetcher for Markov {
+    fn new(config: PrefetchConfig) -> Self {
+        Self {
+            variant: config.variant,
+            slots: config.slots,
+            rows: Lru::new(config.history),
+            named: BTreeSet::new(),
+            last: None,
+        }
+    }
+
+    fn missed(&mut self, page: Pfn, proposals: &mut Vec<Pfn>) {
+        let page = page.get();
+        match self.rows.touch(page) {
+            Some(row) => proposals.extend(row.iter().map(Pfn::new)),
+            None => {
+                if let Some((old, row)) = self.rows.insert(page, Few::default()) {
+                    self.unname(old, &row);
+                }
+            }
+        }
+        if let Some(last) = self.last.replace(page) {
+            self.learn(last, page);
+        }
+    }
+
+    fn evicted(&mut self, _page: Pfn) {}
+
+    fn unmapped(&mut self, page: Pfn, _cached: bool) {
+        if self.variant == Variant::Modified {
+            return;
+        }
+        let page = page.get();
+        if let Some(row) = self.rows.remove(page) {
+            self.unname(page, &row);
+        }
+        while let Some(&(_, row)) = self.named.range((page, 0)..=(page, u64::MAX)).next() {
+            self.named.remove(&(page, row));
+            if let Some(row) = self.rows.get_mut(row) {
+                row.forget(page);
+            }
+        }
+        if self.last == Some(page) {
+            self.last = None;
+        }
+    }
+
+    fn variant(&self) -> Variant {
+        self.variant
+    }
+
+    fn entries(&self) -> usize {
+        self.rows.len()
+    }
+}

@@ -1,0 +1,57 @@
+//! The Recency prefetcher: what left the IOTLB together is needed together (PF02, PF05).
+
+use alloc::vec::Vec;
+
+use ringfence_types::Pfn;
+
+use super::lru::Lru;
+use super::{PrefetchConfig, Prefetcher, Variant};
+
+/// A stack of the pages that left the IOTLB, the latest on top. A page that misses is taken out of it, and its two neighbours
+/// are proposed.
+///
+/// A. Saulsbury, F. Dahlgren and P. Stenström, "Recency-based TLB preloading" (ISCA 2000). There the stack is made of pointers in the page table
+/// and holds every page; here it has a size, as the history of the other two does, and its lowest page drops out.
+/// The modified variant takes an invalidation for an eviction.
+#[derive(Debug, Clone)]
+pub struct Recency {
+    variant: Variant,
+    stack: Lru<()>,
+}
+
+impl Prefetcher for Recency {
+    fn new(config: PrefetchConfig) -> Self {
+        Self {
+            variant: config.variant,
+            stack: Lru::new(config.history),
+        }
+    }
+
+    fn missed(&mut self, page: Pfn, proposals: &mut Vec<Pfn>) {
+        let neighbours = self.stack.neighbours(page.get());
+        proposals.extend(neighbours.into_iter().flatten().map(Pfn::new));
+        self.stack.remove(page.get());
+    }
+
+    fn evicted(&mut self, page: Pfn) {
+        self.stack.insert(page.get(), ());
+    }
+
+    fn unmapped(&mut self, page: Pfn, cached: bool) {
+        match self.variant {
+            Variant::Baseline => {
+                self.stack.remove(page.get());
+            }
+            Variant::Modified if cached => self.evicted(page),
+            Variant::Modified => {}
+        }
+    }
+
+    fn variant(&self) -> Variant {
+        self.variant
+    }
+
+    fn entries(&self) -> usize {
+        self.stack.len()
+    }
+}

@@ -1,7 +1,7 @@
 //! One mode's layer, hardware, attackers and oracle, behind one object, so that a test is written once and built once for all modes.
 
 use ringfence_devices::{
-    Attacker, Bus, Event, Mapping as Target, Neighbour, Observer, Passive, Port, Racer, Replayer,
+    Attacker, Event, Mapping as Target, Neighbour, Observer, Passive, Port, Racer, Replayer,
     Request, Reuse,
 };
 use ringfence_dma::flush::{Flush, Never};
@@ -13,7 +13,8 @@ use ringfence_dma::{
 use ringfence_iova::IovaAllocator;
 use ringfence_lab::Profile;
 use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
-use ringfence_lab::machine::{Directed, Machine};
+use ringfence_lab::hardware::{Directed, Hardware, Vtd};
+use ringfence_lab::machine::Machine;
 use ringfence_lab::meter::FlushFor;
 use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Tally, Verdict};
@@ -28,8 +29,9 @@ pub(crate) const DEVICES: usize = 2;
 /// Processors of a bench.
 pub(crate) const CPUS: usize = 2;
 
+/// Each on a bus of its own: a Calgary bridge has one space for all devices behind it.
 pub(crate) fn device(index: usize) -> DeviceId {
-    DeviceId::new(0x10 + index as u16)
+    DeviceId::new((0x10 + index as u16) << 8)
 }
 
 /// Names a mapping of a bench, dead or alive.
@@ -146,8 +148,8 @@ impl Observer for Eye<'_> {
     }
 }
 
-struct World<S: Space, F: Flush<S, u64>> {
-    machine: Machine,
+struct World<H, S: Space, F: Flush<S, u64>> {
+    machine: Machine<H>,
     dma: Dma<S, F, u64>,
     cpus: Vec<Cpu<S, F, u64>>,
     at: Vec<Attachment>,
@@ -161,22 +163,21 @@ struct World<S: Space, F: Flush<S, u64>> {
     translates: bool,
 }
 
-struct Accesses<'a> {
-    machine: &'a mut Machine,
+struct Accesses<'a, H> {
+    machine: &'a mut Machine<H>,
     eye: Eye<'a>,
     made: u64,
 }
 
-impl Port for Accesses<'_> {
+impl<H: Hardware> Port for Accesses<'_, H> {
     fn access(&mut self, request: &Request) -> Result<(), Fault> {
         self.made += 1;
-        let (unit, memory) = self.machine.bus();
-        Bus::new(unit, memory, &mut self.eye).probe(request)
+        self.machine.probe(request, &mut self.eye)
     }
 }
 
-impl<S: Space, F: Flush<S, u64>> World<S, F> {
-    fn port(&mut self) -> Accesses<'_> {
+impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
+    fn port(&mut self) -> Accesses<'_, H> {
         Accesses {
             machine: &mut self.machine,
             eye: Eye {
@@ -260,7 +261,7 @@ impl<S: Space, F: Flush<S, u64>> World<S, F> {
     }
 }
 
-impl<S: Space, F: Flush<S, u64>> Bench for World<S, F> {
+impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
     fn map(
         &mut self,
         device: usize,
@@ -462,7 +463,8 @@ impl<S: Space, F: Flush<S, u64>> Bench for World<S, F> {
     }
 
     fn purge(&mut self) {
-        self.machine.iommu.unit.invalidate(&Invalidation::Global);
+        let purged = self.machine.iommu.hardware.submit(Invalidation::Global);
+        purged.expect("purged");
     }
 
     fn poke(&mut self, at: PhysAddr, word: u64) {
@@ -497,11 +499,11 @@ fn attackers(translates: bool) -> (Racer, (Replayer, Neighbour)) {
 struct Build;
 
 impl Build {
-    fn world<S: Space + 'static, F: Flush<S, u64> + 'static>(
+    fn world<H: Hardware, S: Space + 'static, F: Flush<S, u64> + 'static>(
         flush: F,
         enabled: bool,
         ownership: Ownership,
-        mut make: impl FnMut(ringfence_types::DomainId, &Machine) -> (S, Directed),
+        mut make: impl FnMut(ringfence_types::DomainId, &Machine<H>) -> (S, Directed),
     ) -> Box<dyn Bench> {
         let mut machine = Machine::new(&Profile::r210_2015(), enabled).unwrap();
         let mut dma = Dma::new(flush);
@@ -543,20 +545,25 @@ impl Job for Build {
 
     fn identity(self, kind: TableKind) -> Box<dyn Bench> {
         let enabled = kind != TableKind::None;
-        Self::world(Never, enabled, Ownership::Byte, |domain, machine| {
-            let directed = if kind == TableKind::StaticRadix {
-                let format = SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size2M);
-                let (memory, frames) = (machine.arena(), machine.frames());
-                let coherency = machine.coherency();
-                let table = Table::new(format, domain, coherency, memory, frames).unwrap();
-                let all = PhysRange::new(PhysAddr::ZERO, ringfence_lab::machine::DATA_BYTES);
-                StaticTable::fill(&table, machine, &[all.unwrap()]).unwrap();
-                Directed::Table(table.root())
-            } else {
-                Directed::PassThrough
-            };
-            (Identity::new(domain), directed)
-        })
+        Self::world(
+            Never,
+            enabled,
+            Ownership::Byte,
+            |domain, machine: &Machine<Vtd>| {
+                let directed = if kind == TableKind::StaticRadix {
+                    let format = SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size2M);
+                    let (memory, frames) = (&**machine.arena(), machine.frames());
+                    let coherency = machine.coherency();
+                    let table = Table::new(format, domain, coherency, memory, frames).unwrap();
+                    let all = PhysRange::new(PhysAddr::ZERO, ringfence_lab::machine::DATA_BYTES);
+                    StaticTable::fill(&table, machine, &[all.unwrap()]).unwrap();
+                    Directed::Table(table.root())
+                } else {
+                    Directed::PassThrough
+                };
+                (Identity::new(domain), directed)
+            },
+        )
     }
 
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Box<dyn Bench>
@@ -566,13 +573,18 @@ impl Job for Build {
         F: FlushFor<A, T> + 'static,
     {
         let flush = (recipe.flush)();
-        Self::world::<Paged<A, T>, F>(flush, true, Ownership::Page, |domain, machine| {
-            let coherency = machine.coherency();
-            let table = T::make(domain, coherency, machine.arena(), machine.frames()).unwrap();
-            let directed = Directed::Table(table.root());
-            let alloc = (recipe.alloc)(recipe.answer).unwrap();
-            (Paged::new(alloc, table, recipe.rounding), directed)
-        })
+        Self::world::<T::Hardware, Paged<A, T>, F>(
+            flush,
+            true,
+            Ownership::Page,
+            |domain, machine| {
+                let (memory, frames) = (machine.arena(), machine.frames());
+                let table = T::make(domain, machine.coherency(), memory, frames).unwrap();
+                let directed = Directed::Table(table.root());
+                let alloc = recipe.allocator(memory, frames, Some(&table)).unwrap();
+                (Paged::new(alloc, table, recipe.rounding), directed)
+            },
+        )
     }
 }
 

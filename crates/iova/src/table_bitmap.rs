@@ -13,6 +13,8 @@
 //! | `FREE`, lap <= flushed | free |
 //! | `FREE`, lap > flushed | freed, and some translation cache may still hold it |
 //!
+//! Entries are read and written as the hardware's: big-endian, as Calgary's are, with the permissions in the two low bits.
+//!
 //! A flush then costs one store of a lap number, not a pass over the table. The policy is that of [`Bitmap`](crate::Bitmap): next fit
 //! upwards, one flush per wrap. See docs/decisions/0003-bitmap-reuse.md.
 
@@ -101,7 +103,7 @@ impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
             }),
         };
         for entry in this.entries()? {
-            entry.store(FREE, Ordering::Relaxed);
+            write(entry, FREE);
         }
         Ok(this)
     }
@@ -136,7 +138,7 @@ impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
         let mut lo = request.lowest_in(base.saturating_add(from), top)? - base;
         let mut at = lo;
         loop {
-            let entry = entries.get(at as usize)?.load(Ordering::Relaxed);
+            let entry = read(entries.get(at as usize)?);
             *inspected = inspected.saturating_add(1);
             at += 1;
             if !is_free(entry, flushed) {
@@ -163,7 +165,7 @@ impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
             .take(request.pages as usize)
         {
             // No write-back for a walker that does not snoop: free or owned, it reads absent.
-            entry.store(0, Ordering::Relaxed);
+            write(entry, 0);
         }
         Ok(Allocation {
             range,
@@ -206,6 +208,16 @@ impl<M: PhysMemory, L: Lock<TableCursor>> TableBitmap<M, L> {
         }
         Err(request.exhausted())
     }
+}
+
+#[inline]
+fn read(entry: &AtomicU64) -> u64 {
+    u64::from_be(entry.load(Ordering::Relaxed))
+}
+
+#[inline]
+fn write(entry: &AtomicU64, value: u64) {
+    entry.store(value.to_be(), Ordering::Relaxed);
 }
 
 #[inline]
@@ -270,12 +282,12 @@ impl<M: PhysMemory, L: Lock<TableCursor>> IovaAllocator for TableBitmap<M, L> {
         self.cursor.with(|cursor| {
             if entries
                 .iter()
-                .any(|entry| entry.load(Ordering::Relaxed) & (PERMISSIONS | FREE) != 0)
+                .any(|entry| read(entry) & (PERMISSIONS | FREE) != 0)
             {
                 return false;
             }
             for entry in entries {
-                entry.store(cursor.lap << LAP_SHIFT | FREE, Ordering::Relaxed);
+                write(entry, cursor.lap << LAP_SHIFT | FREE);
             }
             cursor.freed = cursor.freed.saturating_add(range.range().pages());
             true

@@ -185,13 +185,14 @@ fn a_table_keeps_absent_and_free_apart() {
     let mut cpu = allocator.per_cpu();
     let entry = |page: u64| memory.word(PhysAddr::new(page * 8)).unwrap();
     let relaxed = std::sync::atomic::Ordering::Relaxed;
-    let absent = |page| entry(page).load(relaxed) & 3 == 0;
+    // As Calgary's hardware reads it: big-endian, permissions in the two low bits.
+    let absent = |page| u64::from_be(entry(page).load(relaxed)) & 3 == 0;
     assert!((16..=47).all(absent), "no free entry translates");
     // Handed out and not installed yet: absent, and not handed out again.
     assert_eq!(take(&allocator, &mut cpu), Ok(16));
     assert!(absent(16));
     assert_eq!(take(&allocator, &mut cpu), Ok(17));
-    entry(16).store(0xabc_d003, relaxed);
+    entry(16).store(0xabc_d003_u64.to_be(), relaxed);
     let token = || unmapped(pages(16, 16));
     assert_eq!(token().range(), Returned::range(&token()));
     assert!(!allocator.free(&mut cpu, token()), "still mapped");

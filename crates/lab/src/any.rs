@@ -13,8 +13,9 @@ use ringfence_iova::{AllocError, Allocation, IovaAllocator, Request};
 use ringfence_types::{Flushed, InvalidationError, Pfn, PfnRange, WholeDomain};
 
 use crate::build::{
-    Cached, Freelists, Gas, Job, Next, Plain, Product, Queue, Queues, Rcache, Recipe, Reclaimer,
-    Single, Tree, bitmap, freelists, gas, product, queue, queues, rcache, tree,
+    Cached, Flat, Freelists, Gas, Job, Next, Plain, Product, Queue, Queues, Rcache, Recipe,
+    Reclaimer, Single, Site, TableBits, Tree, bitmap, bitmap_literal, freelists, gas, product,
+    queue, queues, rcache, table_bitmap, tree,
 };
 use crate::error::LabError;
 use crate::modes::{Alloc, FlushKind, Mode, TableKind};
@@ -26,6 +27,7 @@ pub(crate) enum AnyAlloc {
     Tree(Tree),
     Freelists(Freelists),
     Bitmap(Next),
+    TableBitmap(TableBits),
     Gas(Gas),
     Rcache(Rcache),
     Magazines(Product),
@@ -35,18 +37,20 @@ pub(crate) enum AnyAlloc {
 pub(crate) enum AnyAllocCpu {
     None(()),
     Bitmap(<Next as IovaAllocator>::PerCpu),
+    TableBitmap(<TableBits as IovaAllocator>::PerCpu),
     Rcache(Box<<Rcache as IovaAllocator>::PerCpu>),
     Magazines(Box<<Product as IovaAllocator>::PerCpu>),
 }
 
-fn alloc(answer: Alloc) -> Result<AnyAlloc, LabError> {
-    Ok(match answer {
-        Alloc::CachedRbTree => AnyAlloc::Tree(tree(answer)?),
-        Alloc::Eiovar(_) => AnyAlloc::Freelists(freelists(answer)?),
-        Alloc::Bitmap => AnyAlloc::Bitmap(bitmap(answer)?),
-        Alloc::FreeBsd => AnyAlloc::Gas(gas(answer)?),
-        Alloc::LinuxRcache => AnyAlloc::Rcache(rcache(answer)?),
-        Alloc::Magazine => AnyAlloc::Magazines(product(answer)?),
+fn alloc(site: &Site<'_>) -> Result<AnyAlloc, LabError> {
+    Ok(match site.answer {
+        Alloc::CachedRbTree => AnyAlloc::Tree(tree(site)?),
+        Alloc::Eiovar(_) => AnyAlloc::Freelists(freelists(site)?),
+        Alloc::Bitmap => AnyAlloc::Bitmap(bitmap(site)?),
+        Alloc::TableBitmap => AnyAlloc::TableBitmap(table_bitmap(site)?),
+        Alloc::FreeBsd => AnyAlloc::Gas(gas(site)?),
+        Alloc::LinuxRcache => AnyAlloc::Rcache(rcache(site)?),
+        Alloc::Magazine => AnyAlloc::Magazines(product(site)?),
         Alloc::Identity | Alloc::BitmapLiteral => {
             return Err(LabError::Internal("allocator without a composed form"));
         }
@@ -60,6 +64,7 @@ impl IovaAllocator for AnyAlloc {
     fn per_cpu(&self) -> AnyAllocCpu {
         match self {
             Self::Bitmap(a) => AnyAllocCpu::Bitmap(a.per_cpu()),
+            Self::TableBitmap(a) => AnyAllocCpu::TableBitmap(a.per_cpu()),
             Self::Rcache(a) => AnyAllocCpu::Rcache(Box::new(a.per_cpu())),
             Self::Magazines(a) => AnyAllocCpu::Magazines(Box::new(a.per_cpu())),
             Self::Tree(_) | Self::Freelists(_) | Self::Gas(_) => AnyAllocCpu::None(()),
@@ -72,6 +77,7 @@ impl IovaAllocator for AnyAlloc {
             (Self::Freelists(a), AnyAllocCpu::None(cpu)) => a.alloc(cpu, request),
             (Self::Gas(a), AnyAllocCpu::None(cpu)) => a.alloc(cpu, request),
             (Self::Bitmap(a), AnyAllocCpu::Bitmap(cpu)) => a.alloc(cpu, request),
+            (Self::TableBitmap(a), AnyAllocCpu::TableBitmap(cpu)) => a.alloc(cpu, request),
             (Self::Rcache(a), AnyAllocCpu::Rcache(cpu)) => a.alloc(cpu, request),
             (Self::Magazines(a), AnyAllocCpu::Magazines(cpu)) => a.alloc(cpu, request),
             _ => Err(AllocError::OutOfMemory),
@@ -93,6 +99,7 @@ impl IovaAllocator for AnyAlloc {
             (Self::Freelists(a), AnyAllocCpu::None(cpu)) => a.free(cpu, range),
             (Self::Gas(a), AnyAllocCpu::None(cpu)) => a.free(cpu, range),
             (Self::Bitmap(a), AnyAllocCpu::Bitmap(cpu)) => a.free(cpu, range.into()),
+            (Self::TableBitmap(a), AnyAllocCpu::TableBitmap(cpu)) => a.free(cpu, range.into()),
             (Self::Rcache(a), AnyAllocCpu::Rcache(cpu)) => a.free(cpu, range),
             (Self::Magazines(a), AnyAllocCpu::Magazines(cpu)) => a.free(cpu, range),
             _ => false,
@@ -100,8 +107,10 @@ impl IovaAllocator for AnyAlloc {
     }
 
     fn flushed(&self, cpu: &mut AnyAllocCpu, proof: Flushed<WholeDomain>) {
-        if let (Self::Bitmap(a), AnyAllocCpu::Bitmap(cpu)) = (self, cpu) {
-            a.flushed(cpu, proof);
+        match (self, cpu) {
+            (Self::Bitmap(a), AnyAllocCpu::Bitmap(cpu)) => a.flushed(cpu, proof),
+            (Self::TableBitmap(a), AnyAllocCpu::TableBitmap(cpu)) => a.flushed(cpu, proof),
+            _ => {}
         }
     }
 
@@ -118,6 +127,7 @@ impl IovaAllocator for AnyAlloc {
             Self::Tree(a) => a.footprint(),
             Self::Freelists(a) => a.footprint(),
             Self::Bitmap(a) => a.footprint(),
+            Self::TableBitmap(a) => a.footprint(),
             Self::Gas(a) => a.footprint(),
             Self::Rcache(a) => a.footprint(),
             Self::Magazines(a) => a.footprint(),
@@ -272,7 +282,7 @@ pub(crate) fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabErro
     use {Alloc as A, FlushKind as F, TableKind as T};
     fn recipe<A, T, F>(
         mode: &Mode,
-        alloc: fn(Alloc) -> Result<A, LabError>,
+        alloc: fn(&Site<'_>) -> Result<A, LabError>,
         flush: fn() -> F,
     ) -> Recipe<A, T, F> {
         let rounding = match mode.alloc {
@@ -294,14 +304,29 @@ pub(crate) fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabErro
         F::Burst => || AnyFlush::Burst(Burst::default()),
         F::PerWrap | F::Never => || AnyFlush::Strict,
     };
+    let not_built = || Err(LabError::NotBuilt(mode.name.clone()));
     Ok(match (mode.alloc, mode.table, mode.flush) {
-        (A::Identity | A::BitmapLiteral, _, _)
+        (A::Identity, _, _)
         | (_, T::None | T::PassThrough | T::StaticRadix, _)
-        | (_, _, F::Never) => return Err(LabError::NotBuilt(mode.name.clone())),
+        | (_, _, F::Never) => return not_built(),
         (A::Bitmap, T::CachedRadix, F::PerWrap) => {
             job.paged::<Next, Cached, PerWrap>(recipe(mode, bitmap, || PerWrap))
         }
-        (_, _, F::PerWrap) => return Err(LabError::NotBuilt(mode.name.clone())),
+        (A::BitmapLiteral, T::CachedRadix, F::PerWrap) => {
+            job.paged::<Next, Cached, PerWrap>(recipe(mode, bitmap_literal, || PerWrap))
+        }
+        (A::Bitmap, T::Flat, F::PerWrap) => {
+            job.paged::<Next, Flat, PerWrap>(recipe(mode, bitmap, || PerWrap))
+        }
+        (A::BitmapLiteral, T::Flat, F::PerWrap) => {
+            job.paged::<Next, Flat, PerWrap>(recipe(mode, bitmap_literal, || PerWrap))
+        }
+        (A::TableBitmap, T::Flat, F::PerWrap) => {
+            job.paged::<TableBits, Flat, PerWrap>(recipe(mode, table_bitmap, || PerWrap))
+        }
+        (A::BitmapLiteral, _, _) | (_, _, F::PerWrap) => return not_built(),
+        (_, T::Flat, _) => job.paged::<AnyAlloc, Flat, AnyFlush>(recipe(mode, alloc, flush)),
+        (A::TableBitmap, _, _) => return not_built(),
         (_, T::Radix, _) => job.paged::<AnyAlloc, Plain, AnyFlush>(recipe(mode, alloc, flush)),
         (_, T::CachedRadix, _) => {
             job.paged::<AnyAlloc, Cached, AnyFlush>(recipe(mode, alloc, flush))
@@ -312,8 +337,6 @@ pub(crate) fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabErro
         (_, T::RadixReclaim, F::PerUnmap) => {
             job.paged::<AnyAlloc, Reclaimer<false>, Strict>(recipe(mode, alloc, || Strict))
         }
-        (_, T::RadixReclaimPage | T::RadixReclaim, _) => {
-            return Err(LabError::NotBuilt(mode.name.clone()));
-        }
+        (_, T::RadixReclaimPage | T::RadixReclaim, _) => return not_built(),
     })
 }

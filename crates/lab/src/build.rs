@@ -3,6 +3,7 @@
 //! Everything behind [`dispatch`] is monomorphised over the answers; in front of it there are only rows.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ringfence_dma::Platform;
@@ -10,46 +11,57 @@ use ringfence_dma::flush::{Burst, Deferred, PerCpuQueue, PerWrap, QueueConfig, R
 use ringfence_dma::space::{CachedTable, PlainTable, Reclaiming, Rounding, Translations};
 use ringfence_iova::{
     Bitmap, BitmapState, CachedTree, Capacity, Depot, Eiovar, FreeBsdTree, IovaAllocator,
-    LinuxRcache, Locked, MagazineLimits, Magazines, RcacheShared,
+    LinuxRcache, Locked, MagazineLimits, Magazines, RcacheShared, TableBitmap, TableCursor,
 };
+use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    Coherency, Levels, MapError, MapRequest, Reclaim, ReclaimingTable, Retired, SecondStage, Table,
-    TableError, UnmapError,
+    CalgaryTce, Coherency, Levels, MapError, MapRequest, Reclaim, ReclaimingTable, Retired,
+    SecondStage, Table, TableError, UnmapError,
 };
-use ringfence_types::{
-    CachedLevels, DomainId, FrameSource, Pfn, PfnRange, PhysAddr, PhysMemory, Unmapped,
-};
+use ringfence_types::{CachedLevels, DomainId, PageSize, Pfn, PfnRange, PhysAddr, Unmapped};
 
 use crate::any;
 use crate::error::LabError;
+use crate::hardware::{Calgary, Hardware, Vtd};
 use crate::meter::FlushFor;
 use crate::modes::{Alloc, FlushKind, Mode, TableKind};
 
 /// A table that a replay can make.
 pub trait TableMaker: Translations + Sized + 'static {
+    /// The hardware that looks it up.
+    type Hardware: Hardware;
+
+    /// The highest page that it translates.
+    const LAST_PAGE: u64 = WHOLE_SPACE;
+
     /// An empty table.
-    fn make<M: PhysMemory, S: FrameSource>(
+    ///
+    /// # Errors
+    /// No room.
+    fn make(
         domain: DomainId,
         coherency: Coherency,
-        memory: &M,
-        frames: &S,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
     ) -> Result<Self, TableError>;
 
     /// Where the hardware begins.
     fn root(&self) -> PhysAddr;
 }
 
-/// The format of every table of a replay: four levels, as the documents' machine has.
+/// The format of every radix table of a replay: four levels, as the documents' machine has.
 fn format() -> SecondStage {
     SecondStage::new(Levels::Four)
 }
 
 impl TableMaker for PlainTable<SecondStage> {
-    fn make<M: PhysMemory, S: FrameSource>(
+    type Hardware = Vtd;
+
+    fn make(
         domain: DomainId,
         coherency: Coherency,
-        memory: &M,
-        frames: &S,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
     ) -> Result<Self, TableError> {
         Table::new(format(), domain, coherency, memory, frames).map(Self)
     }
@@ -60,11 +72,13 @@ impl TableMaker for PlainTable<SecondStage> {
 }
 
 impl TableMaker for CachedTable<SecondStage> {
-    fn make<M: PhysMemory, S: FrameSource>(
+    type Hardware = Vtd;
+
+    fn make(
         domain: DomainId,
         coherency: Coherency,
-        memory: &M,
-        frames: &S,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
     ) -> Result<Self, TableError> {
         Table::new(format(), domain, coherency, memory, frames).map(Self)
     }
@@ -74,10 +88,50 @@ impl TableMaker for CachedTable<SecondStage> {
     }
 }
 
+impl TableMaker for PlainTable<CalgaryTce> {
+    type Hardware = Calgary;
+    const LAST_PAGE: u64 = LOW_SPACE;
+
+    fn make(
+        domain: DomainId,
+        coherency: Coherency,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
+    ) -> Result<Self, TableError> {
+        let root = flat_root(frames).ok_or(TableError::OutOfFrames)?;
+        Table::at(CalgaryTce::FULL, domain, coherency, memory, root).map(Self)
+    }
+
+    fn root(&self) -> PhysAddr {
+        self.0.root()
+    }
+}
+
+/// Room for the one level of a flat table.
+fn flat_root(frames: &Frames<Rc<Arena>>) -> Option<PhysAddr> {
+    let bytes = Table::root_bytes_of(&CalgaryTce::FULL);
+    let count = bytes.div_ceil(PageSize::Size4K.bytes());
+    frames.alloc_contiguous(count).ok()
+}
+
+/// Where the allocator of a domain comes to stand.
+pub struct Site<'a> {
+    /// The row's answer to question 1.
+    pub answer: Alloc,
+    /// Memory.
+    pub memory: &'a Rc<Arena>,
+    /// Frames in it.
+    pub frames: &'a Frames<Rc<Arena>>,
+    /// The root of the domain's table; none where the meter has taken the table away.
+    pub table: Option<PhysAddr>,
+    /// The highest page that the table translates.
+    pub last_page: u64,
+}
+
 /// How one makes a mode's parts.
 pub struct Recipe<A, T, F> {
     /// The allocator of a domain.
-    pub alloc: fn(Alloc) -> Result<A, LabError>,
+    pub alloc: fn(&Site<'_>) -> Result<A, LabError>,
     /// The row's answer to question 1.
     pub answer: Alloc,
     /// The flush policy of the unit.
@@ -95,6 +149,27 @@ impl<A, T, F> Clone for Recipe<A, T, F> {
 }
 
 impl<A, T, F> Copy for Recipe<A, T, F> {}
+
+impl<A, T: TableMaker, F> Recipe<A, T, F> {
+    /// The allocator of a domain with `table`, which is as [`TableMaker::make`] made it; without one, as if there were.
+    ///
+    /// # Errors
+    /// No room.
+    pub fn allocator(
+        &self,
+        memory: &Rc<Arena>,
+        frames: &Frames<Rc<Arena>>,
+        table: Option<&T>,
+    ) -> Result<A, LabError> {
+        (self.alloc)(&Site {
+            answer: self.answer,
+            memory,
+            frames,
+            table: table.map(T::root),
+            last_page: T::LAST_PAGE,
+        })
+    }
+}
 
 /// What is to be done with a mode's types.
 pub trait Job {
@@ -121,6 +196,8 @@ pub(crate) type Queue = Deferred<Single<ringfence_dma::flush::DeferredQueue>>;
 pub(crate) type Queues = PerCpuQueue<Single<Ring>, Single<Vec<Arc<Single<Ring>>>>>;
 pub(crate) type Plain = PlainTable<SecondStage>;
 pub(crate) type Cached = CachedTable<SecondStage>;
+pub(crate) type Flat = PlainTable<CalgaryTce>;
+pub(crate) type TableBits = TableBitmap<Rc<Arena>, Single<TableCursor>>;
 
 /// A table that gives empty pages back (FreeBSD). `WHOLE` writes back the whole table page at every unmap, as documented; else what was
 /// touched, as repaired.
@@ -129,11 +206,13 @@ pub struct Reclaimer<const WHOLE: bool>(
 );
 
 impl<const WHOLE: bool> TableMaker for Reclaimer<WHOLE> {
-    fn make<M: PhysMemory, S: FrameSource>(
+    type Hardware = Vtd;
+
+    fn make(
         domain: DomainId,
         coherency: Coherency,
-        memory: &M,
-        frames: &S,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
     ) -> Result<Self, TableError> {
         let reclaim = if WHOLE {
             Reclaim::FlushPage
@@ -186,56 +265,71 @@ impl<const WHOLE: bool> Translations for Reclaimer<WHOLE> {
     }
 }
 
-/// All pages of a 48-bit space but page 0, which is never handed out.
-fn space(last: u64) -> Result<PfnRange, LabError> {
-    PfnRange::inclusive(Pfn::new(1), Pfn::new(last)).ok_or(LabError::Internal("space"))
-}
-
 const WHOLE_SPACE: u64 = (1 << 36) - 1;
-/// The bitmap of the document covers 4 GiB.
+/// The bitmap of the document covers 4 GiB, and so does a flat table.
 const LOW_SPACE: u64 = (1 << 20) - 1;
 
-pub(crate) fn tree(_: Alloc) -> Result<Tree, LabError> {
-    Ok(Locked::new(
-        CachedTree::new(space(WHOLE_SPACE)?),
-        RefCell::new,
-    ))
+impl Site<'_> {
+    /// All pages that the table translates but page 0, which is never handed out.
+    fn space(&self) -> Result<PfnRange, LabError> {
+        self.low_space(u64::MAX)
+    }
+
+    /// The same up to `last`.
+    fn low_space(&self, last: u64) -> Result<PfnRange, LabError> {
+        PfnRange::inclusive(Pfn::new(1), Pfn::new(last.min(self.last_page)))
+            .ok_or(LabError::Internal("space"))
+    }
 }
 
-pub(crate) fn freelists(answer: Alloc) -> Result<Freelists, LabError> {
-    let capacity = match answer {
+pub(crate) fn tree(site: &Site<'_>) -> Result<Tree, LabError> {
+    Ok(Locked::new(CachedTree::new(site.space()?), RefCell::new))
+}
+
+pub(crate) fn freelists(site: &Site<'_>) -> Result<Freelists, LabError> {
+    let capacity = match site.answer {
         Alloc::Eiovar(Some(k)) => Capacity::AtMost(k),
         _ => Capacity::Unbounded,
     };
-    let tree = CachedTree::new(space(WHOLE_SPACE)?);
+    let tree = CachedTree::new(site.space()?);
     Ok(Locked::new(Eiovar::new(tree, capacity), RefCell::new))
 }
 
-pub(crate) fn bitmap(_: Alloc) -> Result<Next, LabError> {
-    Ok(Bitmap::new(space(LOW_SPACE)?, RefCell::new)?)
+pub(crate) fn bitmap(site: &Site<'_>) -> Result<Next, LabError> {
+    Ok(Bitmap::new(site.low_space(LOW_SPACE)?, RefCell::new)?)
 }
 
-pub(crate) fn bitmap_literal(_: Alloc) -> Result<Next, LabError> {
-    Ok(Bitmap::literal(space(LOW_SPACE)?, RefCell::new)?)
+pub(crate) fn bitmap_literal(site: &Site<'_>) -> Result<Next, LabError> {
+    Ok(Bitmap::literal(site.low_space(LOW_SPACE)?, RefCell::new)?)
 }
 
-pub(crate) fn gas(_: Alloc) -> Result<Gas, LabError> {
-    Ok(Locked::new(
-        FreeBsdTree::new(space(WHOLE_SPACE)?),
+/// The entries that the hardware reads are the bitmap; without a table, entries that nobody reads.
+pub(crate) fn table_bitmap(site: &Site<'_>) -> Result<TableBits, LabError> {
+    let table = site.table.or_else(|| flat_root(site.frames));
+    let table = table.ok_or(TableError::OutOfFrames)?;
+    let made = TableBitmap::new(
+        Rc::clone(site.memory),
+        table,
+        site.low_space(LOW_SPACE)?,
         RefCell::new,
-    ))
+    );
+    made.map_err(|_| LabError::Table(TableError::Memory))
 }
 
-pub(crate) fn rcache(_: Alloc) -> Result<Rcache, LabError> {
+pub(crate) fn gas(site: &Site<'_>) -> Result<Gas, LabError> {
+    Ok(Locked::new(FreeBsdTree::new(site.space()?), RefCell::new))
+}
+
+pub(crate) fn rcache(site: &Site<'_>) -> Result<Rcache, LabError> {
     Ok(LinuxRcache::new(
-        CachedTree::new(space(WHOLE_SPACE)?),
+        CachedTree::new(site.space()?),
         RefCell::new,
     ))
 }
 
-pub(crate) fn product(_: Alloc) -> Result<Product, LabError> {
+pub(crate) fn product(site: &Site<'_>) -> Result<Product, LabError> {
     Ok(Magazines::new(
-        space(WHOLE_SPACE)?,
+        site.space()?,
         MagazineLimits::DEFAULT,
         RefCell::new,
     )?)
@@ -256,7 +350,7 @@ pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
     use {Alloc as A, FlushKind as F, TableKind as T};
     fn recipe<A, T, F>(
         mode: &Mode,
-        alloc: fn(Alloc) -> Result<A, LabError>,
+        alloc: fn(&Site<'_>) -> Result<A, LabError>,
         flush: fn() -> F,
         rounding: Rounding,
     ) -> Recipe<A, T, F> {

@@ -8,6 +8,7 @@ mod any;
 pub mod build;
 pub mod compare;
 mod error;
+pub mod hardware;
 pub mod machine;
 pub mod meter;
 pub mod modes;

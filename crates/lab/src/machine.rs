@@ -2,17 +2,19 @@
 
 use std::rc::Rc;
 
+use ringfence_devices::{Observer, Request};
 use ringfence_dma::Platform;
-use ringfence_hw::{Geometry, GeometryError, UnitConfig, VtdUnit};
+use ringfence_hw::Stats;
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{Coherency, Context, ContextTables, Levels, TableError, Translation};
+use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    DeviceId, DomainId, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysRange,
-    Ticket,
+    DeviceId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr,
+    PhysRange, Ticket,
 };
 
 use crate::Profile;
 use crate::error::LabError;
+use crate::hardware::{Directed, Hardware, Vtd};
 
 /// Where the buffers of a trace lie; traces are renamed to fit.
 pub const DATA_BYTES: u64 = 64 << 30;
@@ -21,19 +23,19 @@ const TABLE_BYTES: u64 = 4 << 30;
 
 /// The IOMMU as the mapping layer sees it, with a list of the invalidations it has completed.
 #[derive(Debug)]
-pub struct Watched {
+pub struct Watched<H> {
     /// The hardware.
-    pub unit: VtdUnit,
+    pub hardware: H,
     /// Completed and not yet looked at.
     pub completed: Vec<Invalidation>,
     /// All invalidations so far.
     pub count: u64,
 }
 
-impl Invalidator for Watched {
+impl<H: Invalidator> Invalidator for Watched<H> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
-        let ticket = self.unit.submit(request)?;
+        let ticket = self.hardware.submit(request)?;
         self.count += 1;
         // The unit completes what it accepts before it returns.
         self.completed.push(request);
@@ -42,53 +44,39 @@ impl Invalidator for Watched {
 
     #[inline]
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        self.unit.poll(ticket)
+        self.hardware.poll(ticket)
     }
 }
 
 /// Memory and hardware of one replay.
 #[derive(Debug)]
-pub struct Machine {
+pub struct Machine<H = Vtd> {
     arena: Rc<Arena>,
     frames: Frames<Rc<Arena>>,
-    contexts: ContextTables,
     coherency: Coherency,
     /// The IOMMU.
-    pub iommu: Watched,
+    pub iommu: Watched<H>,
     /// The time.
     pub now: Nanos,
 }
 
-/// What a device's context says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Directed {
-    /// To the table at this root.
-    Table(PhysAddr),
-    /// Past all tables.
-    PassThrough,
-}
-
-impl Machine {
+impl<H: Hardware> Machine<H> {
     /// A machine as `profile` describes it. With `enabled` false its IOMMU is off.
     pub fn new(profile: &Profile, enabled: bool) -> Result<Self, LabError> {
         let arena = Rc::new(Arena::new(DATA_BYTES + TABLE_BYTES)?);
         let region = PhysRange::new(PhysAddr::new(DATA_BYTES), TABLE_BYTES)
             .ok_or(LabError::Internal("table region"))?;
         let frames = Frames::new(Rc::clone(&arena), region);
-        let coherency = profile.coherency();
-        let contexts = ContextTables::new(coherency, &*arena, &frames)?;
-        let mut unit = VtdUnit::vtd(&unit_config(profile)?);
-        unit.set_root_table(contexts.root());
-        if enabled {
-            unit.enable();
+        let mut hardware = H::new(profile, &arena, &frames)?;
+        if !enabled {
+            hardware.switch_off();
         }
         Ok(Self {
             arena,
             frames,
-            contexts,
-            coherency,
+            coherency: profile.coherency(),
             iommu: Watched {
-                unit,
+                hardware,
                 completed: Vec::new(),
                 count: 0,
             },
@@ -102,18 +90,23 @@ impl Machine {
         device: DeviceId,
         domain: DomainId,
         to: Directed,
-    ) -> Result<(), TableError> {
-        let levels = Levels::Four;
-        let translation = match to {
-            Directed::Table(root) => Translation::Table { root, levels },
-            Directed::PassThrough => Translation::PassThrough { levels },
-        };
-        let context = Context {
-            domain,
-            translation,
-        };
-        self.contexts
-            .attach(&*self.arena, &self.frames, device, &context)
+    ) -> Result<(), LabError> {
+        let hardware = &mut self.iommu.hardware;
+        hardware.attach(&self.arena, &self.frames, device, domain, to)
+    }
+
+    /// An access of a device, before the eyes of `observer`.
+    ///
+    /// # Errors
+    /// The fault that stopped it.
+    #[inline]
+    pub fn probe<O: Observer>(&mut self, request: &Request, observer: O) -> Result<(), Fault> {
+        self.iommu.hardware.probe(&self.arena, request, observer)
+    }
+
+    /// What the hardware has counted.
+    pub fn stats(&self) -> &Stats {
+        self.iommu.hardware.stats()
     }
 
     /// Whether the walker snoops.
@@ -122,13 +115,8 @@ impl Machine {
     }
 
     /// The memory, for use beside the hardware.
-    pub fn arena(&self) -> &Arena {
+    pub fn arena(&self) -> &Rc<Arena> {
         &self.arena
-    }
-
-    /// Hardware and memory, for an access.
-    pub fn bus(&mut self) -> (&mut VtdUnit, &Arena) {
-        (&mut self.iommu.unit, &self.arena)
     }
 
     /// Bytes of table frames in use and at most.
@@ -137,10 +125,10 @@ impl Machine {
     }
 }
 
-impl Platform for Machine {
+impl<H: Hardware> Platform for Machine<H> {
     type Memory = Arena;
     type Frames = Frames<Rc<Arena>>;
-    type Invalidator = Watched;
+    type Invalidator = Watched<H>;
 
     #[inline]
     fn memory(&self) -> &Arena {
@@ -153,7 +141,7 @@ impl Platform for Machine {
     }
 
     #[inline]
-    fn invalidator(&mut self) -> &mut Watched {
+    fn invalidator(&mut self) -> &mut Watched<H> {
         &mut self.iommu
     }
 
@@ -161,16 +149,4 @@ impl Platform for Machine {
     fn now(&self) -> Nanos {
         self.now
     }
-}
-
-/// The unit of a profile.
-fn unit_config(profile: &Profile) -> Result<UnitConfig, GeometryError> {
-    let fully = |entries: u32| Geometry::new(1, entries);
-    let [one, two, three] = profile.walk_cache;
-    Ok(UnitConfig {
-        iotlb: Geometry::new(profile.iotlb_sets, profile.iotlb_ways)?,
-        walk_caches: [fully(one)?, fully(two)?, fully(three)?],
-        contexts: Geometry::new(64, 1)?,
-        ..UnitConfig::UNCACHED
-    })
 }

@@ -15,6 +15,8 @@ pub enum Alloc {
     Bitmap,
     /// The same as the document has it: addresses freed ahead of the pointer are reused before the flush.
     BitmapLiteral,
+    /// The bitmap whose bits are the entries of the flat table.
+    TableBitmap,
     /// FreeBSD: augmented tree.
     FreeBsd,
     /// Linux 6.12: per-CPU magazines for up to 32 pages, in front of the tree.
@@ -40,6 +42,8 @@ pub enum TableKind {
     RadixReclaimPage,
     /// The same, reclaiming, and writing back what was touched (FreeBSD repaired).
     RadixReclaim,
+    /// One flat table of 2^20 entries a device: IBM's Calgary.
+    Flat,
 }
 
 /// Question 3: when does a stale translation die?

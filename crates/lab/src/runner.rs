@@ -12,7 +12,8 @@ use ringfence_types::{PageSize, PhysAddr, PhysRange};
 use crate::build::{Job, Recipe, TableMaker, dispatch};
 use crate::compare::Options;
 use crate::error::LabError;
-use crate::machine::{DATA_BYTES, Directed, Machine};
+use crate::hardware::{Directed, Hardware, Vtd};
+use crate::machine::{DATA_BYTES, Machine};
 use crate::meter::{FlushFor, Meter, Sets};
 use crate::modes::{Mode, TableKind};
 use crate::oracle::Ownership;
@@ -27,8 +28,9 @@ pub trait Judge {
     fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes;
 }
 
-impl<S, F, X> Judge for Judged<S, F, X>
+impl<H, S, F, X> Judge for Judged<H, S, F, X>
 where
+    H: Hardware,
     S: Space,
     F: Flush<S, u64>,
     X: Attacker,
@@ -66,14 +68,15 @@ impl<'a> Assemble<'a> {
     }
 
     /// The passes under the oracle, without a meter.
-    fn judges<S, F>(
+    fn judges<H, S, F>(
         &self,
         enabled: bool,
         ownership: Ownership,
         flush: fn() -> F,
-        make: impl Fn() -> MakeSpace<S>,
+        make: impl Fn() -> MakeSpace<S, H>,
     ) -> Result<Runner, LabError>
     where
+        H: Hardware,
         S: Space + 'static,
         F: Flush<S, u64> + 'static,
     {
@@ -107,7 +110,7 @@ impl Job for Assemble<'_> {
     type Output = Result<Runner, LabError>;
 
     fn identity(self, kind: TableKind) -> Self::Output {
-        let make = move || -> MakeSpace<Identity> {
+        let make = move || -> MakeSpace<Identity, Vtd> {
             Box::new(move |domain, machine: &Machine| {
                 let directed = match kind {
                     TableKind::StaticRadix => {
@@ -118,7 +121,7 @@ impl Job for Assemble<'_> {
                             format,
                             domain,
                             machine.coherency(),
-                            machine.arena(),
+                            &**machine.arena(),
                             machine.frames(),
                         )?;
                         let all = PhysRange::new(PhysAddr::ZERO, DATA_BYTES)
@@ -145,16 +148,12 @@ impl Job for Assemble<'_> {
         T: TableMaker,
         F: FlushFor<A, T> + 'static,
     {
-        let make = move || -> MakeSpace<Paged<A, T>> {
-            Box::new(move |domain, machine: &Machine| {
-                let table = T::make(
-                    domain,
-                    machine.coherency(),
-                    machine.arena(),
-                    machine.frames(),
-                )?;
+        let make = move || -> MakeSpace<Paged<A, T>, T::Hardware> {
+            Box::new(move |domain, machine: &Machine<T::Hardware>| {
+                let (memory, frames) = (machine.arena(), machine.frames());
+                let table = T::make(domain, machine.coherency(), memory, frames)?;
                 let directed = Directed::Table(table.root());
-                let alloc = (recipe.alloc)(recipe.answer)?;
+                let alloc = recipe.allocator(memory, frames, Some(&table))?;
                 Ok((Paged::new(alloc, table, recipe.rounding), directed))
             })
         };

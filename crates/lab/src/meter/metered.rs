@@ -159,47 +159,35 @@ impl Sets {
         F: FlushFor<A, T> + 'static,
     {
         let tape = Rc::new(Tape::default());
-        let alloc = move || (recipe.alloc)(recipe.answer);
-        let rounding = recipe.rounding;
+        let site = Site {
+            rounding: recipe.rounding,
+            coherency,
+        };
+        let alloc = move |memory: &Memory, frames: &TableFrames, table: Option<&T>| {
+            recipe.allocator(memory, frames, table)
+        };
+        let no_find = move |memory: &Memory, frames: &TableFrames, table: Option<&T>| {
+            alloc(memory, frames, table).map(NoFind)
+        };
         let recorded = {
             let tape = Rc::clone(&tape);
-            move || Ok(Recorded::<A::Returned>::new(Rc::clone(&tape)))
+            move |_: &Memory, _: &TableFrames, _: Option<&T>| {
+                Ok(Recorded::<A::Returned>::new(Rc::clone(&tape)))
+            }
         };
-        let scout = replica::<_, T, F, _>(recipe.flush, alloc, rounding, coherency, queued)?;
+        let flush = recipe.flush;
+        let scout = replica(flush, alloc, site, queued)?;
         Self::new(repetitions, Rc::clone(&tape), scout, || {
-            let flush = recipe.flush;
-            let no_find = move || alloc().map(NoFind);
+            let tape = || recorded.clone();
             Ok(Set {
                 replicas: [
-                    Some(replica::<A, T, F, _>(
-                        flush, alloc, rounding, coherency, queued,
-                    )?),
-                    Some(replica::<NoFind<A>, T, F, _>(
-                        flush, no_find, rounding, coherency, queued,
-                    )?),
-                    Some(replica::<Recorded<A::Returned>, T, F, _>(
-                        flush,
-                        recorded.clone(),
-                        rounding,
-                        coherency,
-                        queued,
-                    )?),
-                    Some(untabled::<Recorded<A::Returned>, F, _>(
-                        flush,
-                        recorded.clone(),
-                        rounding,
-                        queued,
-                    )?),
-                    Some(untabled::<Recorded<A::Returned>, F, _>(
-                        flush,
-                        recorded.clone(),
-                        rounding,
-                        immediate,
-                    )?),
-                    Some(replica::<A, T, F, _>(
-                        flush, alloc, rounding, coherency, immediate,
-                    )?),
-                    Some(untabled::<A, F, _>(flush, alloc, rounding, immediate)?),
+                    Some(replica(flush, alloc, site, queued)?),
+                    Some(replica(flush, no_find, site, queued)?),
+                    Some(replica(flush, tape(), site, queued)?),
+                    Some(untabled(flush, tape(), site, queued)?),
+                    Some(untabled(flush, tape(), site, immediate)?),
+                    Some(replica(flush, alloc, site, immediate)?),
+                    Some(untabled(flush, alloc, site, immediate)?),
                     Some(Box::new(Idle::default())),
                 ],
             })
@@ -224,12 +212,21 @@ impl Sets {
     }
 }
 
-fn replica<A, T, F, I>(
-    flush: fn() -> F,
-    alloc: impl Fn() -> Result<A, LabError> + 'static,
+type Memory = Rc<Arena>;
+type TableFrames = Frames<Rc<Arena>>;
+
+/// What the spaces of all replicas of a mode have in common.
+#[derive(Clone, Copy)]
+struct Site {
     rounding: Rounding,
     coherency: Coherency,
-    invalidator: fn(&Rc<Arena>) -> I,
+}
+
+fn replica<A, T, F, I>(
+    flush: fn() -> F,
+    alloc: impl Fn(&Memory, &TableFrames, Option<&T>) -> Result<A, LabError> + 'static,
+    site: Site,
+    invalidator: fn(&Memory) -> I,
 ) -> Result<Box<dyn Driven>, LabError>
 where
     A: ringfence_iova::IovaAllocator + 'static,
@@ -238,25 +235,31 @@ where
     I: Invalidator + 'static,
 {
     let make = move |domain: DomainId, bench: &Bench<I>| {
-        let table = T::make(domain, coherency, &*bench.arena, &bench.frames)?;
-        Ok(Paged::new(alloc()?, table, rounding))
+        let (memory, frames) = (&bench.arena, &bench.frames);
+        let table = T::make(domain, site.coherency, memory, frames)?;
+        let alloc = alloc(memory, frames, Some(&table))?;
+        Ok(Paged::new(alloc, table, site.rounding))
     };
     Ok(Box::new(Replica::new(flush(), bench(invalidator)?, make)))
 }
 
-fn untabled<A, F, I>(
+/// A replica without a table; the allocator is that of a space with a table `T`.
+fn untabled<A, T, F, I>(
     flush: fn() -> F,
-    alloc: impl Fn() -> Result<A, LabError> + 'static,
-    rounding: Rounding,
-    invalidator: fn(&Rc<Arena>) -> I,
+    alloc: impl Fn(&Memory, &TableFrames, Option<&T>) -> Result<A, LabError> + 'static,
+    site: Site,
+    invalidator: fn(&Memory) -> I,
 ) -> Result<Box<dyn Driven>, LabError>
 where
     A: ringfence_iova::IovaAllocator + 'static,
+    T: TableMaker,
     F: Flush<Paged<A, NullTable>, u64> + 'static,
     I: Invalidator + 'static,
 {
-    let make =
-        move |domain: DomainId, _: &Bench<I>| Ok(Paged::new(alloc()?, NullTable(domain), rounding));
+    let make = move |domain: DomainId, bench: &Bench<I>| {
+        let alloc = alloc(&bench.arena, &bench.frames, None)?;
+        Ok(Paged::new(alloc, NullTable(domain), site.rounding))
+    };
     Ok(Box::new(Replica::new(flush(), bench(invalidator)?, make)))
 }
 

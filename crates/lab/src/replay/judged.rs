@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ringfence_devices::{Attacker, Bus, Event, Mapping as Target, Passive, Port, Request};
+use ringfence_devices::{Attacker, Event, Mapping as Target, Passive, Port, Request};
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
 use ringfence_dma::{Attachment, Cpu, Dma, Outcome, Segment, SgLimits};
@@ -15,7 +15,8 @@ use ringfence_types::{
 use super::Held;
 use super::eye::{DeviceRows, Eye};
 use crate::error::LabError;
-use crate::machine::{Directed, Machine};
+use crate::hardware::{Directed, Hardware};
+use crate::machine::Machine;
 use crate::oracle::{GrantId, Oracle, Ownership, Tally, Windows};
 use crate::plan::{Plan, Step};
 
@@ -68,17 +69,17 @@ pub struct Outcomes {
 }
 
 /// The space of a device, made when it first maps, and where its context points.
-pub type MakeSpace<S> = Box<dyn FnMut(DomainId, &Machine) -> Result<(S, Directed), LabError>>;
+pub type MakeSpace<S, H> = Box<dyn FnMut(DomainId, &Machine<H>) -> Result<(S, Directed), LabError>>;
 
 /// A mapping layer, a machine and an oracle, driven by plans.
-pub struct Judged<S: Space, F: Flush<S, u64>, X> {
-    machine: Machine,
+pub struct Judged<H, S: Space, F: Flush<S, u64>, X> {
+    machine: Machine<H>,
     dma: Dma<S, F, u64>,
     cpus: Vec<Cpu<S, F, u64>>,
     attached: Vec<Option<Attachment>>,
     held: Vec<Held>,
     segments: Vec<Segment>,
-    make: MakeSpace<S>,
+    make: MakeSpace<S, H>,
     oracle: Oracle,
     /// Whether a map installs anything that an invalidation could ever remove.
     installs: bool,
@@ -92,34 +93,33 @@ pub struct Judged<S: Space, F: Flush<S, u64>, X> {
 }
 
 /// The bus as devices use it.
-struct Counted<'a> {
-    machine: &'a mut Machine,
+struct Counted<'a, H> {
+    machine: &'a mut Machine<H>,
     oracle: &'a mut Oracle,
     rows: &'a DeviceRows,
     accesses: u64,
 }
 
-impl Port for Counted<'_> {
+impl<H: Hardware> Port for Counted<'_, H> {
     #[inline]
     fn access(&mut self, request: &Request) -> Result<(), Fault> {
         self.accesses += 1;
-        let (unit, memory) = self.machine.bus();
         let eye = Eye {
             oracle: self.oracle,
             rows: self.rows,
         };
-        Bus::new(unit, memory, eye).probe(request)
+        self.machine.probe(request, eye)
     }
 }
 
-impl<S: Space, F: Flush<S, u64>, X: Attacker> Judged<S, F, X> {
+impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
     /// A replay of a layer with `flush` on `machine`.
     pub fn new(
-        machine: Machine,
+        machine: Machine<H>,
         flush: F,
         ownership: Ownership,
         attacker: X,
-        make: MakeSpace<S>,
+        make: MakeSpace<S, H>,
     ) -> Self {
         Self {
             machine,
@@ -193,9 +193,10 @@ impl<S: Space, F: Flush<S, u64>, X: Attacker> Judged<S, F, X> {
         if self.attached[device.index()].is_some() {
             return Ok(());
         }
-        let id = devices
+        let recorded = devices
             .get(device)
             .map_or(DeviceId::new(device.0), |device| device.id);
+        let id = H::requester(device.0, recorded).ok_or(LabError::TooManyDevices)?;
         let (machine, make) = (&self.machine, &mut self.make);
         let mut directed = Directed::PassThrough;
         let at = self
@@ -433,7 +434,7 @@ impl<S: Space, F: Flush<S, u64>, X: Attacker> Judged<S, F, X> {
     pub fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes {
         self.outcomes.tally = self.oracle.tally;
         self.outcomes.invalidations = self.machine.iommu.count;
-        self.outcomes.hardware = *self.machine.iommu.unit.stats();
+        self.outcomes.hardware = *self.machine.stats();
         self.outcomes.table_bytes = self.machine.table_bytes().1;
         self.outcomes.alive_at_end = self.live;
         let now = self.machine.now;

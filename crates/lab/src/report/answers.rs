@@ -67,6 +67,7 @@ impl Alloc {
         Self::Eiovar(None),
         Self::Bitmap,
         Self::BitmapLiteral,
+        Self::TableBitmap,
         Self::FreeBsd,
         Self::LinuxRcache,
         Self::Magazine,
@@ -84,6 +85,7 @@ impl Answer for Alloc {
             Self::Eiovar(Some(k)) => format!("eiovar-{k}"),
             Self::Bitmap => "bitmap".into(),
             Self::BitmapLiteral => "bitmap-literal".into(),
+            Self::TableBitmap => "table-bitmap".into(),
             Self::FreeBsd => "freebsd".into(),
             Self::LinuxRcache => "linux-rcache".into(),
             Self::Magazine => "magazine".into(),
@@ -114,6 +116,7 @@ impl TableKind {
         Self::CachedRadix,
         Self::RadixReclaimPage,
         Self::RadixReclaim,
+        Self::Flat,
     ];
 }
 
@@ -129,6 +132,7 @@ impl Answer for TableKind {
             Self::CachedRadix => "cached-radix",
             Self::RadixReclaimPage => "radix-reclaim-page",
             Self::RadixReclaim => "radix-reclaim",
+            Self::Flat => "flat",
         }
         .into()
     }

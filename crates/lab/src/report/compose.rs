@@ -134,9 +134,12 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
                 "a table page would be given back while the walk caches still lead to it; reclaiming goes with flush=per-unmap",
             )
         }
-        (A::Bitmap | A::BitmapLiteral, F::PerWrap) => None,
+        (A::TableBitmap, _) if table != T::Flat => {
+            Some("its bits are the entries of the flat table; use table=flat, or alloc=bitmap")
+        }
+        (A::Bitmap | A::BitmapLiteral | A::TableBitmap, F::PerWrap) => None,
         (_, F::PerWrap) => {
-            Some("only the bitmap hands out every address once before it hands one out again")
+            Some("only the bitmaps hand out every address once before they hand one out again")
         }
         (A::BitmapLiteral, _) => Some(
             "the literal bitmap differs from the bitmap only in what it reuses before a wrap's flush; \
@@ -181,6 +184,9 @@ mod tests {
             "alloc=bitmap-literal,table=radix,flush=deferred",
             "alloc=bitmap,table=radix-reclaim,flush=per-wrap",
             "alloc=magazine,table=radix-reclaim-page,flush=burst",
+            "alloc=table-bitmap,table=radix,flush=per-unmap",
+            "alloc=identity,table=flat,flush=never",
+            "alloc=bitmap-literal,table=flat,flush=burst",
         ];
         for row in senseless {
             assert!(matches!(compose(row), Err(E::Senseless { .. })), "{row}");

@@ -73,18 +73,15 @@ impl Job for AllReplicas<'_> {
     {
         let plan = self.0;
         let flush = recipe.flush;
-        let alloc = move || (recipe.alloc)(recipe.answer);
         let rounding = recipe.rounding;
         fn table<T: TableMaker, I>(domain: DomainId, bench: &Bench<I>) -> Result<T, LabError> {
             let coherency = Coherency::Coherent;
             Ok(T::make(domain, coherency, &*bench.arena, &bench.frames)?)
         }
         let (full, tape) = answers(flush(), bench(queued), plan, None, move |domain, bench| {
-            Ok(Paged::new(
-                alloc()?,
-                table::<T, _>(domain, bench)?,
-                rounding,
-            ))
+            let table = table::<T, _>(domain, bench)?;
+            let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
+            Ok(Paged::new(alloc, table, rounding))
         });
         let recorded = {
             let tape = Rc::clone(&tape);
@@ -95,8 +92,9 @@ impl Job for AllReplicas<'_> {
             (
                 "no_find",
                 answers(flush(), bench(queued), plan, None, move |domain, bench| {
-                    let alloc = NoFind(alloc()?);
-                    Ok(Paged::new(alloc, table::<T, _>(domain, bench)?, rounding))
+                    let table = table::<T, _>(domain, bench)?;
+                    let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
+                    Ok(Paged::new(NoFind(alloc), table, rounding))
                 })
                 .0,
             ),
@@ -135,7 +133,10 @@ impl Job for AllReplicas<'_> {
                     bench(|_| Immediate),
                     plan,
                     None,
-                    move |domain, _| Ok(Paged::new(alloc()?, NullTable(domain), rounding)),
+                    move |domain, bench| {
+                        let alloc = recipe.allocator(&bench.arena, &bench.frames, None)?;
+                        Ok(Paged::new(alloc, NullTable(domain), rounding))
+                    },
                 )
                 .0,
             ),

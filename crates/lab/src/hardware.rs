@@ -1,0 +1,238 @@
+//! The IOMMU of a replay's machine: one that walks radix tables behind context entries, or one flat table a host bridge.
+
+use std::fmt;
+use std::rc::Rc;
+
+use ringfence_devices::{Bus, Observer, Request};
+use ringfence_hw::{
+    CalgaryUnit, Geometry, GeometryError, HostBridge, Purge, Stats, UnitConfig, VtdUnit,
+};
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{CalgaryTce, Context, ContextTables, Levels, Translation};
+use ringfence_types::{
+    DeviceId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, PhysAddr, Ticket,
+};
+
+use crate::Profile;
+use crate::error::LabError;
+
+/// Where a device's accesses are directed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Directed {
+    /// To the table at this root.
+    Table(PhysAddr),
+    /// Past all tables.
+    PassThrough,
+}
+
+/// An IOMMU and what it reads to find a device's table.
+pub trait Hardware: Invalidator + fmt::Debug + Sized + 'static {
+    /// The unit that `profile` describes, for a machine with this memory.
+    ///
+    /// # Errors
+    /// Caches of an impossible shape, or no room for what directs devices.
+    fn new(profile: &Profile, memory: &Arena, frames: &Frames<Rc<Arena>>)
+    -> Result<Self, LabError>;
+
+    /// Lets all accesses through untranslated.
+    fn switch_off(&mut self);
+
+    /// The requester ID under which the device in `row` of the trace's devices makes its accesses; `recorded` is its own. `None` if
+    /// the hardware has no place for so many.
+    fn requester(row: u16, recorded: DeviceId) -> Option<DeviceId>;
+
+    /// Directs a device's accesses.
+    ///
+    /// # Errors
+    /// No room for what directs devices, or nothing that could direct it there.
+    fn attach(
+        &mut self,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
+        device: DeviceId,
+        domain: DomainId,
+        to: Directed,
+    ) -> Result<(), LabError>;
+
+    /// Makes an access without moving bytes, before the eyes of `observer`.
+    ///
+    /// # Errors
+    /// The fault that stopped it.
+    fn probe<O: Observer>(
+        &mut self,
+        memory: &Arena,
+        request: &Request,
+        observer: O,
+    ) -> Result<(), Fault>;
+
+    /// What it has counted.
+    fn stats(&self) -> &Stats;
+}
+
+/// A VT-d unit with its root and context tables.
+#[derive(Debug)]
+pub struct Vtd {
+    /// The unit.
+    pub unit: VtdUnit,
+    contexts: ContextTables,
+}
+
+impl Hardware for Vtd {
+    fn new(
+        profile: &Profile,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
+    ) -> Result<Self, LabError> {
+        let contexts = ContextTables::new(profile.coherency(), memory, frames)?;
+        let mut unit = VtdUnit::vtd(&config(profile)?);
+        unit.set_root_table(contexts.root());
+        unit.enable();
+        Ok(Self { unit, contexts })
+    }
+
+    fn switch_off(&mut self) {
+        self.unit.disable();
+    }
+
+    fn requester(_row: u16, recorded: DeviceId) -> Option<DeviceId> {
+        Some(recorded)
+    }
+
+    fn attach(
+        &mut self,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
+        device: DeviceId,
+        domain: DomainId,
+        to: Directed,
+    ) -> Result<(), LabError> {
+        let levels = Levels::Four;
+        let translation = match to {
+            Directed::Table(root) => Translation::Table { root, levels },
+            Directed::PassThrough => Translation::PassThrough { levels },
+        };
+        let context = Context {
+            domain,
+            translation,
+        };
+        Ok(self.contexts.attach(memory, frames, device, &context)?)
+    }
+
+    #[inline]
+    fn probe<O: Observer>(
+        &mut self,
+        memory: &Arena,
+        request: &Request,
+        observer: O,
+    ) -> Result<(), Fault> {
+        Bus::new(&mut self.unit, memory, observer).probe(request)
+    }
+
+    fn stats(&self) -> &Stats {
+        self.unit.stats()
+    }
+}
+
+impl Invalidator for Vtd {
+    #[inline]
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.unit.submit(request)
+    }
+
+    #[inline]
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.unit.poll(ticket)
+    }
+}
+
+/// A Calgary unit, every device behind a host bridge of its own: a bridge has one space for all devices behind it (CG02), and a replay
+/// gives each device a space. What it purges it purges whole, as Linux's driver does (`tce_cache_blast` in
+/// `arch/x86/kernel/pci-calgary_64.c`; HW07).
+#[derive(Debug)]
+pub struct Calgary {
+    unit: CalgaryUnit,
+}
+
+impl Hardware for Calgary {
+    fn new(
+        profile: &Profile,
+        _memory: &Arena,
+        _frames: &Frames<Rc<Arena>>,
+    ) -> Result<Self, LabError> {
+        let config = UnitConfig {
+            purge: Purge::WholeOnly,
+            ..config(profile)?
+        };
+        let mut unit = CalgaryUnit::calgary(&config);
+        unit.enable();
+        Ok(Self { unit })
+    }
+
+    fn switch_off(&mut self) {
+        self.unit.disable();
+    }
+
+    /// The row is the bus.
+    fn requester(row: u16, _recorded: DeviceId) -> Option<DeviceId> {
+        (row < 256).then(|| DeviceId::new(row << 8))
+    }
+
+    fn attach(
+        &mut self,
+        _memory: &Arena,
+        _frames: &Frames<Rc<Arena>>,
+        device: DeviceId,
+        domain: DomainId,
+        to: Directed,
+    ) -> Result<(), LabError> {
+        let Directed::Table(table) = to else {
+            return Err(LabError::Internal("a host bridge without a table"));
+        };
+        self.unit.set_bridge(HostBridge {
+            first_bus: device.bus(),
+            last_bus: device.bus(),
+            domain,
+            format: CalgaryTce::FULL,
+            table,
+        });
+        Ok(())
+    }
+
+    #[inline]
+    fn probe<O: Observer>(
+        &mut self,
+        memory: &Arena,
+        request: &Request,
+        observer: O,
+    ) -> Result<(), Fault> {
+        Bus::new(&mut self.unit, memory, observer).probe(request)
+    }
+
+    fn stats(&self) -> &Stats {
+        self.unit.stats()
+    }
+}
+
+impl Invalidator for Calgary {
+    #[inline]
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.unit.submit(request)
+    }
+
+    #[inline]
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.unit.poll(ticket)
+    }
+}
+
+/// The caches of a profile.
+fn config(profile: &Profile) -> Result<UnitConfig, GeometryError> {
+    let fully = |entries: u32| Geometry::new(1, entries);
+    let [one, two, three] = profile.walk_cache;
+    Ok(UnitConfig {
+        iotlb: Geometry::new(profile.iotlb_sets, profile.iotlb_ways)?,
+        walk_caches: [fully(one)?, fully(two)?, fully(three)?],
+        contexts: Geometry::new(64, 1)?,
+        ..UnitConfig::UNCACHED
+    })
+}

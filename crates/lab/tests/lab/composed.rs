@@ -1,0 +1,115 @@
+//! Modes that nobody has named.
+
+use ringfence_lab::compare::{Comparison, Options, compare, runner};
+use ringfence_lab::modes::{Alloc, FlushKind, Mode, Safety, TableKind};
+use ringfence_lab::report::{Answer, ComposeError, compose};
+
+use crate::script::*;
+
+/// Every row of answers that is taken, by its names.
+fn taken() -> Vec<Mode> {
+    let mut modes = Vec::new();
+    for alloc in Alloc::names() {
+        for table in TableKind::names() {
+            for flush in FlushKind::names() {
+                let alloc = alloc.replace('K', "8");
+                match compose(&format!("alloc={alloc},table={table},flush={flush}")) {
+                    Ok(mode) => modes.push(mode),
+                    Err(ComposeError::Senseless { .. }) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        }
+    }
+    modes
+}
+
+#[test]
+fn whatever_makes_sense_is_built() {
+    let modes = taken();
+    assert!(modes.len() > 100, "{}", modes.len());
+    for mode in modes {
+        let built = runner(&mode, &judged_only(false));
+        assert!(built.is_ok(), "{}: {:?}", mode.name, built.err());
+    }
+}
+
+/// Two devices on one bus, whose mappings live and die in turn.
+fn traffic(pairs: u64) -> Vec<String> {
+    let mut lines = Vec::new();
+    let at = |pair: u64| (pair % 64 + 1) << 12 | 0x80;
+    for pair in 0..pairs {
+        let device = ["0000:00:03.0", "0000:00:04.0"][pair as usize % 2];
+        lines.push(map_line(device, at(pair), 100));
+        if let Some(older) = pair.checked_sub(2) {
+            lines.push(unmap_line(device, at(older), 100));
+        }
+    }
+    lines
+}
+
+fn run(row: &str, options: Options) -> Comparison {
+    let options = Options {
+        modes: vec![compose(row).unwrap()],
+        ..options
+    };
+    compare("script", trace(&traffic(3_000)), &options, |_| {}).unwrap()
+}
+
+#[test]
+fn a_flat_table_is_replayed_judged_and_timed() {
+    for alloc in ["table-bitmap", "bitmap", "cached-rbtree", "magazine"] {
+        for (flush, safety) in [
+            ("per-unmap", Safety::Strict),
+            ("burst", Safety::Strict),
+            ("deferred", Safety::Bounded),
+            ("per-cpu-queue", Safety::Bounded),
+        ] {
+            let row = format!("alloc={alloc},table=flat,flush={flush}");
+            let comparison = run(&row, judged_only(true));
+            let found = &comparison.rows[0];
+            assert_eq!((found.maps, found.unmaps), (3_000, 2_998), "{row}");
+            assert_eq!(found.status.to_string(), "ok", "{row}");
+            assert_eq!(found.safety, safety.to_string(), "{row}");
+            assert!(found.attempts >= found.unmaps, "{row}");
+            assert!(found.colocated > 0, "{row}");
+            assert_eq!(found.false_faults, 0, "{row}");
+            let violations = found.violations;
+            assert_eq!(violations.total > 0, safety == Safety::Bounded, "{row}");
+            assert_eq!(violations.foreign, 0, "{row}: each has a table of its own");
+            // A table a device, of 2^20 entries of 8 bytes; no walk reads more than one.
+            assert_eq!(found.table_bytes, 2 * (8 << 20), "{row}");
+            assert!((found.walk_references - 1.0).abs() < 1e-12, "{row}");
+        }
+    }
+}
+
+#[test]
+fn the_flat_table_as_its_own_bitmap_searches_like_the_bitmap() {
+    let [table, bitmap] = ["table-bitmap", "bitmap"].map(|alloc| {
+        let row = format!("alloc={alloc},table=flat,flush=per-wrap");
+        run(&row, judged_only(true)).rows.remove(0)
+    });
+    let searches = |row: &ringfence_lab::row::Row| (row.search_len_mean, row.search_len_max);
+    assert_eq!(searches(&table), searches(&bitmap));
+    assert_eq!(table.violations, bitmap.violations);
+    assert_eq!(table.invalidations, bitmap.invalidations);
+    assert!(table.violations.stale > 0 && table.stale_window_max_ns > 0);
+}
+
+#[test]
+fn the_meter_takes_the_table_away_from_an_allocator_that_lives_in_it() {
+    let options = Options {
+        repetitions: 1,
+        ..judged_only(false)
+    };
+    let row = run("alloc=table-bitmap,table=flat,flush=per-unmap", options)
+        .rows
+        .remove(0);
+    assert_eq!(row.status.to_string(), "ok");
+    assert!(row.components.executed > 0.0);
+    assert!(
+        row.map_cycles > 0.0 && row.unmap_cycles > 2_150.0,
+        "{row:?}"
+    );
+}

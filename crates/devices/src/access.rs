@@ -2,15 +2,15 @@
 
 use core::fmt;
 
-use ringfence_hw::{Directory, Iommu};
+use ringfence_hw::Translate;
 use ringfence_types::{Access, DeviceId, Fault, Iova, PhysMemory};
 
 use crate::{ByteMemory, Observer, Port, Request, Unreachable};
 
-/// The way from devices to memory: through the unit, under the eyes of an observer. Borrows all of them, costs nothing to make.
+/// The way from devices to memory: through a unit, or a machine of several, under the eyes of an observer. Borrows all of them, costs nothing to make.
 #[derive(Debug)]
-pub struct Bus<'a, D: Directory, M, O> {
-    unit: &'a mut Iommu<D>,
+pub struct Bus<'a, U, M, O> {
+    unit: &'a mut U,
     memory: &'a M,
     observer: O,
 }
@@ -54,10 +54,10 @@ impl From<Unreachable> for DmaError {
     }
 }
 
-impl<'a, D: Directory, M: PhysMemory, O: Observer> Bus<'a, D, M, O> {
+impl<'a, U: Translate, M: PhysMemory, O: Observer> Bus<'a, U, M, O> {
     /// The bus between `unit`, which walks the tables in `memory`, and `observer`.
     #[inline]
-    pub const fn new(unit: &'a mut Iommu<D>, memory: &'a M, observer: O) -> Self {
+    pub const fn new(unit: &'a mut U, memory: &'a M, observer: O) -> Self {
         Self {
             unit,
             memory,
@@ -162,7 +162,7 @@ impl<'a, D: Directory, M: PhysMemory, O: Observer> Bus<'a, D, M, O> {
 }
 
 /// Attackers probe: what they reach counts, not what stands there.
-impl<D: Directory, M: PhysMemory, O: Observer> Port for Bus<'_, D, M, O> {
+impl<U: Translate, M: PhysMemory, O: Observer> Port for Bus<'_, U, M, O> {
     #[inline]
     fn access(&mut self, request: &Request) -> Result<(), Fault> {
         self.probe(request)

@@ -104,7 +104,7 @@ impl<'m> Rig<'m> {
         });
     }
 
-    fn bus(&mut self) -> Bus<'_, ringfence_hw::RootTable, Arena, &mut Watch> {
+    fn bus(&mut self) -> Bus<'_, VtdUnit, Arena, &mut Watch> {
         Bus::new(&mut self.unit, self.mem, &mut self.watch)
     }
 

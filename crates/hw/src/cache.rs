@@ -78,7 +78,7 @@ impl<V: Copy> SetAssociative<V> {
 
     /// The value under `key`, which counts as a use.
     #[inline]
-    pub(crate) fn lookup(&mut self, selector: u64, key: u64) -> Option<&V> {
+    pub(crate) fn lookup(&mut self, selector: u64, key: u64) -> Option<&mut V> {
         let lru = self.replacement == Replacement::Lru;
         let set = self.set(selector);
         let mut at = 0;
@@ -91,7 +91,7 @@ impl<V: Copy> SetAssociative<V> {
                 at = 0;
             }
         }
-        set.get(at).map(|slot| &slot.value)
+        set.get_mut(at).map(|slot| &mut slot.value)
     }
 
     /// The value under `key` if that is what its set would replace last. Enough for most hits, and no more than one comparison.
@@ -100,6 +100,13 @@ impl<V: Copy> SetAssociative<V> {
         let base = ((selector & self.set_mask) as usize) << self.way_shift;
         let slot = self.slots.get(base)?;
         (slot.key == key).then_some(&slot.value)
+    }
+
+    /// The value under `key`, which does not count as a use.
+    pub(crate) fn peek(&mut self, selector: u64, key: u64) -> Option<&mut V> {
+        let set = self.set(selector);
+        let slot = set.iter_mut().find(|slot| slot.key == key)?;
+        Some(&mut slot.value)
     }
 
     /// Adds an entry whose key is not there yet; returns the key it took the place of.
@@ -133,13 +140,13 @@ impl<V: Copy> SetAssociative<V> {
         true
     }
 
-    /// Drops every entry whose key is `doomed`.
-    pub(crate) fn remove_if(&mut self, mut doomed: impl FnMut(u64) -> bool) {
+    /// Drops every entry whose key and value are `doomed`.
+    pub(crate) fn remove_if(&mut self, mut doomed: impl FnMut(u64, &V) -> bool) {
         if self.live == 0 {
             return;
         }
         for slot in &mut self.slots {
-            if slot.key != 0 && doomed(slot.key) {
+            if slot.key != 0 && doomed(slot.key, &slot.value) {
                 slot.key = 0;
                 self.live = self.live.wrapping_sub(1);
             }
@@ -273,7 +280,7 @@ mod tests {
                     ),
                     Use(key, hit) => assert_eq!(
                         cache.lookup(0, key),
-                        hit.then_some(&(key * 10)),
+                        hit.then_some(&mut (key * 10)),
                         "{name}: use {key}"
                     ),
                     Remove(key) => assert!(cache.remove(0, key), "{name}: remove {key}"),
@@ -290,11 +297,11 @@ mod tests {
             assert_eq!(cache.insert(key, key, key), None);
         }
         assert_eq!(cache.insert(5, 5, 5), Some(1));
-        assert_eq!(cache.lookup(2, 2), Some(&2));
-        cache.remove_if(|key| key % 2 == 0);
+        assert_eq!(cache.lookup(2, 2), Some(&mut 2));
+        cache.remove_if(|key, _| key % 2 == 0);
         assert_eq!(cache.live(), 2);
         assert_eq!(cache.lookup(2, 2), None);
-        assert_eq!(cache.lookup(3, 3), Some(&3));
+        assert_eq!(cache.lookup(3, 3), Some(&mut 3));
         cache.clear();
         assert_eq!(cache.live(), 0);
         assert_eq!(cache.lookup(3, 3), None);

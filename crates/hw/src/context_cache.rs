@@ -10,10 +10,9 @@ use ringfence_pgtable::Format;
 use crate::tag::MAX_WIDTH;
 use crate::{Attachment, Geometry, Source};
 
-/// A cached context. The widest address is kept beside it, so that the check of every access is one comparison.
+/// A cached context of a unit that walks tables. The widest address is kept beside it, so that the check of every access is one comparison.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cached<F> {
-    device: DeviceId,
     pub(crate) attachment: Attachment<F>,
     /// The highest address that the table translates or that is passed through.
     pub(crate) highest: Iova,
@@ -21,7 +20,7 @@ pub(crate) struct Cached<F> {
 
 impl<F: Format> Cached<F> {
     #[inline]
-    pub(crate) fn new(device: DeviceId, attachment: Attachment<F>) -> Self {
+    pub(crate) fn new(attachment: Attachment<F>) -> Self {
         let width = match &attachment {
             Attachment::Translated(source) => source.format.width().min(MAX_WIDTH),
             Attachment::PassThrough { width, .. } => (*width).min(64),
@@ -32,7 +31,6 @@ impl<F: Format> Cached<F> {
                 .unwrap_or(0),
         );
         Self {
-            device,
             attachment,
             highest,
         }
@@ -48,14 +46,14 @@ impl<F: Format> Cached<F> {
     }
 }
 
-/// A direct-mapped cache: a slot per set of device numbers.
+/// What a unit keeps of the contexts it has read: a direct-mapped cache with a slot per set of device numbers.
 #[derive(Debug, Clone)]
-pub(crate) struct ContextCache<F> {
-    slots: Box<[Option<Cached<F>>]>,
+pub(crate) struct ContextCache<C> {
+    slots: Box<[Option<(DeviceId, C)>]>,
     mask: usize,
 }
 
-impl<F: Format> ContextCache<F> {
+impl<C> ContextCache<C> {
     /// As many slots as `geometry` has entries.
     pub(crate) fn new(geometry: Geometry) -> Self {
         let mut slots = Vec::new();
@@ -74,27 +72,28 @@ impl<F: Format> ContextCache<F> {
     }
 
     #[inline]
-    pub(crate) fn lookup(&self, device: DeviceId) -> Option<&Cached<F>> {
-        self.slots
-            .get(self.slot(device))?
-            .as_ref()
-            .filter(|cached| cached.device == device)
+    pub(crate) fn lookup(&self, device: DeviceId) -> Option<&C> {
+        match self.slots.get(self.slot(device))? {
+            Some((cached, context)) if *cached == device => Some(context),
+            _ => None,
+        }
     }
 
     #[inline]
-    pub(crate) fn fill(&mut self, cached: Cached<F>) {
-        let at = self.slot(cached.device);
+    pub(crate) fn fill(&mut self, device: DeviceId, context: C) {
+        let at = self.slot(device);
         if let Some(slot) = self.slots.get_mut(at) {
-            *slot = Some(cached);
+            *slot = Some((device, context));
         }
     }
 
     /// Drops the context of `device` and returns it.
-    pub(crate) fn remove(&mut self, device: DeviceId) -> Option<Cached<F>> {
+    pub(crate) fn remove(&mut self, device: DeviceId) -> Option<C> {
         let at = self.slot(device);
         self.slots
             .get_mut(at)?
-            .take_if(|cached| cached.device == device)
+            .take_if(|(cached, _)| *cached == device)
+            .map(|(_, context)| context)
     }
 
     pub(crate) fn clear(&mut self) {

@@ -186,7 +186,7 @@ impl Iotlb {
     /// Drops every entry of `domain`.
     pub(crate) fn invalidate_domain(&mut self, domain: DomainId) {
         let live = &mut self.live;
-        self.entries.remove_if(|key| {
+        self.entries.remove_if(|key, _| {
             let doomed = tag::is_of(key, domain);
             if doomed && let Some(live) = live.get_mut(tag::kind(key) as usize) {
                 *live = live.wrapping_sub(1);

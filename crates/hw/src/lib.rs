@@ -1,7 +1,8 @@
 //! What the silicon does: it translates a device's accesses by tables in memory, caches translations until it is told not
 //! to, stops and records what has none.
 //!
-//! [`Iommu`] is the unit; [`VtdUnit`] and [`CalgaryUnit`] are the two that exist. It reads [`PhysMemory`](ringfence_types::PhysMemory)
+//! [`Iommu`] is the unit that walks tables; [`VtdUnit`] and [`CalgaryUnit`] are the two that exist. [`RingUnit`] is the one that looks up rings,
+//! and a [`Machine`] has one of each. A unit reads [`PhysMemory`](ringfence_types::PhysMemory)
 //! in the hardware's formats and obeys [`Invalidator`](ringfence_types::Invalidator) requests, and never sees a structure of the mapping
 //! layer: the two meet in memory, as a kernel and its hardware do.
 //!
@@ -25,7 +26,9 @@ mod geometry;
 mod host_bridge;
 mod invalidation;
 mod iotlb;
+mod machine;
 pub mod prefetch;
+mod ring;
 mod root_table;
 mod stats;
 mod tag;
@@ -40,6 +43,11 @@ pub use directory::{Attachment, Directory, Source};
 pub use fault::{FaultLog, FaultRecord};
 pub use geometry::{Geometry, GeometryError};
 pub use host_bridge::{HostBridge, HostBridges};
+pub use machine::{Machine, Translate, Wiring};
+pub use ring::{
+    ByValue, Literal, NoSuccessor, Passing, Prefetch, Repaired, RingLogic, RingStats, RingUnit,
+    RingUnitConfig,
+};
 pub use root_table::RootTable;
 pub use stats::{InvalidationCounts, Stats};
 pub use translate::MAX_TRANSLATED_BYTES;

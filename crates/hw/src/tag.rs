@@ -53,7 +53,7 @@ pub(crate) fn remove_range<V: Copy>(
     // Blocks above the widest space are never cached; cut to a key they would alias lower ones.
     let hi = hi.get().wrapping_shr(up).min(PAGE);
     if hi.saturating_sub(lo) >= cache.sets() {
-        cache.remove_if(|key| {
+        cache.remove_if(|key, _| {
             is_of(key, domain) && kind(key) == kind_wanted && (lo..=hi).contains(&(key & PAGE))
         });
     } else {

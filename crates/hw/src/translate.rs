@@ -112,11 +112,8 @@ impl<D: Directory> Iommu<D> {
             None => {
                 walker.stats.context_misses = walker.stats.context_misses.wrapping_add(1);
                 let attachment = self.directory.find(mem, device);
-                read = Cached::new(
-                    device,
-                    attachment.map_err(|reason| walker.stop_at(iova, reason))?,
-                );
-                self.contexts.fill(read);
+                read = Cached::new(attachment.map_err(|reason| walker.stop_at(iova, reason))?);
+                self.contexts.fill(device, read);
                 &read
             }
         };

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use ringfence_pgtable::Levels;
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
 
-use crate::context_cache::ContextCache;
+use crate::context_cache::{Cached, ContextCache};
 use crate::walker::Walker;
 use crate::{
     Directory, FaultLog, Geometry, HostBridge, HostBridges, Replacement, RootTable, Stats,
@@ -67,7 +67,7 @@ pub struct Iommu<D: Directory> {
     pub(crate) directory: D,
     pub(crate) power: Power,
     pub(crate) purge: Purge,
-    pub(crate) contexts: ContextCache<D::Format>,
+    pub(crate) contexts: ContextCache<Cached<D::Format>>,
     pub(crate) walker: Walker,
     pub(crate) faults: FaultLog,
     /// The ranges of the last access of several pages; kept for its storage.

@@ -130,7 +130,7 @@ impl WalkCaches {
     /// Drops everything of `domain`.
     pub(crate) fn invalidate_domain(&mut self, domain: DomainId) {
         for cache in &mut self.caches {
-            cache.tables.remove_if(|key| tag::is_of(key, domain));
+            cache.tables.remove_if(|key, _| tag::is_of(key, domain));
         }
     }
 

@@ -179,6 +179,12 @@ pub struct RingTable {
 }
 
 impl RingTable {
+    /// A ring without slots: what an rRING of zeroes says.
+    pub const EMPTY: Self = Self {
+        base: PhysAddr::ZERO,
+        slots: 0,
+    };
+
     /// A table of `slots` entries of 16 bytes at `base`.
     ///
     /// # Errors

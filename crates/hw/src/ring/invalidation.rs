@@ -1,0 +1,63 @@
+//! The invalidation interface of a ring unit: `riotlb_invalidate` (rIOMMU Fig. 11), and the requests that every unit knows.
+
+use ringfence_types::{Invalidation, InvalidationError, Invalidator, Ticket};
+
+use super::logic::RingLogic;
+use super::riotlb::Key;
+use super::stats::count;
+use super::unit::RingUnit;
+
+impl<L: RingLogic> RingUnit<L> {
+    /// Purges what `request` names, at once. An entry goes as a whole, the copy of the next slot with it, so a request for pages takes every
+    /// ring that it touches.
+    #[inline]
+    pub fn invalidate(&mut self, request: &Invalidation) {
+        let counts = &mut self.stats.invalidations;
+        match request {
+            Invalidation::Ring { device, ring, .. } => {
+                count(&mut counts.ring);
+                self.riotlb.remove(Key::new(*device, *ring));
+            }
+            Invalidation::Pages {
+                domain: wanted,
+                range,
+                ..
+            } => {
+                count(&mut counts.pages);
+                self.riotlb
+                    .remove_if(|_, ring, domain| domain == *wanted && ring.pages().overlaps(range));
+            }
+            Invalidation::Domain(wanted) => {
+                count(&mut counts.domain);
+                self.riotlb.remove_if(|_, _, domain| domain == *wanted);
+            }
+            Invalidation::Global => {
+                count(&mut counts.global);
+                self.riotlb.clear();
+            }
+            Invalidation::Context(wanted) => {
+                count(&mut counts.context);
+                self.contexts.remove(*wanted);
+                self.riotlb.remove_if(|device, _, _| device == *wanted);
+            }
+        }
+    }
+}
+
+/// Completes every request before it returns from [`submit`](Invalidator::submit).
+impl<L: RingLogic> Invalidator for RingUnit<L> {
+    #[inline]
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.invalidate(&request);
+        self.last_ticket = self.last_ticket.wrapping_add(1);
+        Ok(Ticket::new(self.last_ticket))
+    }
+
+    #[inline]
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        if ticket.get() > self.last_ticket {
+            return Err(InvalidationError::Failed);
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,93 @@
+//! What the documents' ring IOMMU gets wrong, and what is done about it (errata 6): the parts of rIOMMU Fig. 10 of which there is more
+//! than one version.
+
+use core::fmt::Debug;
+
+use ringfence_pgtable::RingPte;
+use ringfence_types::PhysRange;
+
+use crate::MAX_TRANSLATED_BYTES;
+
+/// A version of Fig. 10. A unit is made for one; there is nothing to switch while it runs.
+pub trait RingLogic: Debug + Clone {
+    /// Whether what `riotlb_entry_sync` and `rprefetch` do to the entry they are given is done to the entry in the rIOTLB.
+    const PASSING: Passing;
+    /// What `rprefetch` leaves in `e.next` if the successor is not valid.
+    const NO_SUCCESSOR: NoSuccessor;
+
+    /// Whether `bytes` bytes at `offset` lie inside a buffer of `size` bytes, as far as this version looks.
+    fn is_inside(offset: u64, bytes: u64, size: u64) -> bool;
+}
+
+/// How a routine of Fig. 10 is given its entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passing {
+    /// As it must be meant: the routine changes the entry in the rIOTLB.
+    Reference,
+    /// As it is written: the routine changes a copy, and what it did is lost.
+    Value,
+}
+
+/// What a prefetch without a result does to an earlier one's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoSuccessor {
+    /// It goes.
+    Clears,
+    /// It stays, and passes for the successor of another slot later.
+    Keeps,
+}
+
+/// What the ring modes run on: the whole length is checked, `next` is the successor of the current slot or nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Repaired {}
+
+impl RingLogic for Repaired {
+    const PASSING: Passing = Passing::Reference;
+    const NO_SUCCESSOR: NoSuccessor = NoSuccessor::Clears;
+
+    #[inline]
+    fn is_inside(offset: u64, bytes: u64, size: u64) -> bool {
+        // The offset has 30 bits and the size too.
+        bytes <= size.saturating_sub(offset)
+    }
+}
+
+/// Fig. 10 as its authors must have run it, with its other defects: only the first byte is checked against the size, and a prefetch that
+/// finds nothing leaves what was there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Literal {}
+
+impl RingLogic for Literal {
+    const PASSING: Passing = Passing::Reference;
+    const NO_SUCCESSOR: NoSuccessor = NoSuccessor::Keeps;
+
+    #[inline]
+    fn is_inside(offset: u64, _bytes: u64, size: u64) -> bool {
+        offset < size
+    }
+}
+
+/// Fig. 10 to the letter: entries are passed by value, so nothing is ever prefetched, and an access that does not name the cached slot is
+/// translated by the entry of that slot all the same. No mode runs on it; it shows that the figure cannot be meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ByValue {}
+
+impl RingLogic for ByValue {
+    const PASSING: Passing = Passing::Value;
+    const NO_SUCCESSOR: NoSuccessor = NoSuccessor::Keeps;
+
+    #[inline]
+    fn is_inside(offset: u64, bytes: u64, size: u64) -> bool {
+        Literal::is_inside(offset, bytes, size)
+    }
+}
+
+/// Where `bytes` bytes at `offset` of an entry's buffer are; `None` if some have no address.
+#[inline]
+pub(super) fn target(pte: RingPte, offset: u64, bytes: u64) -> Option<PhysRange> {
+    // In the literal versions a length is not checked against anything else.
+    if bytes > MAX_TRANSLATED_BYTES {
+        return None;
+    }
+    PhysRange::new(pte.start().checked_add(offset)?, bytes)
+}

@@ -1,0 +1,109 @@
+//! `rprefetch` (rIOMMU Fig. 10; RI09): a copy of the slot after the current one.
+
+use alloc::collections::VecDeque;
+
+use ringfence_pgtable::RingPte;
+use ringfence_types::{PhysMemory, RingSlot};
+
+use super::logic::{NoSuccessor, RingLogic};
+use super::riotlb::{Entry, Key};
+use super::stats::{RingStats, count};
+use super::unit::RingUnit;
+
+/// When the next slot is read. "Our design does not depend on the latter field and works just as well without it" (section 4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Prefetch {
+    /// Before the access that moved to the current slot completes.
+    Immediate,
+    /// When the embedder says ([`RingUnit::complete_prefetch`]): "prefetching can be asynchronous".
+    Deferred,
+    /// Never.
+    Absent,
+}
+
+/// Prefetches put off, oldest first: which ring, and which slot was its current one then.
+#[derive(Debug, Clone)]
+pub(super) struct Waiting {
+    queue: VecDeque<(Key, RingSlot)>,
+    capacity: usize,
+}
+
+impl Waiting {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self {
+            queue: VecDeque::with_capacity(capacity),
+            capacity,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// A prefetch is a hint: without room it does not take place.
+    fn push(&mut self, key: Key, current: RingSlot, stats: &mut RingStats) {
+        if self.queue.len() < self.capacity {
+            self.queue.push_back((key, current));
+        } else {
+            count(&mut stats.prefetches_dropped);
+        }
+    }
+}
+
+/// Reads the slot after the current one of `entry`, now, later, or not.
+#[inline]
+pub(super) fn prefetch<L: RingLogic, M: PhysMemory + ?Sized>(
+    mem: &M,
+    when: Prefetch,
+    waiting: &mut Waiting,
+    stats: &mut RingStats,
+    key: Key,
+    entry: &mut Entry,
+) {
+    match when {
+        Prefetch::Immediate => fetch_next::<L, M>(mem, entry, stats),
+        Prefetch::Deferred => waiting.push(key, entry.slot, stats),
+        Prefetch::Absent => {}
+    }
+}
+
+#[inline]
+fn fetch_next<L: RingLogic, M: PhysMemory + ?Sized>(
+    mem: &M,
+    entry: &mut Entry,
+    stats: &mut RingStats,
+) {
+    // if( r.size > 1 && r.ring[next].valid ) e.next = r.ring[next];
+    let slots = entry.table.slots();
+    if slots > 1
+        && let Ok(next) = RingPte::read(mem, &entry.table, entry.slot.next(slots))
+        && next.is_valid()
+    {
+        entry.next = next;
+        count(&mut stats.prefetches);
+    } else if L::NO_SUCCESSOR == NoSuccessor::Clears {
+        entry.next = RingPte::ABSENT;
+    }
+}
+
+impl<L: RingLogic> RingUnit<L> {
+    /// Completes the oldest prefetch put off; whether there was one. It reads memory as it is now. If its ring has lost its entry or moved to
+    /// another slot meanwhile, it comes to nothing.
+    pub fn complete_prefetch<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> bool {
+        let Some((key, current)) = self.waiting.queue.pop_front() else {
+            return false;
+        };
+        // A prefetch is no use of the ring: the order of replacement stays.
+        if let Some(entry) = self.riotlb.peek(key)
+            && entry.slot == current
+        {
+            fetch_next::<L, M>(mem, entry, &mut self.stats);
+        }
+        true
+    }
+
+    /// Prefetches put off and not completed.
+    pub fn prefetches_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+}

@@ -1,0 +1,117 @@
+//! The rIOTLB: at most one entry for a ring (rIOMMU Fig. 9e; RI05).
+
+use ringfence_pgtable::{RingPte, RingTable};
+use ringfence_types::{DeviceId, DomainId, RingId, RingSlot};
+
+use crate::cache::SetAssociative;
+use crate::{Geometry, Replacement};
+
+/// What is cached of one ring: the slot used last with a copy of its entry, and perhaps one of the next slot's.
+///
+/// The figure reads the rDEVICE and the rRING again whenever the slot changes. Here the rRING is kept with the entry and goes with it, so an
+/// operating system that resizes or moves a ring invalidates the ring, as it has to anyway.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
+    pub(super) domain: DomainId,
+    pub(super) slot: RingSlot,
+    pub(super) pte: RingPte,
+    pub(super) next: RingPte,
+    pub(super) table: RingTable,
+}
+
+impl Entry {
+    const NONE: Self = Self {
+        domain: DomainId::new(0),
+        slot: RingSlot::FIRST,
+        pte: RingPte::ABSENT,
+        next: RingPte::ABSENT,
+        table: RingTable::EMPTY,
+    };
+}
+
+/// Which ring of the machine: requester and ring in one word, never zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Key(u64);
+
+const VALID: u64 = 1 << 32;
+
+impl Key {
+    #[inline]
+    pub(super) const fn new(device: DeviceId, ring: RingId) -> Self {
+        Self(VALID | (device.get() as u64) << 16 | ring.get() as u64)
+    }
+
+    #[inline]
+    const fn device(raw: u64) -> DeviceId {
+        DeviceId::new((raw >> 16) as u16)
+    }
+
+    #[inline]
+    const fn ring(raw: u64) -> RingId {
+        RingId::new(raw as u16)
+    }
+
+    /// Neighbouring rings of a device go to neighbouring sets, and the same ring of different devices to different ones. Most devices
+    /// are function 0 of a bus of their own, so the bus takes part.
+    #[inline]
+    const fn selector(self) -> u64 {
+        self.0 ^ (self.0 >> 16) ^ (self.0 >> 20)
+    }
+}
+
+/// Entries by ring.
+#[derive(Debug, Clone)]
+pub(super) struct Riotlb {
+    entries: SetAssociative<Entry>,
+}
+
+impl Riotlb {
+    pub(super) fn new(geometry: Geometry, replacement: Replacement) -> Self {
+        Self {
+            entries: SetAssociative::new(geometry, replacement, Entry::NONE),
+        }
+    }
+
+    pub(super) const fn live(&self) -> u32 {
+        self.entries.live()
+    }
+
+    /// `riotlb_find`.
+    #[inline]
+    pub(super) fn find(&mut self, key: Key) -> Option<&mut Entry> {
+        self.entries.lookup(key.selector(), key.0)
+    }
+
+    /// `riotlb_find` for the ring of its set that was used last, which costs one comparison.
+    #[inline]
+    pub(super) fn newest(&self, key: Key) -> Option<&Entry> {
+        self.entries.newest(key.selector(), key.0)
+    }
+
+    /// The entry of `key`, which does not count as a use.
+    pub(super) fn peek(&mut self, key: Key) -> Option<&mut Entry> {
+        self.entries.peek(key.selector(), key.0)
+    }
+
+    /// `riotlb_insert`, of a ring that has no entry. Whether another ring's had to go.
+    #[inline]
+    pub(super) fn insert(&mut self, key: Key, entry: Entry) -> bool {
+        self.entries.insert(key.selector(), key.0, entry).is_some()
+    }
+
+    /// `riotlb_invalidate`.
+    #[inline]
+    pub(super) fn remove(&mut self, key: Key) -> bool {
+        self.entries.remove(key.selector(), key.0)
+    }
+
+    /// Drops the entries that `doomed` says, by device, ring and domain.
+    pub(super) fn remove_if(&mut self, mut doomed: impl FnMut(DeviceId, RingId, DomainId) -> bool) {
+        self.entries
+            .remove_if(|raw, entry| doomed(Key::device(raw), Key::ring(raw), entry.domain));
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+    }
+}

@@ -1,0 +1,184 @@
+//! The ring unit: its registers, caches and counters.
+
+use core::fmt;
+use core::marker::PhantomData;
+
+use ringfence_pgtable::{RingDevice, Translation, find_context};
+use ringfence_types::{DeviceId, DomainId, FaultReason, PageSize, PhysAddr, PhysMemory};
+
+use super::logic::{Repaired, RingLogic};
+use super::prefetch::{Prefetch, Waiting};
+use super::riotlb::Riotlb;
+use super::stats::{RingStats, count};
+use crate::context_cache::ContextCache;
+use crate::unit::Power;
+use crate::{FaultLog, Geometry, Replacement};
+
+/// The shape of a ring unit. The documents say one entry for a ring and leave open for how many rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingUnitConfig {
+    /// For how many rings, of all devices together, the rIOTLB has entries.
+    pub riotlb: Geometry,
+    /// Which ring of a full set loses its entry.
+    pub replacement: Replacement,
+    /// Devices whose context and rDEVICE are cached; looked into only where a ring has no entry.
+    pub contexts: Geometry,
+    /// When the next slot is read.
+    pub prefetch: Prefetch,
+    /// Fault recording registers, at most [`FaultLog::MAX_CAPACITY`].
+    pub fault_log: usize,
+}
+
+impl RingUnitConfig {
+    /// A unit without any cache: it reads every table for every access, and nothing is ever stale. The reference for all others.
+    pub const UNCACHED: Self = Self {
+        riotlb: Geometry::ABSENT,
+        replacement: Replacement::Lru,
+        contexts: Geometry::ABSENT,
+        prefetch: Prefetch::Absent,
+        fault_log: FaultLog::MAX_CAPACITY,
+    };
+}
+
+/// What is cached of a device: its domain and its rDEVICE (the figure's `get_domain`).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RingContext {
+    pub(super) domain: DomainId,
+    pub(super) rings: RingDevice,
+}
+
+/// A ring IOMMU (rIOMMU section 4).
+///
+/// Like [`Iommu`](crate::Iommu) it knows memory, its registers and the invalidations it is sent; the embedder serialises its use. What it
+/// caches, and what must be invalidated when the operating system changes it:
+///
+/// | cached | until |
+/// |---|---|
+/// | the current and the next rPTE of a ring, its rRING | `Invalidation::Ring`, or any wider one |
+/// | context entry, rDEVICE | `Invalidation::Context` |
+#[derive(Clone)]
+pub struct RingUnit<L: RingLogic = Repaired> {
+    root: Option<PhysAddr>,
+    pub(super) power: Power,
+    pub(super) when: Prefetch,
+    pub(super) riotlb: Riotlb,
+    pub(super) contexts: ContextCache<RingContext>,
+    pub(super) waiting: Waiting,
+    pub(super) faults: FaultLog,
+    pub(super) stats: RingStats,
+    /// Sequence number of the last invalidation.
+    pub(super) last_ticket: u64,
+    logic: PhantomData<L>,
+}
+
+impl<L: RingLogic> RingUnit<L> {
+    /// A unit without a root table, switched off: every access is passed through untranslated.
+    pub fn new(config: &RingUnitConfig) -> Self {
+        // A ring waits for one prefetch at a time; those of rings that have lost their entry meanwhile take the rest.
+        let waiting = match config.prefetch {
+            Prefetch::Deferred => config.riotlb.entries() as usize,
+            Prefetch::Immediate | Prefetch::Absent => 0,
+        };
+        Self {
+            root: None,
+            power: Power::Off,
+            when: config.prefetch,
+            riotlb: Riotlb::new(config.riotlb, config.replacement),
+            contexts: ContextCache::new(config.contexts),
+            waiting: Waiting::new(waiting),
+            faults: FaultLog::new(config.fault_log),
+            stats: RingStats::default(),
+            last_ticket: 0,
+            logic: PhantomData,
+        }
+    }
+
+    /// Programs the root table's address and drops all that is cached. Before this an enabled unit denies every device. It is this
+    /// unit's own: a device is attached to it by a context in this table.
+    pub fn set_root_table(&mut self, at: PhysAddr) {
+        self.root = Some(at.align_down(PageSize::Size4K.bytes()));
+        self.contexts.clear();
+        self.riotlb.clear();
+    }
+
+    /// Translates from now on. What is cached stays cached.
+    pub fn enable(&mut self) {
+        self.power = Power::On;
+    }
+
+    /// Passes everything through from now on. What is cached stays cached.
+    pub fn disable(&mut self) {
+        self.power = Power::Off;
+    }
+
+    /// Whether the unit translates.
+    pub fn is_enabled(&self) -> bool {
+        self.power == Power::On
+    }
+
+    /// The fault recording registers.
+    pub fn faults(&mut self) -> &mut FaultLog {
+        &mut self.faults
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &RingStats {
+        &self.stats
+    }
+
+    /// Counts from zero again; the caches are untouched.
+    pub fn reset_stats(&mut self) {
+        self.stats = RingStats::default();
+    }
+
+    /// Rings that have an entry in the rIOTLB.
+    pub fn riotlb_live(&self) -> u32 {
+        self.riotlb.live()
+    }
+
+    /// `get_domain`: root table, context table, rDEVICE.
+    #[inline]
+    pub(super) fn context<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        device: DeviceId,
+    ) -> Result<RingContext, FaultReason> {
+        if let Some(cached) = self.contexts.lookup(device) {
+            return Ok(*cached);
+        }
+        self.read_context(mem, device)
+    }
+
+    #[inline(never)]
+    fn read_context<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        device: DeviceId,
+    ) -> Result<RingContext, FaultReason> {
+        count(&mut self.stats.context_misses);
+        let root = self.root.ok_or(FaultReason::Blocked)?;
+        let context = find_context(mem, root, device).map_err(|error| error.fault_reason())?;
+        let Translation::Rings { device: at } = context.translation else {
+            // A table or a passing through is a walking unit's.
+            return Err(FaultReason::ContextInvalid);
+        };
+        let read = RingContext {
+            domain: context.domain,
+            rings: RingDevice::read(mem, at).map_err(|error| error.fault_reason())?,
+        };
+        self.contexts.fill(device, read);
+        Ok(read)
+    }
+}
+
+impl<L: RingLogic> fmt::Debug for RingUnit<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RingUnit")
+            .field("root", &self.root)
+            .field("power", &self.power)
+            .field("prefetch", &self.when)
+            .field("riotlb_live", &self.riotlb.live())
+            .field("stats", &self.stats)
+            .finish_non_exhaustive()
+    }
+}

@@ -9,6 +9,7 @@ use ringfence_types::{
 };
 
 use crate::flush::Cleared;
+use crate::ring::{RingFull, RingRefusal};
 
 /// A mapping that was not made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +46,10 @@ pub enum MapReason {
     Flush(InvalidationError),
     /// No memory for the layer's own records or for coherent pages.
     OutOfMemory,
+    /// The ring's slot is not free: back-pressure and no error. Try again when the slot is unmapped, or its burst has ended.
+    RingFull(RingFull),
+    /// The ring cannot take the buffer.
+    Ring(RingRefusal),
     /// The attachment is not one of this layer.
     NotAttached,
     /// The mapping failed half-way, and so did the invalidation that should undo it. The addresses are given up. No device was told of
@@ -65,6 +70,8 @@ impl fmt::Display for MapReason {
             Self::NotContiguous => f.write_str("scattered memory without translation"),
             Self::Flush(e) => e.fmt(f),
             Self::OutOfMemory => f.write_str("out of memory"),
+            Self::RingFull(full) => full.fmt(f),
+            Self::Ring(refusal) => refusal.fmt(f),
             Self::NotAttached => f.write_str("device is not attached"),
             Self::NotUndone(e) => write!(f, "half-way, and not undone: {e}"),
         }

@@ -11,6 +11,7 @@
 //! | `sg.rs`, `multi.rs`, `coherent.rs` | the other shapes of mapping |
 //! | `premapped.rs` | buffers mapped once and used many times |
 //! | `bounce.rs` | memory that the device cannot reach |
+//! | `ring/` | the entries of a ring IOMMU's rings |
 //! | `space/` | answers to questions 1 and 2 |
 //! | `flush/` | answers to question 3 |
 #![no_std]
@@ -28,6 +29,7 @@ mod mapping;
 mod multi;
 mod platform;
 mod premapped;
+pub mod ring;
 mod sg;
 pub mod space;
 

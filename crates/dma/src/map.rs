@@ -249,6 +249,16 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
+    /// Makes what this processor has mapped visible to hardware that does not snoop: before the device is told of new addresses by the
+    /// write to its doorbell. Only rings leave that to this call, so that a burst of maps writes lines back and not entries.
+    #[inline]
+    pub fn doorbell<P: Platform>(&self, cpu: &mut Cpu<S, F, B>, platform: &mut P, at: &Attachment) {
+        if let (Some(space), Some(own)) = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index))
+        {
+            space.sync(own, platform);
+        }
+    }
+
     /// Tries the invalidation of an owed mapping again, by itself.
     ///
     /// # Errors

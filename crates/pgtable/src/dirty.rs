@@ -37,7 +37,7 @@ impl Sink for Deferred<'_> {
     #[inline]
     fn touched<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr, bytes: u64) {
         if self.0 == Coherency::NonCoherent {
-            self.1.add(mem, at, bytes);
+            self.1.touch(mem, at, bytes);
         }
     }
 
@@ -113,8 +113,9 @@ impl Dirty {
         self.undrained = false;
     }
 
+    /// `bytes` bytes from `at` were stored to.
     #[inline]
-    fn add<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr, bytes: u64) {
+    pub fn touch<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr, bytes: u64) {
         let first = at.get() / LINE;
         let last = at.wrapping_add(bytes.saturating_sub(1)).get() / LINE;
         if first == last && first == self.last {

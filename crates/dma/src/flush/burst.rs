@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
-use ringfence_types::{Direction, InvalidationError};
+use ringfence_types::InvalidationError;
 
 use super::batch::submit_and_release;
 use super::{Flush, Home, Lane, RangeBatch, Retiring, Withheld};
@@ -47,17 +47,6 @@ struct Open<B> {
     withheld: Vec<Custody<B>>,
     /// Buffers whose part of the burst has been invalidated already.
     safe: Vec<B>,
-}
-
-/// Place of a lane's burst among the open ones.
-#[inline]
-fn place(lane: Lane) -> usize {
-    let direction = match lane.direction {
-        Direction::ToDevice => 0,
-        Direction::FromDevice => 1,
-        Direction::Bidirectional => 2,
-    };
-    usize::from(lane.ring.get()) * 3 + direction
 }
 
 impl<B> BurstCpu<B> {
@@ -115,7 +104,7 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
         platform: &mut P,
         item: Retiring<S, B>,
     ) -> Result<Withheld, (InvalidationError, Owed<B>)> {
-        let place = place(item.lane);
+        let place = item.lane.index();
         if place >= own.open.len() {
             own.grow(place, self.longest);
         }
@@ -141,7 +130,7 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
         lane: Lane,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        let Some(open) = own.open.get_mut(place(lane)) else {
+        let Some(open) = own.open.get_mut(lane.index()) else {
             return Ok(());
         };
         let result = Self::purge(open, &mut home, platform);

@@ -3,6 +3,7 @@
 mod batch;
 mod burst;
 mod deferred;
+mod literal;
 mod never;
 mod per_cpu_queue;
 mod per_wrap;
@@ -11,6 +12,7 @@ mod strict;
 pub use batch::RangeBatch;
 pub use burst::{Burst, BurstCpu};
 pub use deferred::{Deferred, DeferredQueue};
+pub use literal::LiteralBurst;
 pub use never::Never;
 pub use per_cpu_queue::{PerCpuQueue, QueueConfig, Ring};
 pub use per_wrap::PerWrap;
@@ -57,6 +59,19 @@ pub struct Lane {
     pub ring: RingId,
     /// The direction.
     pub direction: Direction,
+}
+
+impl Lane {
+    /// Its place among all lanes of a device.
+    #[inline]
+    pub(crate) fn index(self) -> usize {
+        let direction = match self.direction {
+            Direction::ToDevice => 0,
+            Direction::FromDevice => 1,
+            Direction::Bidirectional => 2,
+        };
+        usize::from(self.ring.get()) * 3 + direction
+    }
 }
 
 /// What unmap gives back, for code that is generic over policies.

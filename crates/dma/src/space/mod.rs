@@ -5,10 +5,12 @@
 
 mod identity;
 mod paged;
+mod rings;
 mod translations;
 
 pub use identity::{Identity, StaticTable};
 pub use paged::{Paged, Rounding};
+pub use rings::{RingDriver, Rings, RingsCpu};
 pub use translations::{CachedTable, PlainTable, Reclaiming, TablePages, Translations};
 
 use ringfence_iova::Returned;

@@ -1,0 +1,69 @@
+//! Per burst, as Fig. 11 of the rIOMMU document has it: one invalidation at its end, and nothing waits for it (erratum 8).
+
+use alloc::vec::Vec;
+use core::mem::ManuallyDrop;
+
+use ringfence_types::{Invalidation, InvalidationError, Pending, Unmapped};
+
+use super::{Flush, Home, Lane, ReleasedStale, Retiring};
+use crate::space::{Gone, Space};
+use crate::{Owed, Platform};
+
+/// The buffer is back at once and so are its addresses, while the device may still reach both until the burst ends. For showing what
+/// that costs; [`Burst`](super::Burst) is the same with the buffers withheld.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LiteralBurst;
+
+impl<S: Space<Gone = Gone, Returned = Unmapped>, B> Flush<S, B> for LiteralBurst {
+    /// The invalidation that ends the open burst of each lane.
+    type PerCpu = Vec<Option<Invalidation>>;
+    type PerDomain = ();
+    type Outcome = ReleasedStale<B>;
+
+    fn per_domain(&self) {}
+
+    fn per_cpu(&self, (): &()) -> Self::PerCpu {
+        Vec::new()
+    }
+
+    #[inline]
+    fn retire<P: Platform>(
+        &self,
+        (): &(),
+        own: &mut Self::PerCpu,
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        item: Retiring<S, B>,
+    ) -> Result<ReleasedStale<B>, (InvalidationError, Owed<B>)> {
+        home.sync(platform);
+        let place = item.lane.index();
+        if place >= own.len() {
+            own.resize(place + 1, None);
+        }
+        if let Some(open) = own.get_mut(place) {
+            *open = Some(home.purge_of(&item.gone));
+        }
+        home.release_here(item.gone.unmapped);
+        Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
+    }
+
+    /// "if( end_of_burst ) riotlb_invalidate( ... );"
+    fn end_burst<P: Platform>(
+        &self,
+        own: &mut Self::PerCpu,
+        _home: Home<'_, S>,
+        platform: &mut P,
+        lane: Lane,
+        _each: impl FnMut(B),
+    ) -> Result<(), InvalidationError> {
+        let Some(request) = own.get_mut(lane.index()).and_then(Option::take) else {
+            return Ok(());
+        };
+        // Nothing has waited for it, so nothing is released.
+        Pending::submit(platform.invalidator(), request, ())
+            .map_err(|((), error)| error)?
+            .wait(platform.invalidator())
+            .map(|flushed| flushed.into_batch())
+            .map_err(|(_, error)| error)
+    }
+}

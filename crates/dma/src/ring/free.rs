@@ -1,0 +1,198 @@
+//! Which slots of a ring are free, and which is the next free one.
+//!
+//! One bit a slot under two levels of summary: 64 x 64 x 64 bits are all slots that an address can name, so the next free slot
+//! after any other is found in at most five words, whatever the ring's size and however it is strewn.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// The free slots of one ring.
+#[derive(Debug)]
+pub(super) struct FreeSlots {
+    /// One bit a slot: set when it is free.
+    slots: Vec<u64>,
+    /// One bit a word of `slots`: set when that word is not zero.
+    words: Vec<u64>,
+    /// One bit a word of `words`.
+    top: u64,
+    /// Bits set in `slots`.
+    count: u32,
+}
+
+/// The word that holds bit `index`, and the bit in it.
+#[inline]
+fn split(index: u32) -> (usize, u64) {
+    ((index / 64) as usize, 1 << (index % 64))
+}
+
+/// The first bit of `word` that is set, at `from` or above.
+#[inline]
+fn first_set(word: u64, from: u32) -> Option<u32> {
+    let rest = word & u64::MAX.checked_shl(from)?;
+    (rest != 0).then(|| rest.trailing_zeros())
+}
+
+/// The first bit of `words` that is set at `from` or above, as far as the word of `from` goes.
+#[inline]
+fn in_word(words: &[u64], from: u32) -> Option<u32> {
+    let word = words.get((from / 64) as usize)?;
+    Some((from & !63) + first_set(*word, from % 64)?)
+}
+
+impl FreeSlots {
+    /// `slots` slots, at most 2^18, all free.
+    pub(super) fn all(slots: u32) -> Self {
+        let mut free = Self {
+            slots: vec![0; slots.div_ceil(64) as usize],
+            words: vec![0; slots.div_ceil(64 * 64) as usize],
+            top: 0,
+            count: 0,
+        };
+        free.give_run(0, slots);
+        free
+    }
+
+    /// How many are free.
+    #[inline]
+    pub(super) fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether `slot` is free.
+    #[inline]
+    pub(super) fn contains(&self, slot: u32) -> bool {
+        let (word, bit) = split(slot);
+        self.slots.get(word).is_some_and(|word| word & bit != 0)
+    }
+
+    /// Takes `slot`, which is free.
+    #[inline]
+    pub(super) fn take(&mut self, slot: u32) {
+        let (index, bit) = split(slot);
+        let Some(word) = self.slots.get_mut(index) else {
+            return;
+        };
+        self.count = self.count.wrapping_sub(u32::from(*word & bit != 0));
+        *word &= !bit;
+        if *word == 0 {
+            self.word_is_empty(slot / 64);
+        }
+    }
+
+    #[cold]
+    fn word_is_empty(&mut self, word: u32) {
+        let (index, bit) = split(word);
+        if let Some(words) = self.words.get_mut(index) {
+            *words &= !bit;
+            if *words == 0 {
+                self.top &= !(1 << (index % 64));
+            }
+        }
+    }
+
+    /// Takes the `count` slots from `first` back; those that are free already stay so. How many were not.
+    #[inline]
+    pub(super) fn give_run(&mut self, first: u32, count: u32) -> u32 {
+        let mut given = 0_u32;
+        let mut at = first;
+        let mut left = count;
+        while left > 0 {
+            let here = left.min(64 - at % 64);
+            let bits = (u64::MAX >> (64 - here)) << (at % 64);
+            let index = (at / 64) as usize;
+            let Some(word) = self.slots.get_mut(index) else {
+                break;
+            };
+            given += (bits & !*word).count_ones();
+            *word |= bits;
+            let (index, bit) = split(at / 64);
+            if let Some(words) = self.words.get_mut(index) {
+                *words |= bit;
+                self.top |= 1 << (index % 64);
+            }
+            at += here;
+            left -= here;
+        }
+        self.count += given;
+        given
+    }
+
+    /// The first free slot at or after `slot`, round the ring.
+    #[inline]
+    pub(super) fn next(&self, slot: u32) -> Option<u32> {
+        self.at_or_above(slot).or_else(|| self.at_or_above(0))
+    }
+
+    fn at_or_above(&self, slot: u32) -> Option<u32> {
+        if let Some(found) = in_word(&self.slots, slot) {
+            return Some(found);
+        }
+        // From here on, whole words: the next one that has any bit.
+        let word = slot / 64 + 1;
+        let word = in_word(&self.words, word).or_else(|| {
+            let group = first_set(self.top, word / 64 + 1)?;
+            in_word(&self.words, group * 64)
+        })?;
+        in_word(&self.slots, word * 64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MOST: u32 = (1 << 18) - 1;
+
+    fn sizes() -> impl Strategy<Value = u32> {
+        prop_oneof![
+            1..=200_u32,
+            Just(4096),
+            4000..=4200_u32,
+            MOST - 70..=MOST,
+            Just(MOST)
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+
+        #[test]
+        fn behaves_as_a_set(
+            size in sizes(),
+            sparse in any::<bool>(),
+            steps in prop::collection::vec((any::<u32>(), 1..300_u32, 0..4_u8), 1..60),
+        ) {
+            let mut free = FreeSlots::all(size);
+            let mut model: BTreeSet<u32> = (0..size).collect();
+            if sparse {
+                for slot in 0..size {
+                    free.take(slot);
+                }
+                model.clear();
+            }
+            for (at, count, kind) in steps {
+                let slot = at % size;
+                if kind == 0 {
+                    let count = count.min(size - slot);
+                    let new = (slot..slot + count).filter(|s| model.insert(*s)).count();
+                    prop_assert_eq!(free.give_run(slot, count), new as u32);
+                } else if kind == 1 {
+                    // As the tail does: take the next ones.
+                    for _ in 0..count {
+                        let Some(next) = free.next(slot) else { break };
+                        free.take(next);
+                        model.remove(&next);
+                    }
+                }
+                let expected = model.range(slot..).next().or_else(|| model.first()).copied();
+                prop_assert_eq!(free.next(slot), expected);
+                prop_assert_eq!(free.contains(slot), model.contains(&slot));
+                prop_assert_eq!(free.count() as usize, model.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! A ring that one driver on one processor owns: no lock, no token a mapping, one burst.
+
+use alloc::vec::Vec;
+use core::fmt;
+use core::mem::ManuallyDrop;
+
+use ringfence_types::{
+    Batch, DeviceId, Direction, DomainId, Flushed, Invalidation, InvalidationError, Invalidator,
+    Iova, IovaRange, Pending, PhysMemory, PhysRange, RingId, RingIova,
+};
+
+use super::table::Ring;
+use crate::MapReason;
+use crate::flush::Withheld;
+use crate::mapping::Custody;
+
+/// A [`Ring`] and the buffers that are in its keeping. Unmapped buffers come back when their burst ends, after one invalidation for all
+/// of them; there is no other way to them. What is withheld when it is dropped is leaked: the device may still reach it.
+#[derive(Debug)]
+pub struct OwnedRing<B> {
+    ring: Ring,
+    device: DeviceId,
+    domain: DomainId,
+    burst: Cleared,
+    withheld: Vec<Custody<B>>,
+}
+
+/// A live mapping of an [`OwnedRing`]; owns the driver's buffer, and leaks it if dropped.
+#[must_use = "a mapping that is dropped stays reachable by the device for ever"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct RingMapping<B> {
+    iova: RingIova,
+    bytes: u32,
+    domain: DomainId,
+    buffer: Custody<B>,
+}
+
+impl<B> RingMapping<B> {
+    /// What the device is told: the buffer's first byte. A driver may move the offset within the buffer (section 4, "Software").
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.iova.iova()
+    }
+
+    /// The device-visible bytes.
+    #[inline]
+    pub fn range(&self) -> Option<IovaRange> {
+        IovaRange::new(self.iova(), u64::from(self.bytes))
+    }
+
+    /// What stands for the buffer.
+    #[inline]
+    pub fn buffer(&self) -> &B {
+        &self.buffer
+    }
+}
+
+/// A mapping that was not unmapped: none of this ring is live exactly there. Nothing has changed.
+#[derive(Debug)]
+pub struct RingUnmapError<B>(pub RingMapping<B>);
+
+impl<B> fmt::Display for RingUnmapError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mapping = &self.0;
+        write!(
+            f,
+            "no mapping of {} bytes at {} in this ring",
+            mapping.bytes, mapping.iova
+        )
+    }
+}
+
+impl<B: fmt::Debug> core::error::Error for RingUnmapError<B> {}
+
+/// The slots of one ring that were unmapped in the open burst, as runs: a driver that unmaps in order has one.
+#[derive(Debug)]
+struct Cleared {
+    domain: DomainId,
+    ring: RingId,
+    runs: Vec<Run>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    first: u32,
+    count: u32,
+}
+
+impl Cleared {
+    #[inline]
+    fn push(&mut self, slot: u32) {
+        if let Some(last) = self.runs.last_mut()
+            && last.first.wrapping_add(last.count) == slot
+        {
+            last.count += 1;
+        } else {
+            self.runs.push(Run {
+                first: slot,
+                count: 1,
+            });
+        }
+    }
+
+    fn release(this: Flushed<Self>, ring: &mut Ring) -> Self {
+        let mut cleared = this.into_batch();
+        for run in cleared.runs.drain(..) {
+            ring.release_run(run.first, run.count);
+        }
+        cleared
+    }
+}
+
+impl Batch for Cleared {
+    fn covered_by(&self, request: &Invalidation) -> bool {
+        request.covers(self.domain, &self.ring.pages())
+    }
+}
+
+impl<B> OwnedRing<B> {
+    /// The ring of `device`, whose context entry names `domain`. No other device is in that domain.
+    pub fn new(ring: Ring, domain: DomainId, device: DeviceId) -> Self {
+        let burst = Cleared {
+            domain,
+            ring: ring.id(),
+            runs: Vec::new(),
+        };
+        Self {
+            ring,
+            device,
+            domain,
+            burst,
+            withheld: Vec::new(),
+        }
+    }
+
+    /// The ring.
+    #[inline]
+    pub fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into custody. The device may be told of it
+    /// after [`doorbell`](Self::doorbell).
+    ///
+    /// # Errors
+    /// The buffer comes back. [`MapReason::RingFull`] is back-pressure: try again later.
+    #[inline]
+    pub fn map<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        buffer: B,
+        memory: &PhysRange,
+        direction: Direction,
+    ) -> Result<RingMapping<B>, (B, MapReason)> {
+        match self.ring.map(mem, memory, direction.permissions()) {
+            Ok(iova) => Ok(RingMapping {
+                iova,
+                // The entry took 30 bits of it.
+                bytes: memory.bytes() as u32,
+                domain: self.domain,
+                buffer: ManuallyDrop::new(buffer),
+            }),
+            Err(reason) => Err((buffer, reason)),
+        }
+    }
+
+    /// Makes what was mapped visible to a walker that does not snoop, line by line. Nothing is to be done where it does.
+    #[inline]
+    pub fn doorbell<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
+        self.ring.sync(mem);
+    }
+
+    /// Takes a mapping down; its buffer comes back with the others of the burst.
+    ///
+    /// # Errors
+    /// The mapping comes back: it is another ring's, or was unmapped before.
+    #[inline]
+    pub fn unmap<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        mapping: RingMapping<B>,
+    ) -> Result<Withheld, RingUnmapError<B>> {
+        if mapping.domain != self.domain
+            || self
+                .ring
+                .unmap(mem, mapping.iova, u64::from(mapping.bytes))
+                .is_err()
+        {
+            return Err(RingUnmapError(mapping));
+        }
+        self.burst.push(mapping.iova.slot().get());
+        self.withheld.push(mapping.buffer);
+        Ok(Withheld)
+    }
+
+    /// Ends the burst: writes back what was cleared, invalidates the ring once, and hands every buffer to `each`.
+    ///
+    /// # Errors
+    /// The invalidation failed: buffers and slots stay withheld for another attempt.
+    pub fn end_burst<M: PhysMemory + ?Sized, I: Invalidator + ?Sized>(
+        &mut self,
+        mem: &M,
+        invalidator: &mut I,
+        each: impl FnMut(B),
+    ) -> Result<(), InvalidationError> {
+        if self.burst.runs.is_empty() {
+            return Ok(());
+        }
+        self.ring.sync(mem);
+        let request = Invalidation::Ring {
+            domain: self.domain,
+            device: self.device,
+            ring: self.ring.id(),
+        };
+        let empty = Cleared {
+            runs: Vec::new(),
+            ..self.burst
+        };
+        let batch = core::mem::replace(&mut self.burst, empty);
+        let (batch, result) = match Pending::submit(invalidator, request, batch) {
+            Ok(pending) => match pending.wait(invalidator) {
+                Ok(flushed) => (Cleared::release(flushed, &mut self.ring), Ok(())),
+                Err((pending, error)) => (pending.abandon(), Err(error)),
+            },
+            Err((batch, error)) => (batch, Err(error)),
+        };
+        self.burst = batch;
+        if result.is_ok() {
+            self.withheld
+                .drain(..)
+                .map(ManuallyDrop::into_inner)
+                .for_each(each);
+        }
+        result
+    }
+}

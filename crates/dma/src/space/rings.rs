@@ -1,0 +1,364 @@
+//! The rings of one device: the space of the ring modes. The tail is the allocator, and the flat table what the hardware looks up.
+
+use alloc::vec::Vec;
+
+use ringfence_iova::Returned;
+use ringfence_pgtable::Coherency;
+use ringfence_types::{
+    CachedLevels, DeviceId, DomainId, Flushed, Invalidation, Iova, IovaRange, Lock, Permissions,
+    PfnRange, PhysMemory, PhysRange, RingId, RingIova, RingSlot, Unmapped, WholeDomain,
+};
+
+use super::{Gone, Limits, Placed, Space, UnmapRefusal};
+use crate::ring::{LiteralRing, Ring, RingRefusal};
+use crate::{MapReason, Platform};
+
+/// A driver of one ring: the repaired one or that of the figure.
+pub trait RingDriver {
+    /// What a slot must have gone through before it can be reused.
+    type Returned: Returned;
+
+    /// How many slots the ring has.
+    fn slots(&self) -> u32;
+
+    /// Whether walkers snoop.
+    fn coherency(&self) -> Coherency;
+
+    /// Maps each piece at a slot of its own; what comes back is the first one's address and stands for all.
+    ///
+    /// # Errors
+    /// Nothing is mapped.
+    fn map_list<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+    ) -> Result<RingIova, MapReason>;
+
+    /// Clears the entries of what was mapped at `iova`, whose first piece has `bytes` bytes.
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    fn unmap_list<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        iova: RingIova,
+        bytes: u64,
+    ) -> Result<(), UnmapRefusal>;
+
+    /// Takes the slots of what was unmapped at `slot` back.
+    fn release(&mut self, slot: RingSlot);
+
+    /// Makes every change so far visible to a walker that does not snoop.
+    fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M);
+
+    /// Where the pieces of the list at `iova` are, in order, from the first one on.
+    fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_;
+}
+
+impl RingDriver for Ring {
+    type Returned = Flushed;
+
+    #[inline]
+    fn slots(&self) -> u32 {
+        self.slots()
+    }
+
+    #[inline]
+    fn coherency(&self) -> Coherency {
+        self.coherency()
+    }
+
+    #[inline]
+    fn map_list<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+    ) -> Result<RingIova, MapReason> {
+        match pieces {
+            [buffer] => self.map(mem, buffer, permissions),
+            _ => self.map_list(mem, pieces, permissions),
+        }
+    }
+
+    #[inline]
+    fn unmap_list<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        iova: RingIova,
+        bytes: u64,
+    ) -> Result<(), UnmapRefusal> {
+        self.unmap(mem, iova, bytes)
+    }
+
+    #[inline]
+    fn release(&mut self, slot: RingSlot) {
+        self.release(slot);
+    }
+
+    #[inline]
+    fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
+        self.sync(mem);
+    }
+
+    fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_ {
+        self.list(iova)
+    }
+}
+
+impl RingDriver for LiteralRing {
+    /// "locked { r.nmapped--; }", at once.
+    type Returned = Unmapped;
+
+    #[inline]
+    fn slots(&self) -> u32 {
+        self.slots()
+    }
+
+    #[inline]
+    fn coherency(&self) -> Coherency {
+        self.coherency()
+    }
+
+    #[inline]
+    fn map_list<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+    ) -> Result<RingIova, MapReason> {
+        self.map_list(mem, pieces, permissions)
+    }
+
+    #[inline]
+    fn unmap_list<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        iova: RingIova,
+        _bytes: u64,
+    ) -> Result<(), UnmapRefusal> {
+        self.unmap_list(mem, iova)
+    }
+
+    #[inline]
+    fn release(&mut self, _slot: RingSlot) {}
+
+    /// Each entry was made visible by itself.
+    #[inline]
+    fn sync<M: PhysMemory + ?Sized>(&mut self, _mem: &M) {}
+
+    fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_ {
+        self.list(iova)
+    }
+}
+
+/// The rings of one device, each behind a lock of the embedder's. An attachment names the ring that a mapping goes to:
+/// [`Dma::on_ring`](crate::Dma::on_ring).
+#[derive(Debug)]
+pub struct Rings<R, L> {
+    domain: DomainId,
+    device: DeviceId,
+    rings: Vec<L>,
+    coherency: Coherency,
+    driver: core::marker::PhantomData<fn() -> R>,
+}
+
+/// One processor's part of [`Rings`]: the rings that it has changed since it last made changes visible; none where walkers snoop.
+#[derive(Debug, Default)]
+pub struct RingsCpu {
+    changed: Vec<RingId>,
+}
+
+impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
+    /// The rings of `device` as [`lay_out`](crate::ring::lay_out) returns them, each behind `lock`.
+    pub fn new(
+        domain: DomainId,
+        device: DeviceId,
+        rings: Vec<Ring>,
+        mut lock: impl FnMut(R) -> L,
+    ) -> Self
+    where
+        R: From<Ring>,
+    {
+        let all_snoop = |ring: &Ring| ring.coherency() == Coherency::Coherent;
+        let coherency = if rings.iter().all(all_snoop) {
+            Coherency::Coherent
+        } else {
+            Coherency::NonCoherent
+        };
+        let rings = rings.into_iter().map(|ring| lock(ring.into())).collect();
+        Self {
+            domain,
+            device,
+            rings,
+            coherency,
+            driver: core::marker::PhantomData,
+        }
+    }
+
+    /// A ring, for a look at its counters.
+    #[inline]
+    pub fn ring(&self, ring: RingId) -> Option<&L> {
+        self.rings.get(usize::from(ring.get()))
+    }
+
+    /// A ring has changed; its changes are made visible by the next [`sync`](Space::sync).
+    #[inline]
+    fn changed(&self, cpu: &mut RingsCpu, ring: RingId) {
+        if self.coherency == Coherency::NonCoherent && !cpu.changed.contains(&ring) {
+            cpu.changed.push(ring);
+        }
+    }
+}
+
+/// The last page that the ring's addresses name.
+#[inline]
+fn last_page(ring: RingId, slots: u32) -> ringfence_types::Pfn {
+    let last = RingSlot::new(slots.wrapping_sub(1)).unwrap_or(RingSlot::MAX);
+    RingIova::start(ring, last).slot_pages().hi()
+}
+
+impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
+    type PerCpu = RingsCpu;
+    type Returned = R::Returned;
+    type Gone = Gone;
+
+    fn per_cpu(&self) -> RingsCpu {
+        RingsCpu::default()
+    }
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.domain
+    }
+
+    /// One slot holds one piece, and slots are 2^30 bytes apart: pieces that are to be consecutive must be one.
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut RingsCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: Limits,
+    ) -> Result<Placed, MapReason> {
+        if pieces.len() > 1 {
+            return Err(MapReason::NotContiguous);
+        }
+        self.map_list(cpu, platform, pieces, permissions, limits)
+    }
+
+    #[inline]
+    fn map_list<P: Platform>(
+        &self,
+        cpu: &mut RingsCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: Limits,
+    ) -> Result<Placed, MapReason> {
+        let first = pieces.first().ok_or(MapReason::Empty)?;
+        let id = limits.ring;
+        let ring = self
+            .ring(id)
+            .ok_or(MapReason::Ring(RingRefusal::NoSuchRing(id)))?;
+        let start = ring.with(|ring| {
+            if last_page(id, ring.slots()) > limits.mask {
+                return Err(MapReason::Ring(RingRefusal::BeyondMask(id)));
+            }
+            ring.map_list(platform.memory(), pieces, permissions)
+        })?;
+        self.changed(cpu, id);
+        let range = IovaRange::new(start.iova(), first.bytes()).ok_or(MapReason::TooLarge)?;
+        Ok(Placed { range, steps: 0 })
+    }
+
+    fn pieces<'a>(
+        &'a self,
+        start: Iova,
+        pieces: &'a [PhysRange],
+    ) -> impl Iterator<Item = IovaRange> + 'a {
+        let head = RingIova::from(start);
+        // One buffer is where its range begins; only for more is the ring asked.
+        let rest = match self.ring(head.ring()) {
+            Some(ring) if pieces.len() > 1 => {
+                ring.with(|ring| ring.list(head).skip(1).take(pieces.len()).collect())
+            }
+            _ => Vec::new(),
+        };
+        core::iter::once(head)
+            .chain(rest)
+            .zip(pieces)
+            .filter_map(|(slot, piece)| IovaRange::new(slot.iova(), piece.bytes()))
+    }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut RingsCpu,
+        platform: &mut P,
+        range: IovaRange,
+    ) -> Result<Gone, UnmapRefusal> {
+        let iova = RingIova::from(range.start());
+        let ring = self.ring(iova.ring()).ok_or(UnmapRefusal::NotAllocated)?;
+        ring.with(|ring| ring.unmap_list(platform.memory(), iova, range.bytes()))?;
+        self.changed(cpu, iova.ring());
+        // The first slot's pages stand for a whole list: what purges them is an invalidation of the ring.
+        Ok(Gone {
+            unmapped: Unmapped::attest_cleared(self.domain, iova.slot_pages()),
+            levels: CachedLevels::Leaves,
+            tables: (),
+        })
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, cpu: &mut RingsCpu, platform: &mut P) {
+        for ring in cpu.changed.drain(..) {
+            if let Some(ring) = self.ring(ring) {
+                ring.with(|ring| ring.sync(platform.memory()));
+            }
+        }
+    }
+
+    #[inline]
+    fn release(&self, _cpu: &mut RingsCpu, range: R::Returned) {
+        let iova = RingIova::from(range.range().lo().iova());
+        if let Some(ring) = self.ring(iova.ring()) {
+            ring.with(|ring| ring.release(iova.slot()));
+        }
+    }
+
+    /// No ring asks for a flush of the domain.
+    fn flushed(&self, _cpu: &mut RingsCpu, _proof: Flushed<WholeDomain>) {}
+
+    fn drain(&self, _cpu: &mut RingsCpu) {}
+
+    /// A ring has one entry in the unit's cache: there is nothing narrower to purge.
+    #[inline]
+    fn invalidation(&self, range: PfnRange, _levels: CachedLevels) -> Invalidation {
+        let ring = RingIova::from(range.lo().iova()).ring();
+        if ring.pages().contains(&range) {
+            Invalidation::Ring {
+                domain: self.domain,
+                device: self.device,
+                ring,
+            }
+        } else {
+            Invalidation::Domain(self.domain)
+        }
+    }
+
+    fn serves(&self, device: DeviceId) -> bool {
+        device == self.device
+    }
+
+    fn rings(&self) -> u32 {
+        u32::try_from(self.rings.len()).unwrap_or(u32::MAX)
+    }
+
+    #[inline]
+    fn ring_of(&self, range: &IovaRange) -> RingId {
+        RingIova::from(range.start()).ring()
+    }
+}

@@ -40,10 +40,7 @@ enum Task {
     /// The quick static part: format, lints, the rules on sources, documents.
     Check,
     /// Applies each committed mutation to a scratch copy and requires the tests to notice.
-    Mutate {
-        /// Only mutations whose file name contains one of these words.
-        names: Vec<String>,
-    },
+    Mutate(mutate::Options),
     /// Runs the fuzz targets: with cargo-fuzz where a nightly toolchain is installed, and on stable.
     Fuzz {
         /// Only this target.
@@ -73,7 +70,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
     match task {
         Task::Test => steps::run_all(&repo, suite::test()),
         Task::Check => steps::run_all(&repo, suite::check()),
-        Task::Mutate { names } => mutate::run(&repo, names),
+        Task::Mutate(options) => mutate::run(&repo, options),
         Task::Fuzz { target, seconds } => {
             steps::run_all(&repo, suite::fuzz(&repo, target.as_deref(), *seconds)?)
         }

@@ -1,0 +1,166 @@
+//! A copy of the tree in which mutants are built and tested.
+
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+
+use super::fate::Fate;
+use super::patch::{Mutation, TestCommand};
+use crate::process;
+use crate::repo::Repo;
+use crate::summary::Summary;
+
+/// Longest time that a build, or the unchanged suite, may take.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// A copy of the tree with a target directory of its own, shared by all mutants. Both stay for the next run, which builds only what
+/// changed.
+pub(super) struct Scratch {
+    tree: PathBuf,
+    target: PathBuf,
+    fingerprint: u64,
+}
+
+impl Scratch {
+    pub(super) fn prepare(repo: &Repo, directory: &Path) -> anyhow::Result<Self> {
+        let mut scratch = Self {
+            tree: directory.join("tree"),
+            target: directory.join("target"),
+            fingerprint: 0,
+        };
+        fs::create_dir_all(&scratch.tree)?;
+        // Without a boundary, git would look for a repository further up and apply patches there.
+        if !scratch.tree.join(".git").exists() {
+            process::capture(process::command(&scratch.tree, "git").args(["init", "--quiet"]))?;
+        }
+        let files = repo.files()?;
+        for old in (Repo {
+            root: scratch.tree.clone(),
+        })
+        .files()?
+        {
+            if files.binary_search(&old).is_err() {
+                fs::remove_file(scratch.tree.join(old))?;
+            }
+        }
+        let mut hasher = DefaultHasher::new();
+        for path in &files {
+            scratch.restore(repo, path)?;
+            path.hash(&mut hasher);
+            fs::read(scratch.tree.join(path))?.hash(&mut hasher);
+        }
+        scratch.fingerprint = hasher.finish();
+        Ok(scratch)
+    }
+
+    /// Names the contents of the tree: what was found out about one does not hold for another.
+    pub(super) fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// Makes a file as it is in the repository, leaving it untouched if it is already.
+    fn restore(&self, repo: &Repo, path: &Path) -> anyhow::Result<()> {
+        let copy = self.tree.join(path);
+        let wanted = match fs::read(repo.root.join(path)) {
+            Ok(wanted) => wanted,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                // The patch had created it.
+                return fs::remove_file(copy).map_err(Into::into);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if fs::read(&copy).is_ok_and(|present| present == wanted) {
+            return Ok(());
+        }
+        if let Some(directory) = copy.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        fs::write(copy, wanted)?;
+        Ok(())
+    }
+
+    /// Applies the mutation, runs its tests for at most `limit`, and takes the mutation back.
+    pub(super) fn fate(
+        &self,
+        repo: &Repo,
+        mutation: &Mutation,
+        limit: Duration,
+    ) -> anyhow::Result<Fate> {
+        // The copy's own: the repository may change meanwhile.
+        let patch = self.tree.join(&mutation.path);
+        let touched = process::capture(
+            process::command(&self.tree, "git")
+                .args(["apply", "--numstat", "-z"])
+                .arg(&patch),
+        );
+        let applied =
+            process::capture(process::command(&self.tree, "git").arg("apply").arg(&patch));
+        let (Ok(touched), Ok(_)) = (touched, applied) else {
+            return Ok(Fate::DoesNotApply);
+        };
+        let fate = self.run_mutant(&mutation.kill, limit);
+        for entry in touched.split('\0').filter(|entry| !entry.is_empty()) {
+            // Added lines, removed lines, path.
+            let path = entry
+                .splitn(3, '\t')
+                .nth(2)
+                .context("git apply --numstat")?;
+            self.restore(repo, Path::new(path))?;
+        }
+        fate
+    }
+
+    fn run_mutant(&self, kill: &TestCommand, limit: Duration) -> anyhow::Result<Fate> {
+        // A mutant that the compiler refuses says nothing about the tests.
+        if !self.builds(kill)? {
+            return Ok(Fate::DoesNotBuild);
+        }
+        Ok(Fate::of(&self.cargo_test(&kill.arguments(), limit)?))
+    }
+
+    /// How long the tests take on the unchanged copy; `None` if they fail, or if there are none.
+    pub(super) fn pristine(&self, command: &TestCommand) -> anyhow::Result<Option<Duration>> {
+        if !self.builds(command)? {
+            return Ok(None);
+        }
+        let start = Instant::now();
+        let output = self.cargo_test(&command.arguments(), LIMIT)?;
+        let time = start.elapsed();
+        let mut summary = Summary::default();
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        stdout.lines().for_each(|line| summary.add_line(line));
+        let sound = output.status.success() && summary.ensure_some_ran().is_ok();
+        if !sound {
+            eprint!("{stdout}{}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(sound.then_some(time))
+    }
+
+    /// Builds the tests. A failure is shown: it needs attention.
+    fn builds(&self, command: &TestCommand) -> anyhow::Result<bool> {
+        let output = self.cargo_test(&command.build_only(), LIMIT)?;
+        if !output.status.success() {
+            eprint!("{}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(output.status.success())
+    }
+
+    fn cargo_test(&self, arguments: &[&str], limit: Duration) -> anyhow::Result<Output> {
+        process::command(&self.tree, "timeout")
+            .args(["--kill-after=10", &limit.as_secs().to_string()])
+            .args(["cargo", "test", "--quiet"])
+            .args(arguments)
+            .env("CARGO_TARGET_DIR", &self.target)
+            // Nobody debugs a mutant; building one is the larger part of its time.
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            // What a failing property test remembers would be a change to the copy.
+            .env("PROPTEST_FAILURE_PERSISTENCE", "off")
+            .stdin(Stdio::null())
+            .output()
+            .context("timeout cargo test")
+    }
+}

@@ -92,6 +92,10 @@ fn freebsd() -> FreeBsd<Mutex<FreeBsdTree>> {
     Locked::new(FreeBsdTree::new(space()), Mutex::new)
 }
 
+fn vmalloc() -> Vmalloc<Mutex<VmallocTree>> {
+    Locked::new(VmallocTree::new(space()), Mutex::new)
+}
+
 fn tree() -> CachedRbTree<Mutex<Tree>> {
     Locked::new(Tree::new(space()), Mutex::new)
 }
@@ -192,8 +196,14 @@ fn main() -> ExitCode {
         let stack = Stack {
             next: RefCell::new(0),
         };
-        let (magazines, rcache, eiovar, freebsd, tree) =
-            (magazines(), rcache(), eiovar(), freebsd(), tree());
+        let (magazines, rcache, eiovar, freebsd, vmalloc, tree) = (
+            magazines(),
+            rcache(),
+            eiovar(),
+            freebsd(),
+            vmalloc(),
+            tree(),
+        );
         // A linear search takes tens of thousands of cycles where the others take tens.
         let slow = if work.live > 10_000 { 50 } else { 500 };
         let sides = vec![
@@ -207,6 +217,7 @@ fn main() -> ExitCode {
             ),
             side("eiovar, k = inf", 2_000, &eiovar, work),
             side("freebsd", 1_000, &freebsd, work),
+            side("vmalloc", slow, &vmalloc, work),
             side("linux 3.4 tree", slow, &tree, work),
         ];
         for (name, ratio) in report(work.name, sides, rounds) {

@@ -3,6 +3,7 @@
 //! | question 1 answered by | made with | ids |
 //! |---|---|---|
 //! | Linux 3.4's tree with a cached node | `Locked::new(CachedTree::new(space), RefCell::new)` | AL01-AL03, AL15 |
+//! | vmalloc's first fit, its ancestor | `Locked::new(VmallocTree::new(space), ..)` | AL14 |
 //! | EIOVAR's freelists in front of any [`RangeStore`] | `Locked::new(Eiovar::new(CachedTree::new(space), Capacity::Unbounded), ..)` | AL04-AL06 |
 //! | FreeBSD's tree with the largest gap | `Locked::new(FreeBsdTree::new(space), ..)` | AL07 |
 //! | a bitmap, next fit, one flush a lap | `Bitmap::new(space, ..)`, `Bitmap::literal(space, ..)` | AL09-AL11 |
@@ -31,6 +32,7 @@ mod rbtree;
 mod role;
 mod store;
 mod table_bitmap;
+mod vmalloc;
 
 pub use bitmap::{Bitmap, BitmapCpu, BitmapState};
 pub use cached_rbtree::{CachedRbTree, CachedTree, SeedError};
@@ -43,3 +45,4 @@ pub use magazine::{Depot, MagazineCpu, MagazineLimits, Magazines};
 pub use role::{AllocError, Allocation, IovaAllocator, Request, Returned};
 pub use store::{Locked, RangeStore, Reusable};
 pub use table_bitmap::{TableBitmap, TableBitmapCpu, TableCursor};
+pub use vmalloc::{Vmalloc, VmallocTree};

@@ -375,6 +375,13 @@ fn freebsd() {
     });
 }
 
+#[test]
+fn vmalloc() {
+    conforms(Rules::EXACT, |space| {
+        Locked::new(VmallocTree::new(space), RefCell::new)
+    });
+}
+
 const BITMAP: Rules = Rules {
     finds: false,
     quarantines: true,

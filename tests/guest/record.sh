@@ -3,20 +3,21 @@
 #
 #   tests/guest/record.sh             build, boot, record, judge; one line of verdict, exit code 0 or 1
 #   RINGFENCE=PATH tests/guest/record.sh    with this command instead of building it
+#   GUEST_SUITE=sid tests/guest/record.sh   with the kernel of this Debian suite instead of trixie's
 #
-# Everything is kept under target/guest; what was downloaded once is not downloaded again.
+# Everything is kept under target/guest/SUITE; what was downloaded once is not downloaded again.
 set -euo pipefail
 
 # Where this machine gets its own packages from, unless told otherwise.
 readonly MIRROR=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' | grep -m 1 '/debian/$' || true)}
-readonly SUITE=trixie
+readonly SUITE=${GUEST_SUITE:-trixie}
 readonly KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 # Longest life of the guest, which takes a minute or two here, in seconds.
 readonly LIMIT=${GUEST_LIMIT:-600}
 
 repo=$(cd "$(dirname "$0")/../.." && pwd)
 here=$repo/tests/guest
-cache=$repo/target/guest
+cache=$repo/target/guest/$SUITE
 mkdir -p "$cache"
 
 die() {
@@ -44,12 +45,12 @@ packages() {
     } >"$cache/apt.log" 2>&1 || die "packages cannot be installed: ${missing[*]}; see $cache/apt.log"
 }
 
-# Fetches the newest 6.12 kernel of the suite into $cache/kernel, with an apt of its own: the host's sources stay
-# as they are, and signatures are checked.
+# Fetches the suite's newest kernel into $cache/kernel, with an apt of its own: the host's sources stay as they are, and
+# signatures are checked.
 fetch_kernel() {
     [[ -e $cache/kernel/complete ]] && return
     local apt=$cache/apt
-    rm -rf "$cache/kernel" "$apt"
+    rm -rf "$cache"/{kernel,vmlinuz} "$apt"
     mkdir -p "$apt"/state/lists/partial "$apt"/cache/archives/partial
     : >"$apt/state/status"
     [[ -e $KEYRING ]] || die "$KEYRING is missing: install debian-archive-keyring"
@@ -62,13 +63,18 @@ fetch_kernel() {
     ((EUID)) || options+=(-o APT::Sandbox::User=root)
     echo "fetching the kernel of $SUITE"
     apt-get "${options[@]}" update >"$cache/apt.log" 2>&1 || die "$SUITE cannot be read; see $cache/apt.log"
-    local package
+    local package parts
     package=$(apt-cache "${options[@]}" depends linux-image-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p')
-    [[ $package == linux-image-6.* ]] || die "$SUITE has no kernel 6.12: '$package'"
-    (cd "$apt" && apt-get "${options[@]}" download "$package") >>"$cache/apt.log" 2>&1 ||
+    [[ $package == linux-image-* ]] || die "$SUITE has no kernel: '$package'"
+    # Since 7.x the image itself and the modules are packages of their own.
+    mapfile -t parts < <(apt-cache "${options[@]}" depends "$package" | sed -n 's/^ *Depends: \(linux-\(binary\|modules\)-.*\)/\1/p')
+    (cd "$apt" && apt-get "${options[@]}" download "$package" "${parts[@]}") >>"$cache/apt.log" 2>&1 ||
         die "$package cannot be fetched; see $cache/apt.log"
-    dpkg-deb -x "$apt/$package"_*.deb "$cache/kernel"
+    local deb
+    for deb in "$apt"/*.deb; do dpkg-deb -x "$deb" "$cache/kernel"; done
     rm -rf "$apt"
+    # Below /boot, or, since 7.x, beside its modules.
+    cp "$(find "$cache/kernel" -name 'vmlinuz*' -type f -print -quit)" "$cache/vmlinuz"
     touch "$cache/kernel/complete"
 }
 
@@ -116,7 +122,7 @@ boot() {
     timeout --kill-after=10 "$LIMIT" qemu-system-x86_64 -accel tcg -machine q35,kernel-irqchip=off -cpu max -smp 2 -m 1G \
         -device intel-iommu,caching-mode=off,intremap=off \
         -display none -nodefaults -no-reboot -serial stdio \
-        -kernel "$cache"/kernel/boot/vmlinuz-* -initrd "$cache/initrd.gz" \
+        -kernel "$cache/vmlinuz" -initrd "$cache/initrd.gz" \
         -append "console=ttyS0 quiet panic=-1 intel_iommu=on iommu.strict=1" \
         -drive if=none,id=workload,format=raw,file="$cache/workload.img" \
         -device nvme,drive=workload,serial=workload \

@@ -5,6 +5,7 @@
 mod check;
 mod console;
 mod fuzz;
+mod guest;
 mod ids;
 mod install;
 mod links;
@@ -49,6 +50,8 @@ enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
+    /// Records a trace on a stock kernel in a guest and judges it; needs the network for some 120 MB.
+    Guest(guest::Options),
     /// Checks docs/IDS.md and counts what is planned.
     Ids,
 }
@@ -74,6 +77,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
         Task::Fuzz { target, seconds } => {
             steps::run_all(&repo, suite::fuzz(&repo, target.as_deref(), *seconds)?)
         }
+        Task::Guest(options) => guest::run(&repo, options),
         Task::Ids => ids::print(&repo),
     }
 }

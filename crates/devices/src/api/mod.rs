@@ -1,0 +1,178 @@
+//! DMA as a driver sees it.
+//!
+//! A driver maps buffers, unmaps them, and says when a burst of unmaps ends. Any protection mode can stand behind [`DmaApi`], without
+//! dynamic dispatch: [`LayerApi`] is the mapping layer of this project.
+
+mod layer;
+mod witness;
+
+pub use layer::LayerApi;
+pub use witness::{Attacked, Handback, HasBus, Witness};
+
+use core::fmt;
+
+use ringfence_dma::{Coherent, MapError};
+use ringfence_types::{
+    DeviceId, Direction, DomainId, InvalidationError, Iova, IovaRange, PhysRange,
+};
+
+use crate::{Buffer, ByteMemory};
+
+/// The ring of a device that a mapping belongs to (rIOMMU section 4): modes that translate by ring need to know, others ignore it.
+/// Buffers that descriptors point to and the memory of the descriptors themselves have a table each; the call tells which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ring {
+    /// The queue's number among those of the device.
+    pub queue: u16,
+    /// The direction of the ring's data.
+    pub direction: Direction,
+}
+
+/// A live mapping: what goes into a descriptor, and what unmap takes.
+#[must_use = "a mapping that is dropped stays reachable by the device for ever"]
+#[derive(Debug)]
+pub struct Mapped<H> {
+    /// What the device is told.
+    pub iova: Iova,
+    /// For unmap.
+    pub handle: H,
+}
+
+/// A buffer that was not mapped.
+#[derive(Debug)]
+pub struct Refused {
+    /// The buffer, back.
+    pub buffer: Buffer,
+    /// Why.
+    pub stop: Stop,
+}
+
+/// Why a buffer was not mapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// The ring has no entry free now (rIOMMU section 4: overflow is legal, the driver should slow down). Try again after an unmap, or
+    /// after the end of a burst.
+    Busy,
+    /// It cannot be mapped.
+    Failed(MapError),
+}
+
+/// DMA for the driver of one device.
+pub trait DmaApi {
+    /// What stands for a live mapping.
+    type Handle;
+    /// Memory as the driver's processor reaches it.
+    type Memory: ByteMemory;
+
+    /// Memory as the driver's processor reaches it.
+    fn memory(&self) -> &Self::Memory;
+
+    /// Makes `memory`, which lies in `buffer`, reachable by the device in the ring's direction.
+    ///
+    /// # Errors
+    /// The buffer comes back with the reason.
+    fn map(
+        &mut self,
+        ring: Ring,
+        buffer: Buffer,
+        memory: PhysRange,
+    ) -> Result<Mapped<Self::Handle>, Refused>;
+
+    /// Takes a mapping down. The buffer comes back now, or, as `None` says, at the end of the burst.
+    ///
+    /// # Errors
+    /// The buffer is lost to its pool: the device may still reach it.
+    fn unmap(&mut self, ring: Ring, handle: Self::Handle) -> Result<Option<Buffer>, ApiError>;
+
+    /// Ends the ring's burst of unmaps; `back` receives the buffers that were withheld.
+    ///
+    /// # Errors
+    /// The invalidation failed: buffers stay withheld.
+    fn end_burst(&mut self, ring: Ring, back: impl FnMut(Buffer)) -> Result<(), ApiError>;
+
+    /// Memory for the descriptors of `ring`: zeroed, reachable both ways, whole pages.
+    ///
+    /// # Errors
+    /// Nothing was allocated.
+    fn alloc_coherent(&mut self, ring: Ring, pages: usize) -> Result<Coherent, ApiError>;
+
+    /// Gives the memory of descriptors back.
+    ///
+    /// # Errors
+    /// The memory is lost: the device may still reach it.
+    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), ApiError>;
+}
+
+/// What a driver is told when the mapping layer fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ApiError {
+    /// A map failed.
+    Map(MapError),
+    /// An unmap failed.
+    Unmap {
+        /// The device.
+        device: DeviceId,
+        /// The addresses.
+        range: IovaRange,
+        /// Why.
+        cause: UnmapCause,
+    },
+    /// The invalidation at the end of a burst failed.
+    EndBurst {
+        /// The device.
+        device: DeviceId,
+        /// Why.
+        cause: InvalidationError,
+    },
+    /// Coherent memory was not freed.
+    FreeCoherent {
+        /// The device.
+        device: DeviceId,
+        /// The addresses.
+        range: IovaRange,
+    },
+}
+
+/// Why an unmap failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UnmapCause {
+    /// The range is not mapped, or only part of it.
+    NotMapped,
+    /// It is another domain's.
+    OtherDomain(DomainId),
+    /// The translation is cleared, but the invalidation failed.
+    NotFlushed(InvalidationError),
+}
+
+impl fmt::Display for UnmapCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotMapped => f.write_str("not mapped as it was"),
+            Self::OtherDomain(domain) => write!(f, "mapped in domain {domain}"),
+            Self::NotFlushed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Map(error) => error.fmt(f),
+            Self::Unmap {
+                device,
+                range,
+                cause,
+            } => write!(f, "cannot unmap {range} of {device}: {cause}"),
+            Self::EndBurst { device, cause } => {
+                write!(f, "cannot end a burst of {device}: {cause}")
+            }
+            Self::FreeCoherent { device, range } => {
+                write!(f, "cannot free coherent memory {range} of {device}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for ApiError {}

@@ -1,0 +1,334 @@
+//! The device side of a network adapter. It does what hardware does and no more: it fetches what the doorbell offers, moves bytes where
+//! descriptors say, reports, and interrupts. Every access is translated, those to descriptors too (OS05; rIOMMU Fig. 5).
+
+use ringfence_types::DeviceId;
+
+use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
+use super::layout::{Completion, SEGMENT_BYTES, Segment, Status};
+use super::profile::Profile;
+use crate::ring::{Coalesce, CompletionWriter, RingAddresses, RingBase};
+use crate::{DmaError, Transfer};
+
+/// The two ways through a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// From the wire into memory.
+    Receive,
+    /// From memory onto the wire.
+    Transmit,
+}
+
+/// What became of a frame from the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reception {
+    /// A descriptor was used for it; the completion says how it ended.
+    Taken,
+    /// There is no descriptor: the wire holds the frame back.
+    NoDescriptor,
+}
+
+/// What a device counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeviceStats {
+    /// Frames completed, by lane.
+    pub received: u64,
+    /// See `received`.
+    pub transmitted: u64,
+    /// Frames whose access to a buffer was stopped.
+    pub stopped: u64,
+    /// Frames that did not fit.
+    pub misfits: u64,
+    /// Doorbells that offered more than the ring holds; ignored.
+    pub bad_doorbells: u64,
+    /// Interrupts.
+    pub interrupts: u64,
+}
+
+#[derive(Debug)]
+struct Queue {
+    descriptors: RingBase,
+    completions: CompletionWriter,
+    head: u32,
+    tail: u32,
+    coalesce: Coalesce,
+}
+
+/// A network adapter.
+#[derive(Debug)]
+pub struct NicDevice {
+    id: DeviceId,
+    segments: usize,
+    burst: u32,
+    receive: Vec<Option<Queue>>,
+    transmit: Vec<Option<Queue>>,
+    stats: DeviceStats,
+    frame: Vec<u8>,
+}
+
+/// Segments a descriptor has at most.
+const MAX_SEGMENTS: usize = 2;
+/// What the device's own buffer holds.
+const FRAME_BYTES: usize = FRAME_HEADER_BYTES + MAX_BODY_BYTES;
+
+impl NicDevice {
+    /// An adapter that takes descriptors as the driver of `profile` writes them and interrupts at `burst` completions of a ring.
+    pub fn new(id: DeviceId, profile: &Profile, burst: u32) -> Self {
+        let none = |count| (0..count).map(|_| None).collect();
+        Self {
+            id,
+            segments: profile.buffers_per_packet.clamp(1, MAX_SEGMENTS),
+            burst,
+            receive: none(profile.receive.count),
+            transmit: none(profile.transmit.count),
+            stats: DeviceStats::default(),
+            frame: Vec::new(),
+        }
+    }
+
+    /// Its requester ID.
+    pub fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &DeviceStats {
+        &self.stats
+    }
+
+    #[inline]
+    fn queue(&mut self, lane: Lane, index: u16) -> Option<&mut Queue> {
+        let queues = match lane {
+            Lane::Receive => &mut self.receive,
+            Lane::Transmit => &mut self.transmit,
+        };
+        queues.get_mut(usize::from(index))?.as_mut()
+    }
+
+    /// The base and size registers of a ring: starts it, empty. A ring that does not exist is ignored, as writes to registers that do
+    /// not exist are.
+    pub fn program(&mut self, lane: Lane, index: u16, at: &RingAddresses) {
+        let burst = self.burst;
+        let queues = match lane {
+            Lane::Receive => &mut self.receive,
+            Lane::Transmit => &mut self.transmit,
+        };
+        if let Some(place) = queues.get_mut(usize::from(index)) {
+            *place = Some(Queue {
+                descriptors: at.descriptors,
+                completions: CompletionWriter::new(at.completions),
+                head: 0,
+                tail: 0,
+                coalesce: Coalesce::new(burst),
+            });
+        }
+    }
+
+    /// Stops every ring: no access is made after this.
+    pub fn reset(&mut self) {
+        self.receive.fill_with(|| None);
+        self.transmit.fill_with(|| None);
+    }
+
+    /// The tail register of a ring, free-running.
+    #[inline]
+    pub fn doorbell(&mut self, lane: Lane, index: u16, tail: u32) {
+        let mut bad = false;
+        if let Some(queue) = self.queue(lane, index) {
+            bad = tail.wrapping_sub(queue.head) > queue.descriptors.size.entries();
+            if !bad {
+                queue.tail = tail;
+            }
+        }
+        self.stats.bad_doorbells += u64::from(bad);
+    }
+
+    /// Completions of a ring that no interrupt has announced.
+    #[inline]
+    pub fn unannounced(&mut self, lane: Lane, index: u16) -> u32 {
+        self.queue(lane, index)
+            .map_or(0, |queue| queue.coalesce.unannounced())
+    }
+
+    /// Whether an interrupt of a ring is due.
+    #[inline]
+    pub fn interrupt_due(&mut self, lane: Lane, index: u16) -> bool {
+        self.queue(lane, index)
+            .is_some_and(|queue| queue.coalesce.due())
+    }
+
+    /// The ring's interrupt is taken, due or by its timer; how many completions it announces, which may be none.
+    #[inline]
+    pub fn take_interrupt(&mut self, lane: Lane, index: u16) -> u32 {
+        let announced = match self.queue(lane, index) {
+            Some(queue) => queue.coalesce.take(),
+            None => 0,
+        };
+        self.stats.interrupts += u64::from(announced > 0);
+        announced
+    }
+
+    /// Puts every frame that a transmit ring offers onto `wire`; how many.
+    ///
+    /// # Errors
+    /// A descriptor could not be fetched or a completion not be written: the ring stands still.
+    pub fn transmit<T: Transfer>(
+        &mut self,
+        bus: &mut T,
+        index: u16,
+        mut wire: impl FnMut(&[u8]),
+    ) -> Result<u32, DmaError> {
+        let (id, segments) = (self.id, self.segments);
+        let mut frame = core::mem::take(&mut self.frame);
+        let mut stats = self.stats;
+        let mut sent = 0;
+        let result = (|| {
+            let Some(queue) = self.queue(Lane::Transmit, index) else {
+                return Ok(());
+            };
+            while queue.head != queue.tail {
+                let descriptor = queue.fetch(bus, id, segments)?;
+                let status = gather(bus, id, &descriptor[..segments], &mut frame);
+                stats.transmitted += 1;
+                stats.count(status);
+                let (mut bytes, mut first) = (0, 0);
+                if status == Status::Done {
+                    (bytes, first) = (frame.len() as u32, descriptor[0].bytes);
+                    wire(&frame);
+                    sent += 1;
+                }
+                queue.complete(bus, id, bytes, first, status)?;
+            }
+            Ok(())
+        })();
+        self.frame = frame;
+        self.stats = stats;
+        result.map(|()| sent)
+    }
+
+    /// Takes a frame from the wire into the next descriptor of a receive ring. With two segments the headers go into the first one.
+    ///
+    /// # Errors
+    /// A descriptor could not be fetched or a completion not be written: the ring stands still and the frame is lost.
+    pub fn receive<T: Transfer>(
+        &mut self,
+        bus: &mut T,
+        index: u16,
+        frame: &[u8],
+    ) -> Result<Reception, DmaError> {
+        let (id, segments) = (self.id, self.segments);
+        let Some(queue) = self.queue(Lane::Receive, index) else {
+            return Ok(Reception::NoDescriptor);
+        };
+        if queue.head == queue.tail {
+            return Ok(Reception::NoDescriptor);
+        }
+        let descriptor = queue.fetch(bus, id, segments)?;
+        let split = if segments == 1 {
+            frame.len()
+        } else {
+            frame.len().min(FRAME_HEADER_BYTES)
+        };
+        let (first, second) = frame.split_at(split);
+        let status = scatter(bus, id, &descriptor, [first, second]);
+        let (bytes, first) = match status {
+            Status::Done => (frame.len() as u32, split as u32),
+            Status::Stopped | Status::Size => (0, 0),
+        };
+        queue.complete(bus, id, bytes, first, status)?;
+        self.stats.received += 1;
+        self.stats.count(status);
+        Ok(Reception::Taken)
+    }
+}
+
+impl DeviceStats {
+    #[inline]
+    fn count(&mut self, status: Status) {
+        match status {
+            Status::Done => {}
+            Status::Stopped => self.stopped += 1,
+            Status::Size => self.misfits += 1,
+        }
+    }
+}
+
+impl Queue {
+    #[inline]
+    fn fetch<T: Transfer>(
+        &mut self,
+        bus: &mut T,
+        id: DeviceId,
+        segments: usize,
+    ) -> Result<[Segment; MAX_SEGMENTS], DmaError> {
+        let mut raw = [[0; SEGMENT_BYTES]; MAX_SEGMENTS];
+        let wanted = raw.as_flattened_mut();
+        bus.read(
+            id,
+            self.descriptors.entry(self.head),
+            &mut wanted[..segments * SEGMENT_BYTES],
+        )?;
+        Ok(raw.map(|segment| Segment::decode(&segment)))
+    }
+
+    #[inline]
+    fn complete<T: Transfer>(
+        &mut self,
+        bus: &mut T,
+        id: DeviceId,
+        bytes: u32,
+        first: u32,
+        status: Status,
+    ) -> Result<(), DmaError> {
+        let completion = Completion {
+            bytes,
+            first,
+            descriptor: self.head,
+            status: status as u16,
+        };
+        self.completions.post(bus, id, completion.encode())?;
+        self.head = self.head.wrapping_add(1);
+        self.coalesce.completed();
+        Ok(())
+    }
+}
+
+/// Reads the segments of a descriptor into `frame`.
+fn gather<T: Transfer>(
+    bus: &mut T,
+    id: DeviceId,
+    segments: &[Segment],
+    frame: &mut Vec<u8>,
+) -> Status {
+    frame.clear();
+    for segment in segments.iter().filter(|segment| segment.bytes > 0) {
+        let start = frame.len();
+        let end = start.saturating_add(segment.bytes as usize);
+        if end > FRAME_BYTES {
+            return Status::Size;
+        }
+        frame.resize(end, 0);
+        if bus.read(id, segment.iova, &mut frame[start..]).is_err() {
+            frame.clear();
+            return Status::Stopped;
+        }
+    }
+    Status::Done
+}
+
+/// Writes the parts of a frame into the segments of a descriptor.
+fn scatter<T: Transfer>(
+    bus: &mut T,
+    id: DeviceId,
+    segments: &[Segment],
+    parts: [&[u8]; MAX_SEGMENTS],
+) -> Status {
+    for (segment, part) in segments.iter().zip(parts) {
+        if part.len() > segment.bytes as usize {
+            return Status::Size;
+        }
+        if !part.is_empty() && bus.write(id, segment.iova, part).is_err() {
+            return Status::Stopped;
+        }
+    }
+    Status::Done
+}

@@ -1,0 +1,497 @@
+//! The driver of a network adapter: its rings, its pools, how they are opened and closed.
+//!
+//! What the device writes into shared memory is taken for a claim: it is checked, and a lie stops the ring with a typed error.
+
+use core::fmt;
+
+use ringfence_types::{Direction, PhysAddr, PhysRange};
+
+use super::arrivals::Arrivals;
+use super::device::Lane;
+use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
+use super::layout::{Completion, SEGMENT_BYTES, Segment, Status};
+use super::profile::{Profile, Rings};
+use crate::api::{ApiError, DmaApi, Ring, Stop};
+use crate::buffer::PoolError;
+use crate::ring::{CompletionError, DeviceLie, LieKind, OrderedRing, RawCompletion, RingAddresses};
+use crate::{Buffer, Pool, Unreachable};
+
+/// Target buffers of a packet at most.
+pub(super) const MAX_BUFFERS: usize = 2;
+
+/// A header buffer: the headers, rounded up to cache lines.
+const HEADER_SLOT: u64 = 64;
+/// A data buffer, and the buffer of a whole frame: half a page, so that two share one, as in stock drivers.
+const DATA_SLOT: u64 = 2048;
+
+/// A buffer while the device owns it.
+#[derive(Debug)]
+pub(super) struct Held<H> {
+    pub(super) handle: H,
+    pub(super) at: PhysAddr,
+    pub(super) bytes: u32,
+}
+
+/// The buffers of one descriptor.
+pub(super) type Packet<H> = [Option<Held<H>>; MAX_BUFFERS];
+
+/// A receive ring, and the descriptor that is being armed: a map that stalls is continued there.
+#[derive(Debug)]
+pub(super) struct ReceiveRing<H> {
+    pub(super) ring: OrderedRing<Packet<H>>,
+    pub(super) arming: Packet<H>,
+    pub(super) segments: [Segment; MAX_BUFFERS],
+    pub(super) armed: usize,
+}
+
+/// What a driver counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DriverStats {
+    /// Buffers mapped.
+    pub maps: u64,
+    /// Buffers unmapped.
+    pub unmaps: u64,
+    /// Bursts ended.
+    pub bursts: u64,
+    /// Maps put off because the layer had no entry free.
+    pub stalls: u64,
+    /// Maps put off because the pool was empty, or the ring full.
+    pub starved: u64,
+    /// Completions whose status was not [`Status::Done`].
+    pub failed: u64,
+}
+
+/// Why a driver's call did not succeed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NicError {
+    /// The mapping layer failed.
+    Api(ApiError),
+    /// The processor could not reach its own memory.
+    Memory(Unreachable),
+    /// The device lied. Its ring stands still until the port is closed.
+    Device(DeviceLie),
+    /// The port has no such queue.
+    NoSuchQueue {
+        /// The lane.
+        lane: Lane,
+        /// The number.
+        index: u16,
+    },
+    /// A frame is empty or longer than the link takes.
+    FrameLength {
+        /// Its bytes.
+        bytes: usize,
+    },
+    /// There is no room for the port's buffers.
+    Pool(PoolError),
+    /// Buffers did not come back until the port was closed.
+    Lost {
+        /// How many.
+        buffers: usize,
+    },
+    /// The layer handed up a buffer that is not this driver's.
+    ForeignBuffer {
+        /// Its first byte.
+        at: PhysAddr,
+    },
+}
+
+impl fmt::Display for NicError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Api(error) => error.fmt(f),
+            Self::Memory(error) => error.fmt(f),
+            Self::Device(lie) => lie.fmt(f),
+            Self::NoSuchQueue { lane, index } => write!(f, "no {lane:?} queue {index}"),
+            Self::FrameLength { bytes } => write!(f, "a frame of {bytes} bytes"),
+            Self::Pool(error) => error.fmt(f),
+            Self::Lost { buffers } => write!(f, "{buffers} buffers never came back"),
+            Self::ForeignBuffer { at } => write!(f, "a buffer at {at} that was never given"),
+        }
+    }
+}
+
+impl core::error::Error for NicError {}
+
+impl From<ApiError> for NicError {
+    fn from(error: ApiError) -> Self {
+        Self::Api(error)
+    }
+}
+
+impl From<Unreachable> for NicError {
+    fn from(error: Unreachable) -> Self {
+        Self::Memory(error)
+    }
+}
+
+impl From<CompletionError> for NicError {
+    fn from(error: CompletionError) -> Self {
+        match error {
+            CompletionError::Memory(error) => Self::Memory(error),
+            CompletionError::Lie(lie) => Self::Device(lie),
+        }
+    }
+}
+
+/// Buffers of a port: with one buffer a packet the header pool is empty.
+#[derive(Debug)]
+pub(super) struct Pools {
+    header: Option<Pool>,
+    data: Pool,
+}
+
+impl Pools {
+    /// The pool of the buffer `which` of a packet.
+    #[inline]
+    pub(super) fn of(&mut self, which: usize) -> &mut Pool {
+        match &mut self.header {
+            Some(header) if which == 0 => header,
+            _ => &mut self.data,
+        }
+    }
+
+    #[inline]
+    pub(super) fn give(&mut self, buffer: Buffer) -> Result<(), NicError> {
+        let buffer = match &mut self.header {
+            Some(header) => match header.give(buffer) {
+                Ok(()) => return Ok(()),
+                Err(buffer) => buffer,
+            },
+            None => buffer,
+        };
+        self.data
+            .give(buffer)
+            .map_err(|buffer| NicError::ForeignBuffer { at: buffer.start() })
+    }
+
+    fn out(&self) -> usize {
+        self.header.as_ref().map_or(0, Pool::out) + self.data.out()
+    }
+}
+
+/// The driver of one port. `H` is the API's handle of a mapping.
+#[derive(Debug)]
+pub struct Nic<H> {
+    pub(super) profile: Profile,
+    pub(super) pools: Pools,
+    pub(super) receive: Vec<ReceiveRing<H>>,
+    pub(super) transmit: Vec<OrderedRing<Packet<H>>>,
+    pub(super) arrivals: Arrivals,
+    pub(super) stats: DriverStats,
+    pub(super) scratch: Vec<u8>,
+}
+
+impl<H> Nic<H> {
+    /// Bytes of buffers that a port of `profile` needs: those of full rings, and as many again as `burst` packets, because buffers are
+    /// withheld while their successors are mapped.
+    pub fn buffer_bytes(profile: &Profile, burst: u32) -> u64 {
+        let packets = profile.live_at_most() / profile.buffers_per_packet as u64
+            + 2 * u64::from(burst)
+            + u64::from(profile.receive.count);
+        let slots = if profile.buffers_per_packet > 1 {
+            HEADER_SLOT + DATA_SLOT
+        } else {
+            DATA_SLOT
+        };
+        // A page between the pools: headers and data share none.
+        packets * slots + 4096
+    }
+
+    /// Opens a port: allocates its rings and fills those that receive. Buffers come from `memory`, which is page-aligned, has
+    /// [`buffer_bytes`](Self::buffer_bytes) bytes, and is nobody else's.
+    ///
+    /// # Errors
+    /// Nothing stays allocated.
+    pub fn open<A: DmaApi<Handle = H>>(
+        profile: Profile,
+        memory: PhysRange,
+        api: &mut A,
+    ) -> Result<Self, NicError> {
+        let mut nic = Self {
+            profile,
+            pools: pools(&profile, memory)?,
+            receive: Vec::new(),
+            transmit: Vec::new(),
+            arrivals: Arrivals::default(),
+            stats: DriverStats::default(),
+            scratch: Vec::new(),
+        };
+        match nic.allocate(api) {
+            Ok(()) => Ok(nic),
+            Err(error) => {
+                nic.close(api)?;
+                Err(error)
+            }
+        }
+    }
+
+    fn allocate<A: DmaApi<Handle = H>>(&mut self, api: &mut A) -> Result<(), NicError> {
+        let entry_bytes = (self.profile.buffers_per_packet * SEGMENT_BYTES) as u32;
+        let Rings { count, size } = self.profile.transmit;
+        for queue in 0..count {
+            let ring = ring(Lane::Transmit, queue);
+            self.transmit
+                .push(OrderedRing::alloc(api, ring, size, entry_bytes)?);
+        }
+        let Rings { count, size } = self.profile.receive;
+        for queue in 0..count {
+            let ring = ring(Lane::Receive, queue);
+            self.receive.push(ReceiveRing {
+                ring: OrderedRing::alloc(api, ring, size, entry_bytes)?,
+                arming: [const { None }; MAX_BUFFERS],
+                segments: [Segment::NONE; MAX_BUFFERS],
+                armed: 0,
+            });
+            self.refill(api, queue)?;
+        }
+        Ok(())
+    }
+
+    /// Every ring with what the device's base registers need.
+    pub fn rings(&self) -> impl Iterator<Item = (Lane, u16, RingAddresses)> {
+        let receive = self.receive.iter().map(|receive| &receive.ring);
+        let numbered = |lane| {
+            move |(index, ring): (usize, &OrderedRing<Packet<H>>)| {
+                (lane, index as u16, ring.addresses())
+            }
+        };
+        receive.enumerate().map(numbered(Lane::Receive)).chain(
+            self.transmit
+                .iter()
+                .enumerate()
+                .map(numbered(Lane::Transmit)),
+        )
+    }
+
+    /// What to write into a ring's tail register.
+    pub fn tail(&self, lane: Lane, index: u16) -> Option<u32> {
+        let index = usize::from(index);
+        match lane {
+            Lane::Receive => self.receive.get(index).map(|receive| receive.ring.tail()),
+            Lane::Transmit => self.transmit.get(index).map(OrderedRing::tail),
+        }
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &DriverStats {
+        &self.stats
+    }
+
+    /// The shape.
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// Buffers that are not in their pool: mapped, withheld, or lost.
+    pub fn buffers_out(&self) -> usize {
+        self.pools.out()
+    }
+
+    /// Maps the buffer `which` of a descriptor, of which the first `bytes` bytes are the device's. `None`: not now.
+    #[inline]
+    pub(super) fn map<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        ring: Ring,
+        which: usize,
+        buffer: Buffer,
+        bytes: u32,
+    ) -> Result<Option<(Held<H>, Segment)>, NicError> {
+        let at = buffer.start();
+        let Some(memory) = self.pools.of(which).range(&buffer, u64::from(bytes)) else {
+            self.pools.give(buffer)?;
+            return Err(NicError::FrameLength {
+                bytes: bytes as usize,
+            });
+        };
+        match api.map(ring, buffer, memory) {
+            Ok(mapped) => {
+                self.stats.maps += 1;
+                let held = Held {
+                    handle: mapped.handle,
+                    at,
+                    bytes,
+                };
+                let segment = Segment {
+                    iova: mapped.iova,
+                    bytes,
+                };
+                Ok(Some((held, segment)))
+            }
+            Err(refused) => {
+                self.pools.give(refused.buffer)?;
+                match refused.stop {
+                    Stop::Busy => {
+                        self.stats.stalls += 1;
+                        Ok(None)
+                    }
+                    Stop::Failed(error) => Err(ApiError::Map(error).into()),
+                }
+            }
+        }
+    }
+
+    /// Unmaps all buffers of `packet`; those that come back at once go to their pools.
+    pub(super) fn release<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        ring: Ring,
+        packet: Packet<H>,
+    ) -> Result<(), NicError> {
+        let mut result = Ok(());
+        for held in packet.into_iter().flatten() {
+            self.stats.unmaps += 1;
+            let done = match api.unmap(ring, held.handle) {
+                Ok(Some(buffer)) => self.pools.give(buffer),
+                Ok(None) => Ok(()),
+                Err(error) => Err(error.into()),
+            };
+            result = result.and(done);
+        }
+        result
+    }
+
+    /// Closes the port, whose device has been reset: unmaps everything and frees the rings. Goes on after errors.
+    ///
+    /// # Errors
+    /// The first one. What it concerns is lost; everything else is back.
+    pub fn close<A: DmaApi<Handle = H>>(mut self, api: &mut A) -> Result<(), NicError> {
+        let mut result = Ok(());
+        let mut freed = Ok(());
+        for mut receive in core::mem::take(&mut self.receive) {
+            let ring = receive.ring.ring();
+            let mut packets = Vec::new();
+            receive.ring.drain(|packet| packets.push(packet));
+            packets.push(receive.arming);
+            for packet in packets {
+                result = result.and(self.release(api, ring, packet));
+            }
+            result = result.and(self.end_burst(api, ring));
+            freed = freed.and(receive.ring.free(api));
+        }
+        for mut transmit in core::mem::take(&mut self.transmit) {
+            let ring = transmit.ring();
+            let mut packets = Vec::new();
+            transmit.drain(|packet| packets.push(packet));
+            for packet in packets {
+                result = result.and(self.release(api, ring, packet));
+            }
+            result = result.and(self.end_burst(api, ring));
+            freed = freed.and(transmit.free(api));
+        }
+        let mut given = Ok(());
+        let pools = &mut self.pools;
+        self.arrivals
+            .abandon(|buffer| given = given.and(pools.give(buffer)));
+        let lost = match self.pools.out() {
+            0 => Ok(()),
+            buffers => Err(NicError::Lost { buffers }),
+        };
+        result
+            .and(freed.map_err(NicError::from))
+            .and(given)
+            .and(lost)
+    }
+
+    /// Ends a burst. Withheld buffers of received packets go to their packets, all others to their pools.
+    pub(super) fn end_burst<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        ring: Ring,
+    ) -> Result<(), NicError> {
+        let (arrivals, pools) = (&mut self.arrivals, &mut self.pools);
+        let mut given = Ok(());
+        let ended = api.end_burst(ring, |buffer| {
+            let done = match ring.direction {
+                Direction::FromDevice => match arrivals.released(buffer) {
+                    Ok(()) => Ok(()),
+                    Err(buffer) => pools.give(buffer),
+                },
+                Direction::ToDevice | Direction::Bidirectional => pools.give(buffer),
+            };
+            given = given.and(done);
+        });
+        self.stats.bursts += 1;
+        ended?;
+        given
+    }
+}
+
+/// The two pools inside `memory`.
+fn pools(profile: &Profile, memory: PhysRange) -> Result<Pools, NicError> {
+    if profile.buffers_per_packet < MAX_BUFFERS {
+        let data = Pool::new(memory, DATA_SLOT).map_err(NicError::Pool)?;
+        return Ok(Pools { header: None, data });
+    }
+    // As many headers as data.
+    let error = NicError::Pool(PoolError {
+        region: memory,
+        slot_bytes: HEADER_SLOT + DATA_SLOT,
+    });
+    let packets = memory.bytes().saturating_sub(4096) / (HEADER_SLOT + DATA_SLOT);
+    let header = PhysRange::new(memory.start(), packets * HEADER_SLOT).ok_or(error)?;
+    let behind = (packets * HEADER_SLOT).next_multiple_of(4096);
+    let data = PhysRange::new(memory.start().wrapping_add(behind), packets * DATA_SLOT);
+    let data = data.filter(|data| memory.contains(data)).ok_or(error)?;
+    Ok(Pools {
+        header: Some(Pool::new(header, HEADER_SLOT).map_err(NicError::Pool)?),
+        data: Pool::new(data, DATA_SLOT).map_err(NicError::Pool)?,
+    })
+}
+
+/// Which ring of the API a queue is.
+pub(super) const fn ring(lane: Lane, queue: u16) -> Ring {
+    Ring {
+        queue,
+        direction: match lane {
+            Lane::Receive => Direction::FromDevice,
+            Lane::Transmit => Direction::ToDevice,
+        },
+    }
+}
+
+/// Bytes of the buffer `which` that a receive descriptor offers.
+pub(super) const fn offered(profile: &Profile, which: usize) -> u32 {
+    let bytes = if profile.buffers_per_packet < MAX_BUFFERS {
+        FRAME_HEADER_BYTES + MAX_BODY_BYTES
+    } else if which == 0 {
+        FRAME_HEADER_BYTES
+    } else {
+        MAX_BODY_BYTES
+    };
+    bytes as u32
+}
+
+/// What a completion claims, checked against the descriptor that the driver remembers.
+#[inline]
+pub(super) fn check<H>(
+    raw: &RawCompletion,
+    head: u32,
+    packet: &Packet<H>,
+) -> Result<(Completion, Status), LieKind> {
+    let claim = Completion::decode(raw);
+    if claim.descriptor != head {
+        return Err(LieKind::Index {
+            found: claim.descriptor,
+            expected: Some(head),
+        });
+    }
+    let status = Status::from_raw(claim.status).ok_or(LieKind::Status(claim.status))?;
+    let room = |which: usize| {
+        let held = packet.get(which).and_then(Option::as_ref);
+        held.map_or(0, |held| held.bytes)
+    };
+    let too_long = |found, at_most| Err(LieKind::Length { found, at_most });
+    let Some(second) = claim.bytes.checked_sub(claim.first) else {
+        return too_long(claim.first, claim.bytes);
+    };
+    if claim.first > room(0) {
+        return too_long(claim.first, room(0));
+    }
+    if second > room(1) {
+        return too_long(second, room(1));
+    }
+    Ok((claim, status))
+}

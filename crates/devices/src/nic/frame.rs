@@ -1,0 +1,145 @@
+//! Frames: headers and data whose checksum the far end verifies, and whose number it expects.
+//!
+//! The headers take as many bytes as Ethernet, IPv4 and TCP without options would (14 + 20 + 20). Behind the Ethernet header stand, in
+//! little-endian order, what a test needs to know instead: flow (4 bytes), number in the flow (8), bytes of data (4), checksum of all
+//! the rest (8).
+
+use core::fmt;
+
+/// Bytes of headers.
+pub const FRAME_HEADER_BYTES: usize = 54;
+/// Bytes of data at most: a maximum transmission unit of 1500 less IP and TCP headers.
+pub const MAX_BODY_BYTES: usize = 1460;
+
+/// EtherType for local experiments (IEEE 802).
+const ETHER_TYPE: [u8; 2] = [0x88, 0xb5];
+const SUM_AT: usize = 30;
+
+/// What a frame says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame {
+    /// Which connection.
+    pub flow: u32,
+    /// Which frame of it.
+    pub number: u64,
+    /// Bytes of data.
+    pub body: u32,
+}
+
+/// What is wrong with a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrameError {
+    /// It is shorter than its headers, or longer or shorter than they say.
+    Length {
+        /// Its bytes.
+        bytes: usize,
+    },
+    /// Its bytes are not those that were sent.
+    Checksum,
+}
+
+impl fmt::Display for FrameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length { bytes } => write!(f, "a frame of {bytes} bytes says otherwise"),
+            Self::Checksum => f.write_str("a frame's checksum does not match"),
+        }
+    }
+}
+
+impl core::error::Error for FrameError {}
+
+impl Frame {
+    /// Writes the frame into `into`, in place of what was there. Its data follow from flow and number.
+    pub fn build(&self, into: &mut Vec<u8>) {
+        into.clear();
+        into.resize(FRAME_HEADER_BYTES + self.body as usize, 0);
+        let (header, body) = into.split_at_mut(FRAME_HEADER_BYTES);
+        header[12..14].copy_from_slice(&ETHER_TYPE);
+        header[14..18].copy_from_slice(&self.flow.to_le_bytes());
+        header[18..26].copy_from_slice(&self.number.to_le_bytes());
+        header[26..30].copy_from_slice(&self.body.to_le_bytes());
+        let mut word = mix(u64::from(self.flow) << 40 ^ self.number);
+        for bytes in body.chunks_mut(8) {
+            word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            bytes.copy_from_slice(&word.to_le_bytes()[..bytes.len()]);
+        }
+        let sum = sum(into);
+        into[SUM_AT..SUM_AT + 8].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    /// Reads what a frame says of itself, once its checksum has been found right.
+    ///
+    /// # Errors
+    /// See [`FrameError`].
+    pub fn verify(frame: &[u8]) -> Result<Self, FrameError> {
+        let length = FrameError::Length { bytes: frame.len() };
+        let header: &[u8; FRAME_HEADER_BYTES] = frame.first_chunk().ok_or(length)?;
+        let number = |at: usize, bytes: usize| {
+            let mut word = [0; 8];
+            word[..bytes].copy_from_slice(&header[at..at + bytes]);
+            u64::from_le_bytes(word)
+        };
+        let found = Self {
+            flow: number(14, 4) as u32,
+            number: number(18, 8),
+            body: number(26, 4) as u32,
+        };
+        if frame.len() - FRAME_HEADER_BYTES != found.body as usize {
+            return Err(length);
+        }
+        if sum(frame) != number(SUM_AT, 8) {
+            return Err(FrameError::Checksum);
+        }
+        Ok(found)
+    }
+}
+
+const fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word ^ (word >> 29)
+}
+
+/// A checksum of all bytes but its own: every step is a bijection of the state, so a single changed word always shows.
+fn sum(frame: &[u8]) -> u64 {
+    let (front, rest) = frame.split_at(SUM_AT);
+    let behind = &rest[8..];
+    let mut state = frame.len() as u64;
+    for part in [front, behind] {
+        for bytes in part.chunks(8) {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            state = (state ^ u64::from_le_bytes(word))
+                .wrapping_mul(0x9fb2_1c65_1e98_df25)
+                .rotate_left(23);
+        }
+    }
+    mix(state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_changed_byte_shows() {
+        let mut frame = Vec::new();
+        for body in [0, 1, 7, 8, 9, 1460] {
+            let sent = Frame {
+                flow: 3,
+                number: 77,
+                body,
+            };
+            sent.build(&mut frame);
+            assert_eq!(frame.len(), FRAME_HEADER_BYTES + body as usize);
+            assert_eq!(Frame::verify(&frame), Ok(sent));
+            for at in 0..frame.len() {
+                frame[at] ^= 0x40;
+                assert!(Frame::verify(&frame).is_err(), "byte {at} of {body}");
+                frame[at] ^= 0x40;
+            }
+            assert!(Frame::verify(&frame[..frame.len() - 1]).is_err());
+        }
+        assert_eq!(Frame::verify(&[]), Err(FrameError::Length { bytes: 0 }));
+    }
+}

@@ -1,0 +1,31 @@
+//! Network adapters: the device, its driver, and frames whose checksum the far end verifies.
+//!
+//! | file | one concept |
+//! |---|---|
+//! | `profile.rs` | the shapes mlx and brcm (OS16) |
+//! | `layout.rs` | descriptors and completions, in bits |
+//! | `device.rs` | the device side: fetches descriptors, moves frames, completes (OS05) |
+//! | `driver.rs` | the driver side: rings, pools, opening and closing |
+//! | `receive.rs`, `transmit.rs` | the driver's two loops |
+//! | `arrivals.rs` | received packets whose buffers the layer still withholds |
+//! | `frame.rs` | what stands in a frame |
+//! | `station.rs` | a driver and its device run by a workload |
+
+mod arrivals;
+mod device;
+mod driver;
+mod frame;
+mod layout;
+mod profile;
+mod receive;
+mod station;
+mod transmit;
+
+pub use device::{DeviceStats, Lane, NicDevice, Reception};
+pub use driver::{DriverStats, Nic, NicError};
+pub use frame::{FRAME_HEADER_BYTES, Frame, FrameError, MAX_BODY_BYTES};
+pub use layout::{Completion, SEGMENT_BYTES, Segment, Status};
+pub use profile::{Profile, Rings};
+pub use receive::{Preemption, Received};
+pub use station::{Station, StationError, StationStats, World};
+pub use transmit::Sent;

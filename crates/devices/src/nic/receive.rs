@@ -1,0 +1,236 @@
+//! The receive loop: for each buffer of a packet unmap it and at once map its successor, then end the burst and hand the packets up
+//! (EIOVAR section 4; decision 0011).
+
+use super::device::Lane;
+use super::driver::{MAX_BUFFERS, Nic, NicError, check, offered, ring};
+use super::layout::{Segment, Status};
+use crate::ByteMemory;
+use crate::api::DmaApi;
+
+/// A transmit interrupt that is taken inside a receive loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Preemption {
+    /// Before which of the loop's calls to the DMA API, counted from 0; never if the loop makes fewer.
+    pub before_call: u32,
+    /// The transmit queue.
+    pub queue: u16,
+    /// Completions its loop handles at most.
+    pub budget: u32,
+}
+
+/// What a receive loop did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Received {
+    /// Completions handled.
+    pub completions: u32,
+    /// Frames handed up.
+    pub frames: u32,
+    /// Whether the preemption took place.
+    pub preempted: bool,
+}
+
+/// Calls to the DMA API so far, and what happens before one of them.
+struct Calls {
+    made: u32,
+    preemption: Option<Preemption>,
+    preempted: bool,
+}
+
+impl<H> Nic<H> {
+    /// Handles at most `budget` completions of a receive queue as one burst; `each` receives the frames. The device's tail register is
+    /// to be written afterwards.
+    ///
+    /// # Errors
+    /// The first error. The burst is ended all the same; packets that were complete are handed up.
+    pub fn receive<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        queue: u16,
+        budget: u32,
+        preemption: Option<Preemption>,
+        each: impl FnMut(&[u8]),
+    ) -> Result<Received, NicError> {
+        let mut calls = Calls {
+            made: 0,
+            preemption,
+            preempted: false,
+        };
+        let mut completions = 0;
+        let mut result = Ok(());
+        while completions < budget {
+            match self.receive_one(api, queue, &mut calls) {
+                Ok(true) => completions += 1,
+                Ok(false) => break,
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        if completions > 0 || result.is_err() {
+            result = result.and(self.end_burst(api, ring(Lane::Receive, queue)));
+        }
+        let delivered = self.deliver(api, each);
+        result = result.and(delivered.map(|_| ()));
+        result.and_then(|()| self.refill(api, queue))?;
+        Ok(Received {
+            completions,
+            frames: delivered?,
+            preempted: calls.preempted,
+        })
+    }
+
+    /// One completion: whether there was one.
+    #[inline]
+    fn receive_one<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        queue: u16,
+        calls: &mut Calls,
+    ) -> Result<bool, NicError> {
+        let receive = self
+            .receive
+            .get_mut(usize::from(queue))
+            .ok_or(NicError::NoSuchQueue {
+                lane: Lane::Receive,
+                index: queue,
+            })?;
+        let Some(((claim, status), packet)) = receive.ring.completed(api.memory(), check)? else {
+            return Ok(false);
+        };
+        let bytes = if status == Status::Done {
+            // Checked: the first part is not longer than the whole.
+            [claim.first, claim.bytes - claim.first]
+        } else {
+            self.stats.failed += 1;
+            [0; MAX_BUFFERS]
+        };
+        let buffers = packet.iter().flatten().count();
+        let number = self.arrivals.begin(buffers, bytes);
+        for (which, held) in packet.into_iter().enumerate() {
+            let Some(held) = held else { continue };
+            self.before_call(api, calls)?;
+            self.stats.unmaps += 1;
+            match api.unmap(ring(Lane::Receive, queue), held.handle)? {
+                Some(buffer) => self.arrivals.back(buffer, number, which),
+                None => self.arrivals.withhold(held.at, number, which),
+            }
+            self.before_call(api, calls)?;
+            self.arm(api, queue)?;
+        }
+        Ok(true)
+    }
+
+    /// The interrupt comes at any gap between two calls, also between an unmap and the map that follows it (EIOVAR section 5).
+    #[inline]
+    fn before_call<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        calls: &mut Calls,
+    ) -> Result<(), NicError> {
+        let now = calls
+            .preemption
+            .take_if(|preemption| preemption.before_call == calls.made);
+        calls.made += 1;
+        if let Some(preemption) = now {
+            calls.preempted = true;
+            self.reclaim(api, preemption.queue, preemption.budget)?;
+        }
+        Ok(())
+    }
+
+    /// Maps the next buffer of the descriptor that is being armed, and posts it when that was the last one; whether one was mapped.
+    #[inline]
+    fn arm<A: DmaApi<Handle = H>>(&mut self, api: &mut A, queue: u16) -> Result<bool, NicError> {
+        let index = usize::from(queue);
+        let per_packet = self.profile.buffers_per_packet;
+        let Some(receive) = self.receive.get(index) else {
+            return Ok(false);
+        };
+        if receive.ring.is_full() {
+            return Ok(false);
+        }
+        let which = receive.armed;
+        if which < per_packet {
+            let Some(buffer) = self.pools.of(which).take() else {
+                self.stats.starved += 1;
+                return Ok(false);
+            };
+            let bytes = offered(&self.profile, which);
+            let ring = ring(Lane::Receive, queue);
+            let Some((held, segment)) = self.map(api, ring, which, buffer, bytes)? else {
+                return Ok(false);
+            };
+            let Some(receive) = self.receive.get_mut(index) else {
+                return Ok(false);
+            };
+            if let (Some(place), Some(named)) = (
+                receive.arming.get_mut(which),
+                receive.segments.get_mut(which),
+            ) {
+                *place = Some(held);
+                *named = segment;
+            }
+            receive.armed = which + 1;
+        }
+        let Some(receive) = self.receive.get_mut(index) else {
+            return Ok(false);
+        };
+        if receive.armed == per_packet {
+            let raw = receive.segments.map(|segment| Segment::encode(&segment));
+            let bytes = per_packet * super::SEGMENT_BYTES;
+            let raw = raw.as_flattened().get(..bytes).unwrap_or_default();
+            let packet = core::mem::replace(&mut receive.arming, [const { None }; MAX_BUFFERS]);
+            match receive.ring.post(api.memory(), raw, packet) {
+                Ok(()) => receive.armed = 0,
+                Err((packet, error)) => {
+                    receive.arming = packet;
+                    return error.map_or(Ok(false), |error| Err(error.into()));
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Arms descriptors until the ring is full, or buffers or the layer's entries run out.
+    ///
+    /// # Errors
+    /// The layer's; what was armed stays armed.
+    pub fn refill<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        queue: u16,
+    ) -> Result<(), NicError> {
+        while self.arm(api, queue)? {}
+        Ok(())
+    }
+
+    /// Hands up the packets whose buffers are all back; how many frames.
+    fn deliver<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<u32, NicError> {
+        let mut frames = 0;
+        let mut result = Ok(());
+        while let Some(arrival) = self.arrivals.next() {
+            self.scratch.clear();
+            for (buffer, bytes) in arrival.buffers.into_iter().zip(arrival.bytes) {
+                let Some(buffer) = buffer else { continue };
+                let start = self.scratch.len();
+                self.scratch.resize(start + bytes as usize, 0);
+                let read = api
+                    .memory()
+                    .read(buffer.start(), &mut self.scratch[start..]);
+                result = result
+                    .and(read.map_err(NicError::from))
+                    .and(self.pools.give(buffer));
+            }
+            if !self.scratch.is_empty() && result.is_ok() {
+                each(&self.scratch);
+                frames += 1;
+            }
+        }
+        result.map(|()| frames)
+    }
+}

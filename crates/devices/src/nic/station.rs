@@ -1,0 +1,463 @@
+//! A machine under a workload: driver and device of one port, and the clients at the other end of the wire, which verify every frame.
+
+use core::fmt;
+
+use ringfence_types::{DeviceId, PhysRange};
+
+use super::device::{DeviceStats, Lane, NicDevice, Reception};
+use super::driver::{DriverStats, Nic, NicError};
+use super::frame::{Frame, FrameError};
+use super::profile::Profile;
+use super::receive::Preemption;
+use super::transmit::Sent;
+use crate::api::DmaApi;
+use crate::seed::Seed;
+use crate::workload::{Offer, Packet, Workload};
+use crate::{DmaError, Transfer};
+
+/// What a station runs on: the driver's DMA and the device's way to memory, one at a time, since both lead through the same IOMMU.
+pub trait World {
+    /// The API's handle of a mapping.
+    type Handle;
+    /// DMA for the driver.
+    type Api<'a>: DmaApi<Handle = Self::Handle>
+    where
+        Self: 'a;
+    /// The device's way to memory.
+    type Bus<'a>: Transfer
+    where
+        Self: 'a;
+
+    /// DMA for the driver.
+    fn api(&mut self) -> Self::Api<'_>;
+    /// The device's way to memory.
+    fn bus(&mut self) -> Self::Bus<'_>;
+}
+
+/// Why a workload did not go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StationError {
+    /// The driver's.
+    Nic(NicError),
+    /// The device could not reach its rings.
+    Device(DmaError),
+    /// A frame arrived otherwise than it was sent.
+    Frame(FrameError),
+    /// A frame of another connection or number arrived, or none where one was sent.
+    Order {
+        /// What arrived.
+        found: Frame,
+        /// The number expected in its flow, if the flow exists.
+        expected: Option<u64>,
+    },
+    /// Nobody can go on: frames wait for descriptors, or the server for entries, that never come.
+    Stuck,
+}
+
+impl fmt::Display for StationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nic(error) => error.fmt(f),
+            Self::Device(error) => error.fmt(f),
+            Self::Frame(error) => error.fmt(f),
+            Self::Order { found, expected } => write!(
+                f,
+                "frame {} of flow {} where {expected:?} was expected",
+                found.number, found.flow
+            ),
+            Self::Stuck => f.write_str("neither driver nor device can go on"),
+        }
+    }
+}
+
+impl core::error::Error for StationError {}
+
+impl From<NicError> for StationError {
+    fn from(error: NicError) -> Self {
+        Self::Nic(error)
+    }
+}
+
+impl From<DmaError> for StationError {
+    fn from(error: DmaError) -> Self {
+        Self::Device(error)
+    }
+}
+
+impl From<FrameError> for StationError {
+    fn from(error: FrameError) -> Self {
+        Self::Frame(error)
+    }
+}
+
+/// What a station counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StationStats {
+    /// Frames received, each verified by the server.
+    pub received: u64,
+    /// Frames sent, each verified by its client.
+    pub sent: u64,
+    /// Bytes of data in all of them.
+    pub bytes: u64,
+    /// Receive loops inside which a transmit interrupt was taken.
+    pub interferences: u64,
+}
+
+/// Numbers of the frames of each flow, one way.
+#[derive(Debug, Default)]
+struct Flows {
+    sent: Vec<u64>,
+    arrived: Vec<u64>,
+}
+
+/// Driver and device of one port.
+#[derive(Debug)]
+pub struct Station<H> {
+    nic: Nic<H>,
+    device: NicDevice,
+    seed: Seed,
+    stats: StationStats,
+    inbound: Flows,
+    outbound: Flows,
+    frame: Vec<u8>,
+    delivered: Vec<Packet>,
+    /// Transmit rings whose interrupt is due.
+    due: Vec<u16>,
+}
+
+impl<H> Station<H> {
+    /// Opens a port of `profile` for `device`, with buffers in `memory` (see [`Nic::buffer_bytes`]) and interrupts at `burst` completions.
+    ///
+    /// # Errors
+    /// The driver's; nothing stays allocated.
+    pub fn open<W: World<Handle = H>>(
+        world: &mut W,
+        device: DeviceId,
+        profile: Profile,
+        memory: PhysRange,
+        burst: u32,
+        seed: u64,
+    ) -> Result<Self, StationError> {
+        let nic = Nic::open(profile, memory, &mut world.api())?;
+        let mut device = NicDevice::new(device, &profile, burst);
+        for (lane, index, at) in nic.rings() {
+            device.program(lane, index, &at);
+        }
+        let mut station = Self {
+            nic,
+            device,
+            seed: Seed::new(seed),
+            stats: StationStats::default(),
+            inbound: Flows::default(),
+            outbound: Flows::default(),
+            frame: Vec::new(),
+            delivered: Vec::new(),
+            due: Vec::new(),
+        };
+        for queue in 0..profile.receive.count {
+            station.ring_doorbell(Lane::Receive, queue);
+        }
+        Ok(station)
+    }
+
+    /// Stops the device and closes the port.
+    ///
+    /// # Errors
+    /// The driver's; what it concerns is lost.
+    pub fn close<W: World<Handle = H>>(mut self, world: &mut W) -> Result<(), StationError> {
+        self.device.reset();
+        Ok(self.nic.close(&mut world.api())?)
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &StationStats {
+        &self.stats
+    }
+
+    /// The driver's counters.
+    pub fn driver_stats(&self) -> &DriverStats {
+        self.nic.stats()
+    }
+
+    /// The device's counters.
+    pub fn device_stats(&self) -> &DeviceStats {
+        self.device.stats()
+    }
+
+    /// The driver.
+    pub fn nic(&self) -> &Nic<H> {
+        &self.nic
+    }
+
+    /// Runs `workload` until `packets` more frames have been received and sent together, or a few more: what has begun is finished.
+    ///
+    /// # Errors
+    /// See [`StationError`]; the workload cannot go on.
+    pub fn run<W: World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        workload: &mut impl Workload,
+        packets: u64,
+    ) -> Result<(), StationError> {
+        let clients = workload.clients() as usize;
+        for flows in [&mut self.inbound, &mut self.outbound] {
+            flows.sent.resize(clients.max(flows.sent.len()), 0);
+            flows.arrived.resize(clients.max(flows.arrived.len()), 0);
+        }
+        let target = self.packets().saturating_add(packets);
+        while self.packets() < target {
+            let before = (self.packets(), *self.nic.stats());
+            match self.arrivals(world, workload)? {
+                Pause::Due => {}
+                Pause::Waiting => self.receive_all(world, workload)?,
+                Pause::Silence => {
+                    self.reclaim_all(world)?;
+                    continue;
+                }
+            }
+            self.send_all(world, workload)?;
+            if before == (self.packets(), *self.nic.stats()) {
+                return Err(StationError::Stuck);
+            }
+        }
+        Ok(())
+    }
+
+    fn packets(&self) -> u64 {
+        self.stats.received + self.stats.sent
+    }
+
+    /// Frames from the wire, until an interrupt has been handled or there are no more.
+    fn arrivals<W: World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        workload: &mut impl Workload,
+    ) -> Result<Pause, StationError> {
+        loop {
+            let packet = match workload.offer() {
+                Offer::Packet(packet) => packet,
+                Offer::Waiting => return Ok(Pause::Waiting),
+                Offer::Silence => return Ok(Pause::Silence),
+            };
+            let queue = self.queue(Lane::Receive, packet.client);
+            self.inbound.build(packet, &mut self.frame);
+            let mut loops = 0;
+            while self.device.receive(&mut world.bus(), queue, &self.frame)?
+                == Reception::NoDescriptor
+            {
+                // The wire holds the frame back until the driver has made room. A layer that withholds entries until the end of a
+                // burst makes room with the loop after that one.
+                if loops == 2 {
+                    return Err(StationError::Stuck);
+                }
+                loops += 1;
+                self.receive_loop(world, workload, queue)?;
+            }
+            if self.device.interrupt_due(Lane::Receive, queue) {
+                self.receive_loop(world, workload, queue)?;
+                return Ok(Pause::Due);
+            }
+        }
+    }
+
+    /// The timers of all receive rings run out, and those of transmit rings while the loops run.
+    fn receive_all<W: World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        workload: &mut impl Workload,
+    ) -> Result<(), StationError> {
+        self.due.clear();
+        for queue in 0..self.nic.profile().transmit.count {
+            if self.device.unannounced(Lane::Transmit, queue) > 0 {
+                self.due.push(queue);
+            }
+        }
+        for queue in 0..self.nic.profile().receive.count {
+            if self.device.unannounced(Lane::Receive, queue) > 0 {
+                self.receive_loop(world, workload, queue)?;
+            }
+        }
+        // Those that found no loop to interrupt.
+        self.reclaim_all(world)
+    }
+
+    /// One interrupt of a receive ring.
+    fn receive_loop<W: World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        workload: &mut impl Workload,
+        queue: u16,
+    ) -> Result<(), StationError> {
+        let announced = self.device.take_interrupt(Lane::Receive, queue);
+        let preemption = self.due.pop().map(|queue| {
+            let per_packet = self.nic.profile().buffers_per_packet as u64;
+            let calls = 2 * per_packet * u64::from(announced);
+            Preemption {
+                before_call: self.seed.below(calls) as u32,
+                queue,
+                budget: u32::MAX,
+            }
+        });
+        let (inbound, delivered) = (&mut self.inbound, &mut self.delivered);
+        let mut wrong = Ok(());
+        let done =
+            self.nic.receive(
+                &mut world.api(),
+                queue,
+                u32::MAX,
+                preemption,
+                |frame| match inbound.check(frame) {
+                    Ok(packet) => delivered.push(packet),
+                    Err(error) => wrong = Err(error),
+                },
+            )?;
+        wrong?;
+        match preemption {
+            Some(preemption) if done.preempted => {
+                self.device.take_interrupt(Lane::Transmit, preemption.queue);
+                self.stats.interferences += 1;
+            }
+            Some(preemption) => self.due.push(preemption.queue),
+            None => {}
+        }
+        self.ring_doorbell(Lane::Receive, queue);
+        for packet in self.delivered.drain(..) {
+            self.stats.received += 1;
+            self.stats.bytes += u64::from(packet.bytes);
+            workload.received(packet);
+        }
+        Ok(())
+    }
+
+    /// Everything that the server has to send.
+    fn send_all<W: World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        workload: &mut impl Workload,
+    ) -> Result<(), StationError> {
+        while let Some(packet) = workload.send() {
+            let queue = self.queue(Lane::Transmit, packet.client);
+            let mut frame = core::mem::take(&mut self.frame);
+            self.outbound.build(packet, &mut frame);
+            let mut tries = 0;
+            while self.nic.send(&mut world.api(), queue, &frame)? == Sent::Full {
+                if tries == 2 {
+                    return Err(StationError::Stuck);
+                }
+                tries += 1;
+                self.reclaim(world, queue)?;
+            }
+            self.frame = frame;
+            self.ring_doorbell(Lane::Transmit, queue);
+            self.transmit(world, workload, queue)?;
+            if self.device.interrupt_due(Lane::Transmit, queue) && !self.due.contains(&queue) {
+                self.due.push(queue);
+            }
+        }
+        Ok(())
+    }
+
+    /// The device puts on the wire what it was offered, and the clients verify it.
+    fn transmit<W: World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        workload: &mut impl Workload,
+        queue: u16,
+    ) -> Result<(), StationError> {
+        let (outbound, stats) = (&mut self.outbound, &mut self.stats);
+        let mut wrong = Ok(());
+        self.device.transmit(&mut world.bus(), queue, |frame| {
+            match outbound.check(frame) {
+                Ok(packet) => {
+                    stats.sent += 1;
+                    stats.bytes += u64::from(packet.bytes);
+                    workload.answered(packet);
+                }
+                Err(error) => wrong = Err(error),
+            }
+        })?;
+        wrong
+    }
+
+    /// The timers of all transmit rings run out.
+    fn reclaim_all<W: World<Handle = H>>(&mut self, world: &mut W) -> Result<(), StationError> {
+        for queue in 0..self.nic.profile().transmit.count {
+            self.reclaim(world, queue)?;
+        }
+        Ok(())
+    }
+
+    /// The interrupt of a transmit ring.
+    fn reclaim<W: World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        queue: u16,
+    ) -> Result<(), StationError> {
+        self.due.retain(|due| *due != queue);
+        if self.device.take_interrupt(Lane::Transmit, queue) > 0 {
+            self.nic.reclaim(&mut world.api(), queue, u32::MAX)?;
+        }
+        Ok(())
+    }
+
+    fn ring_doorbell(&mut self, lane: Lane, queue: u16) {
+        if let Some(tail) = self.nic.tail(lane, queue) {
+            self.device.doorbell(lane, queue, tail);
+        }
+    }
+
+    fn queue(&self, lane: Lane, client: u32) -> u16 {
+        let count = match lane {
+            Lane::Receive => self.nic.profile().receive.count,
+            Lane::Transmit => self.nic.profile().transmit.count,
+        };
+        (client % u32::from(count.max(1))) as u16
+    }
+}
+
+/// Why frames stopped arriving.
+enum Pause {
+    /// An interrupt was due, and has been handled.
+    Due,
+    /// The clients wait.
+    Waiting,
+    /// Nothing happens.
+    Silence,
+}
+
+impl Flows {
+    /// Writes the next frame of a flow.
+    fn build(&mut self, packet: Packet, into: &mut Vec<u8>) {
+        let mut number = 0;
+        if let Some(next) = self.sent.get_mut(packet.client as usize) {
+            number = *next;
+            *next += 1;
+        }
+        let frame = Frame {
+            flow: packet.client,
+            number,
+            body: packet.bytes,
+        };
+        frame.build(into);
+    }
+
+    /// Verifies that `frame` is the next one of its flow.
+    fn check(&mut self, frame: &[u8]) -> Result<Packet, StationError> {
+        let found = Frame::verify(frame)?;
+        let expected = self.arrived.get_mut(found.flow as usize);
+        match expected {
+            Some(number) if *number == found.number => {
+                *number += 1;
+                Ok(Packet {
+                    client: found.flow,
+                    bytes: found.body,
+                })
+            }
+            other => Err(StationError::Order {
+                found,
+                expected: other.copied(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The size of a ring, and a position in it.
+
+/// Entries of a ring: a power of two from 2 to 65536, so that free-running 32-bit counters name entries and full and empty differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RingSize(u32);
+
+impl RingSize {
+    /// `None` if `entries` is no power of two from 2 to 65536.
+    pub const fn new(entries: u32) -> Option<Self> {
+        if entries < 2 || entries > 1 << 16 || !entries.is_power_of_two() {
+            return None;
+        }
+        Some(Self(entries))
+    }
+
+    /// How many entries.
+    #[inline]
+    pub const fn entries(self) -> u32 {
+        self.0
+    }
+
+    /// The entry that the free-running `counter` names.
+    #[inline]
+    pub const fn index(self, counter: u32) -> u32 {
+        counter & (self.0 - 1)
+    }
+}
+
+/// A position in a ring that knows its lap: entries written in one lap carry one phase, those of the next lap the other (NVMe base
+/// specification, "Phase Tag").
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cursor {
+    size: RingSize,
+    counter: u32,
+}
+
+impl Cursor {
+    /// At entry 0 of the first lap.
+    pub const fn new(size: RingSize) -> Self {
+        Self { size, counter: 0 }
+    }
+
+    /// The entry.
+    #[inline]
+    pub const fn index(&self) -> u32 {
+        self.size.index(self.counter)
+    }
+
+    /// The phase of this lap: set in the first one, because memory begins zeroed.
+    #[inline]
+    pub const fn phase(&self) -> bool {
+        self.counter & self.size.0 == 0
+    }
+
+    /// One entry further.
+    #[inline]
+    pub fn advance(&mut self) {
+        self.counter = self.counter.wrapping_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_two() {
+        for bad in [0, 1, 3, 65537, 131_072, u32::MAX] {
+            assert_eq!(RingSize::new(bad), None);
+        }
+        for good in [2, 256, 65536] {
+            assert_eq!(RingSize::new(good).unwrap().entries(), good);
+        }
+    }
+
+    #[test]
+    fn the_phase_changes_with_every_lap() {
+        let size = RingSize::new(4).unwrap();
+        let mut cursor = Cursor {
+            size,
+            // Across the wrap of the counter itself.
+            counter: u32::MAX - 7,
+        };
+        let mut laps = Vec::new();
+        for _ in 0..12 {
+            laps.push((cursor.index(), cursor.phase()));
+            cursor.advance();
+        }
+        let lap = |phase| (0..4).map(move |index| (index, phase));
+        let expected: Vec<_> = lap(true).chain(lap(false)).chain(lap(true)).collect();
+        assert_eq!(laps, expected);
+    }
+}

@@ -1,0 +1,113 @@
+//! Apache: small requests, answers of one size, many clients.
+
+use std::collections::VecDeque;
+
+use super::clients::Clients;
+use super::{Offer, Packet, SEGMENT, Workload};
+
+/// Packets of an answer before it is another client's turn: 64 KiB.
+const TURN: u64 = 44;
+
+/// ApacheBench against Apache (rIOMMU section 5.1; EIOVAR section 7).
+#[derive(Debug, Clone)]
+pub struct Apache {
+    clients: Clients,
+    request: u32,
+    file: u64,
+    /// Answers that are not sent completely: the client, and bytes to go.
+    answers: VecDeque<(u32, u64)>,
+    /// Packets of this turn so far.
+    turn: u64,
+    /// By client: bytes still to come, and packets not acknowledged.
+    pending: Vec<(u64, u32)>,
+    /// Acknowledgements on the wire.
+    owed: VecDeque<u32>,
+}
+
+impl Apache {
+    /// The bigger file of the documents.
+    pub const BIG: u64 = 1 << 20;
+    /// The smaller one.
+    pub const SMALL: u64 = 1 << 10;
+    /// Clients of the rIOMMU document.
+    pub const CLIENTS: u32 = 32;
+    /// Clients of the EIOVAR document.
+    pub const CLIENTS_EIOVAR: u32 = 100;
+
+    /// Requests of 64 bytes for files of `file` bytes by `clients` clients.
+    pub fn new(file: u64, clients: u32, seed: u64) -> Self {
+        Self {
+            clients: Clients::new(clients, seed),
+            request: 64,
+            file: file.max(1),
+            answers: VecDeque::new(),
+            turn: 0,
+            pending: vec![(0, 0); clients as usize],
+            owed: VecDeque::new(),
+        }
+    }
+}
+
+impl Workload for Apache {
+    fn clients(&self) -> u32 {
+        self.clients.count()
+    }
+
+    fn offer(&mut self) -> Offer {
+        if let Some(client) = self.owed.pop_front() {
+            return Offer::Packet(Packet { client, bytes: 0 });
+        }
+        match self.clients.draw() {
+            Some(client) => Offer::Packet(Packet {
+                client,
+                bytes: self.request,
+            }),
+            None => Offer::Waiting,
+        }
+    }
+
+    fn received(&mut self, packet: Packet) {
+        // Without data it acknowledges.
+        if packet.bytes > 0 {
+            self.answers.push_back((packet.client, self.file));
+            if let Some(pending) = self.pending.get_mut(packet.client as usize) {
+                *pending = (self.file, 0);
+            }
+        }
+    }
+
+    fn send(&mut self) -> Option<Packet> {
+        let (client, left) = self.answers.front_mut()?;
+        let bytes = (*left).min(u64::from(SEGMENT));
+        let packet = Packet {
+            client: *client,
+            bytes: bytes as u32,
+        };
+        *left -= bytes;
+        self.turn += 1;
+        if *left == 0 {
+            self.answers.pop_front();
+            self.turn = 0;
+        } else if self.turn == TURN {
+            self.answers.rotate_left(1);
+            self.turn = 0;
+        }
+        Some(packet)
+    }
+
+    fn answered(&mut self, packet: Packet) {
+        let Some((left, unacknowledged)) = self.pending.get_mut(packet.client as usize) else {
+            return;
+        };
+        *left = left.saturating_sub(u64::from(packet.bytes));
+        *unacknowledged += 1;
+        let complete = *left == 0;
+        if *unacknowledged == 2 {
+            *unacknowledged = 0;
+            self.owed.push_back(packet.client);
+        }
+        if complete {
+            self.clients.ready(packet.client);
+        }
+    }
+}

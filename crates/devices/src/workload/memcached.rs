@@ -1,0 +1,66 @@
+//! Memcached: gets and sets of small values, many clients.
+
+use std::collections::VecDeque;
+
+use super::clients::Clients;
+use super::{Offer, Packet, Workload};
+
+const KEY: u32 = 64;
+const VALUE: u32 = 1024;
+/// What a set is answered with: the text protocol's "STORED" and an end of line.
+const STORED: u32 = 8;
+
+/// Memslap against Memcached (rIOMMU section 5.1): 90% get, 10% set.
+#[derive(Debug, Clone)]
+pub struct Memcached {
+    clients: Clients,
+    gets_per_hundred: u64,
+    answers: VecDeque<Packet>,
+}
+
+impl Memcached {
+    /// Clients of the rIOMMU document.
+    pub const CLIENTS: u32 = 32;
+    /// Clients of the EIOVAR document.
+    pub const CLIENTS_EIOVAR: u32 = 16;
+
+    /// The documents' mix, by `clients` clients.
+    pub fn new(clients: u32, seed: u64) -> Self {
+        Self {
+            clients: Clients::new(clients, seed),
+            gets_per_hundred: 90,
+            answers: VecDeque::new(),
+        }
+    }
+}
+
+impl Workload for Memcached {
+    fn clients(&self) -> u32 {
+        self.clients.count()
+    }
+
+    fn offer(&mut self) -> Offer {
+        let Some(client) = self.clients.draw() else {
+            return Offer::Waiting;
+        };
+        let get = self.clients.chance(100) < self.gets_per_hundred;
+        let bytes = if get { KEY } else { KEY + VALUE };
+        Offer::Packet(Packet { client, bytes })
+    }
+
+    fn received(&mut self, packet: Packet) {
+        let bytes = if packet.bytes == KEY { VALUE } else { STORED };
+        self.answers.push_back(Packet {
+            client: packet.client,
+            bytes,
+        });
+    }
+
+    fn send(&mut self) -> Option<Packet> {
+        self.answers.pop_front()
+    }
+
+    fn answered(&mut self, packet: Packet) {
+        self.clients.ready(packet.client);
+    }
+}

@@ -1,0 +1,86 @@
+//! Request-response: one small message in, one out, then silence.
+
+use super::{Offer, Packet, Workload};
+
+/// Netperf's UDP request-response (rIOMMU section 5.1).
+#[derive(Debug, Clone)]
+pub struct RequestResponse {
+    bytes: u32,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum State {
+    /// The client asks.
+    Asking,
+    /// The question is on its way.
+    Waiting,
+    /// The server answers.
+    Answering,
+    /// The answer is there.
+    Answered,
+}
+
+impl RequestResponse {
+    /// Messages of `bytes` bytes each way, at most one packet's data.
+    pub const fn new(bytes: u32) -> Self {
+        let bytes = if bytes > super::SEGMENT {
+            super::SEGMENT
+        } else {
+            bytes
+        };
+        Self {
+            bytes,
+            state: State::Asking,
+        }
+    }
+
+    const fn packet(&self) -> Packet {
+        Packet {
+            client: 0,
+            bytes: self.bytes,
+        }
+    }
+}
+
+impl Default for RequestResponse {
+    fn default() -> Self {
+        Self::new(1)
+    }
+}
+
+impl Workload for RequestResponse {
+    fn clients(&self) -> u32 {
+        1
+    }
+
+    fn offer(&mut self) -> Offer {
+        match self.state {
+            State::Asking => {
+                self.state = State::Waiting;
+                Offer::Packet(self.packet())
+            }
+            State::Waiting | State::Answering => Offer::Waiting,
+            State::Answered => {
+                self.state = State::Asking;
+                Offer::Silence
+            }
+        }
+    }
+
+    fn received(&mut self, _packet: Packet) {
+        self.state = State::Answering;
+    }
+
+    fn send(&mut self) -> Option<Packet> {
+        if !matches!(self.state, State::Answering) {
+            return None;
+        }
+        self.state = State::Waiting;
+        Some(self.packet())
+    }
+
+    fn answered(&mut self, _packet: Packet) {
+        self.state = State::Answered;
+    }
+}

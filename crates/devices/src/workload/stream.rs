@@ -1,0 +1,79 @@
+//! Stream: the server receives messages back to back on one connection, or on several.
+
+use super::{Offer, Packet, SEGMENT, Workload};
+
+/// Netperf's TCP stream (rIOMMU section 5.1; EIOVAR section 7, Figs. 11 and 12).
+#[derive(Debug, Clone)]
+pub struct Stream {
+    message: u32,
+    connections: Vec<Connection>,
+    /// Who sends next: the connections take turns, a packet each.
+    turn: usize,
+    /// Connections that owe an acknowledgement.
+    owed: std::collections::VecDeque<u32>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Connection {
+    /// Packets received and not acknowledged.
+    unacknowledged: u32,
+}
+
+impl Stream {
+    /// The documents' message size.
+    pub const MESSAGE: u32 = 16_384;
+
+    /// Messages of `message` bytes on each of `connections` connections.
+    ///
+    /// A connection is a stream of bytes, so data fill packets across messages, except that a message below one packet's data is a packet of
+    /// its own. An endless sender therefore only sends packets of one size.
+    pub fn new(message: u32, connections: u32) -> Self {
+        Self {
+            message,
+            connections: vec![Connection::default(); connections as usize],
+            turn: 0,
+            owed: std::collections::VecDeque::new(),
+        }
+    }
+}
+
+impl Default for Stream {
+    fn default() -> Self {
+        Self::new(Self::MESSAGE, 1)
+    }
+}
+
+impl Workload for Stream {
+    fn clients(&self) -> u32 {
+        self.connections.len() as u32
+    }
+
+    fn offer(&mut self) -> Offer {
+        if self.connections.is_empty() {
+            return Offer::Waiting;
+        }
+        let client = (self.turn % self.connections.len()) as u32;
+        self.turn = self.turn.wrapping_add(1);
+        Offer::Packet(Packet {
+            client,
+            bytes: self.message.min(SEGMENT),
+        })
+    }
+
+    fn received(&mut self, packet: Packet) {
+        if let Some(connection) = self.connections.get_mut(packet.client as usize) {
+            connection.unacknowledged += 1;
+            if connection.unacknowledged == 2 {
+                connection.unacknowledged = 0;
+                self.owed.push_back(packet.client);
+            }
+        }
+    }
+
+    fn send(&mut self) -> Option<Packet> {
+        let client = self.owed.pop_front()?;
+        Some(Packet { client, bytes: 0 })
+    }
+
+    fn answered(&mut self, _packet: Packet) {}
+}

@@ -1,0 +1,274 @@
+//! A hostile device writes whatever it likes where its driver lets it. The driver says so with a typed error, never panics, and gets all
+//! its buffers back when the port is closed.
+
+use proptest::prelude::*;
+use ringfence_devices::Transfer;
+use ringfence_devices::nic::{
+    Completion, Lane, Nic, NicDevice, NicError, Profile, Reception, Rings, Sent, World,
+};
+use ringfence_devices::ring::{LieKind, RingAddresses, RingSize};
+use ringfence_dma::Mapping;
+
+use super::rig::{self, Judged};
+
+const SIZE: u32 = 8;
+
+fn profile(buffers_per_packet: usize) -> Profile {
+    let rings = Rings {
+        count: 1,
+        size: RingSize::new(SIZE).unwrap(),
+    };
+    Profile {
+        name: "small",
+        buffers_per_packet,
+        receive: rings,
+        transmit: rings,
+    }
+}
+
+fn open<W: World<Handle = Mapping<B>>, B>(world: &mut W, profile: Profile) -> Nic<Mapping<B>> {
+    let bytes = Nic::<Mapping<B>>::buffer_bytes(&profile, SIZE);
+    Nic::open(profile, rig::buffers(bytes), &mut world.api()).unwrap()
+}
+
+fn addresses<H>(nic: &Nic<H>, lane: Lane) -> RingAddresses {
+    nic.rings()
+        .find(|(found, _, _)| *found == lane)
+        .map(|(_, _, at)| at)
+        .unwrap()
+}
+
+/// Writes a completion with the phase of the first lap.
+fn claim<W: World>(world: &mut W, at: &RingAddresses, entry: u32, claim: Completion) {
+    let mut raw = claim.encode();
+    raw[14] |= 1;
+    let iova = at.completions.entry(entry);
+    world.bus().write(rig::NIC, iova, &raw).unwrap();
+}
+
+#[test]
+fn every_lie_has_its_name() {
+    let good = Completion {
+        bytes: 60,
+        first: 54,
+        descriptor: 0,
+        status: 0,
+    };
+    let cases = [
+        (
+            Completion {
+                descriptor: 1,
+                ..good
+            },
+            LieKind::Index {
+                found: 1,
+                expected: Some(0),
+            },
+        ),
+        (Completion { status: 3, ..good }, LieKind::Status(3)),
+        (
+            Completion { bytes: 53, ..good },
+            LieKind::Length {
+                found: 54,
+                at_most: 53,
+            },
+        ),
+        (
+            Completion { first: 55, ..good },
+            LieKind::Length {
+                found: 55,
+                at_most: 54,
+            },
+        ),
+        (
+            Completion {
+                bytes: u32::MAX,
+                ..good
+            },
+            LieKind::Length {
+                found: u32::MAX - 54,
+                at_most: 1460,
+            },
+        ),
+    ];
+    for (lie, expected) in cases {
+        let mut world = rig::strict();
+        let mut nic = open(&mut world, profile(2));
+        let at = addresses(&nic, Lane::Receive);
+        claim(&mut world, &at, 0, lie);
+        for _ in 0..2 {
+            // The ring stands still: the same lie again.
+            let frames = |_: &[u8]| panic!("a frame that never was");
+            match nic.receive(&mut world.api(), 0, 10, None, frames) {
+                Err(NicError::Device(found)) => assert_eq!(found.kind, expected),
+                other => panic!("{lie:?}: {other:?}"),
+            }
+        }
+        nic.close(&mut world.api()).unwrap();
+        assert_eq!(world.judge().live(), 0);
+    }
+}
+
+#[test]
+fn a_completion_without_a_descriptor_is_a_lie() {
+    let mut world = rig::strict();
+    let mut nic = open(&mut world, profile(1));
+    let at = addresses(&nic, Lane::Transmit);
+    let nothing = Completion {
+        bytes: 0,
+        first: 0,
+        descriptor: 0,
+        status: 0,
+    };
+    claim(&mut world, &at, 0, nothing);
+    match nic.reclaim(&mut world.api(), 0, 10) {
+        Err(NicError::Device(found)) => assert_eq!(found.kind, LieKind::Nothing),
+        other => panic!("{other:?}"),
+    }
+    nic.close(&mut world.api()).unwrap();
+}
+
+#[test]
+fn queues_that_do_not_exist_are_refused() {
+    let mut world = rig::strict();
+    let mut nic = open(&mut world, profile(1));
+    let refused = |result: Result<(), NicError>| {
+        assert!(matches!(
+            result,
+            Err(NicError::NoSuchQueue { index: 1, .. })
+        ));
+    };
+    refused(nic.send(&mut world.api(), 1, &[0; 60]).map(drop));
+    refused(nic.reclaim(&mut world.api(), 1, 1).map(drop));
+    refused(nic.receive(&mut world.api(), 1, 1, None, |_| {}).map(drop));
+    for bytes in [0, 1515] {
+        assert_eq!(
+            nic.send(&mut world.api(), 0, &vec![0; bytes]),
+            Err(NicError::FrameLength { bytes })
+        );
+    }
+    nic.close(&mut world.api()).unwrap();
+}
+
+/// What a hostile device, or the wire, does between two steps of the driver.
+#[derive(Debug, Clone)]
+enum Act {
+    /// Writes bytes somewhere into a ring's descriptors or completions.
+    Scribble(bool, bool, u16, Vec<u8>),
+    /// Claims that a descriptor is done.
+    Claim(bool, u32, u32, u32, u16),
+    /// Behaves: takes a frame.
+    Receive(u16),
+    /// Behaves: sends what it was offered.
+    Transmit,
+    /// The driver sends a frame.
+    Send(u16),
+    /// The driver handles completions.
+    Service(bool),
+    /// A doorbell with any number: the driver is no better than the device.
+    Doorbell(bool, u32),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let bytes = prop::collection::vec(any::<u8>(), 1..40);
+    let few = || prop_oneof![0_u32..12, any::<u32>()];
+    prop_oneof![
+        (any::<bool>(), any::<bool>(), 0_u16..256, bytes)
+            .prop_map(|(a, b, c, d)| Act::Scribble(a, b, c, d)),
+        (any::<bool>(), few(), few(), few(), 0_u16..5)
+            .prop_map(|(a, b, c, d, e)| Act::Claim(a, b, c, d, e)),
+        (1_u16..2000).prop_map(Act::Receive),
+        Just(Act::Transmit),
+        (1_u16..1515).prop_map(Act::Send),
+        any::<bool>().prop_map(Act::Service),
+        (any::<bool>(), few()).prop_map(|(a, b)| Act::Doorbell(a, b)),
+    ]
+}
+
+fn survives<W: Judged + World<Handle = Mapping<B>>, B>(
+    mut world: W,
+    per_packet: usize,
+    acts: &[Act],
+) {
+    let profile = profile(per_packet);
+    let mut nic = open(&mut world, profile);
+    let mut device = NicDevice::new(rig::NIC, &profile, 3);
+    for (lane, index, at) in nic.rings() {
+        device.program(lane, index, &at);
+    }
+    let lane = |receive| {
+        if receive {
+            Lane::Receive
+        } else {
+            Lane::Transmit
+        }
+    };
+    for act in acts {
+        match act {
+            Act::Scribble(receive, completions, offset, bytes) => {
+                let at = addresses(&nic, lane(*receive));
+                let base = if *completions {
+                    at.completions
+                } else {
+                    at.descriptors
+                };
+                let iova = base.at.wrapping_add(u64::from(*offset));
+                world.bus().write(rig::NIC, iova, bytes).unwrap();
+            }
+            Act::Claim(receive, entry, descriptor, bytes, status) => {
+                let at = addresses(&nic, lane(*receive));
+                let lie = Completion {
+                    bytes: *bytes,
+                    first: bytes / 2,
+                    descriptor: *descriptor,
+                    status: *status,
+                };
+                claim(&mut world, &at, *entry, lie);
+            }
+            Act::Receive(bytes) => {
+                let frame = vec![7; usize::from(*bytes)];
+                let _: Result<Reception, _> = device.receive(&mut world.bus(), 0, &frame);
+            }
+            Act::Transmit => {
+                let _ = device.transmit(&mut world.bus(), 0, |_| {});
+            }
+            Act::Send(bytes) => {
+                let sent = nic.send(&mut world.api(), 0, &vec![1; usize::from(*bytes)]);
+                assert!(matches!(sent, Ok(Sent::Queued | Sent::Full)), "{sent:?}");
+            }
+            Act::Service(receive) => {
+                let result = if *receive {
+                    nic.receive(&mut world.api(), 0, u32::MAX, None, |frame| {
+                        assert!(frame.len() <= 1514);
+                    })
+                    .map(drop)
+                } else {
+                    nic.reclaim(&mut world.api(), 0, u32::MAX).map(drop)
+                };
+                assert!(matches!(result, Ok(()) | Err(NicError::Device(_))));
+            }
+            Act::Doorbell(receive, tail) => device.doorbell(lane(*receive), 0, *tail),
+        }
+        for lane in [Lane::Receive, Lane::Transmit] {
+            if let Some(tail) = nic.tail(lane, 0) {
+                device.doorbell(lane, 0, tail);
+            }
+        }
+    }
+    device.reset();
+    nic.close(&mut world.api()).unwrap();
+    assert_eq!(world.judge().live(), 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_device_confuses_a_driver(
+        per_packet in 1_usize..=2,
+        acts in prop::collection::vec(act(), 1..60),
+    ) {
+        survives(rig::strict(), per_packet, &acts);
+        survives(rig::burst(4), per_packet, &acts);
+    }
+}

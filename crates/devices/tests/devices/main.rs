@@ -1,0 +1,6 @@
+//! Drivers and devices over a real mapping layer and a real unit, every access judged against what the driver has mapped.
+
+mod attacks;
+mod hostile;
+mod nics;
+mod rig;

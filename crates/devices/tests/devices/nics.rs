@@ -1,0 +1,279 @@
+//! Network adapters: what one end sends the other receives, byte for byte, and everything that was mapped comes back.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+use ringfence_devices::nic::{MAX_BODY_BYTES, Nic, Profile, Rings, Station, StationError, World};
+use ringfence_devices::ring::RingSize;
+use ringfence_devices::workload::{
+    Apache, BURST, Memcached, Offer, Packet, RequestResponse, Stream, Workload,
+};
+use ringfence_dma::Mapping;
+
+use super::rig::{self, Judged};
+
+fn open<W: World<Handle = Mapping<B>>, B>(
+    world: &mut W,
+    profile: Profile,
+    burst: u32,
+    seed: u64,
+) -> Station<Mapping<B>> {
+    let bytes = Nic::<Mapping<B>>::buffer_bytes(&profile, burst);
+    Station::open(world, rig::NIC, profile, rig::buffers(bytes), burst, seed).unwrap()
+}
+
+/// Runs a workload and closes; the frames that were checked at the far ends.
+fn run<W: Judged + World<Handle = Mapping<B>>, B>(
+    mut world: W,
+    profile: Profile,
+    burst: u32,
+    mut workload: impl Workload,
+    packets: u64,
+) -> u64 {
+    let mut station = open(&mut world, profile, burst, 1);
+    station.run(&mut world, &mut workload, packets).unwrap();
+    let stats = *station.stats();
+    let driver = *station.driver_stats();
+    assert!(stats.received + stats.sent >= packets);
+    assert_eq!(driver.failed, 0);
+    station.close(&mut world).unwrap();
+    let judge = world.judge();
+    assert_eq!((judge.violations, judge.faults, judge.live()), (0, 0, 0));
+    assert!(judge.accesses >= packets);
+    assert!(judge.maps >= packets);
+    stats.received + stats.sent
+}
+
+#[test]
+fn every_workload_on_every_profile_in_every_kind_of_mode() {
+    for profile in [Profile::MLX, Profile::BRCM] {
+        // Stream goes around its receive ring; the others have rings enough to never do so in a short time.
+        type Make = fn() -> Box<dyn Workload>;
+        let workloads: [(u64, Make); 5] = [
+            (2_400, || Box::new(Stream::default())),
+            (300, || Box::new(RequestResponse::default())),
+            (1_200, || Box::new(Apache::new(Apache::BIG, 32, 1))),
+            (600, || Box::new(Apache::new(Apache::SMALL, 32, 1))),
+            (600, || Box::new(Memcached::new(32, 1))),
+        ];
+        for (packets, workload) in workloads {
+            let counts = [
+                run(rig::strict(), profile, BURST, workload(), packets),
+                run(rig::burst(256), profile, BURST, workload(), packets),
+                run(rig::deferred(), profile, BURST, workload(), packets),
+                run(rig::unprotected(), profile, BURST, workload(), packets),
+            ];
+            assert!(
+                counts.iter().all(|count| *count == counts[0]),
+                "the mode changes what is sent: {counts:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn full_rings_hold_the_documents_number_of_addresses() {
+    // OS16: about 12K and 3K; what receives is mapped at rest, the rest when transmit rings are full.
+    for (profile, at_rest) in [(Profile::MLX, 8192), (Profile::BRCM, 2048)] {
+        let mut world = rig::strict();
+        let station = open(&mut world, profile, BURST, 1);
+        assert_eq!(world.judge().live(), at_rest);
+        assert_eq!(station.nic().buffers_out(), at_rest);
+        station.close(&mut world).unwrap();
+        assert_eq!(world.judge().live(), 0);
+    }
+}
+
+#[test]
+fn a_closed_port_leaves_nothing_behind() {
+    let mut world = rig::strict();
+    let mut in_use = Vec::new();
+    for _ in 0..3 {
+        let mut station = open(&mut world, Profile::BRCM, BURST, 1);
+        station
+            .run(&mut world, &mut Stream::default(), 500)
+            .unwrap();
+        station.close(&mut world).unwrap();
+        in_use.push(world.frames_in_use());
+    }
+    // Table pages stay after the first time; descriptors do not.
+    assert_eq!(in_use[1..], [in_use[0]; 2]);
+}
+
+#[test]
+fn a_transmit_interrupt_falls_into_receive_loops() {
+    let mut world = rig::strict();
+    let mut station = open(&mut world, Profile::MLX, BURST, 1);
+    let mut stream = Stream::default();
+    station.run(&mut world, &mut stream, 6_000).unwrap();
+    let stats = station.stats();
+    // 4000 frames in are 20 loops; 2000 out are 10 interrupts, each due while a loop runs.
+    assert!((8..=10).contains(&stats.interferences), "{stats:?}");
+    station.close(&mut world).unwrap();
+}
+
+#[test]
+fn one_invalidation_per_burst_and_direction() {
+    let mut world = rig::burst(512);
+    let mut station = open(&mut world, Profile::BRCM, 100, 1);
+    let mut stream = Stream::default();
+    station.run(&mut world, &mut stream, 3_000).unwrap();
+    let driver = station.driver_stats();
+    // 2000 frames in by hundreds, 1000 out by hundreds.
+    assert!((28..=32).contains(&driver.bursts), "{driver:?}");
+    assert!((2_800..=3_100).contains(&driver.unmaps), "{driver:?}");
+    station.close(&mut world).unwrap();
+}
+
+#[test]
+fn request_response_never_gathers() {
+    let mut world = rig::strict();
+    let mut station = open(&mut world, Profile::BRCM, BURST, 1);
+    let mut workload = RequestResponse::default();
+    station.run(&mut world, &mut workload, 200).unwrap();
+    let (driver, device) = (*station.driver_stats(), *station.device_stats());
+    assert_eq!(device.interrupts, driver.bursts);
+    assert!(driver.unmaps.abs_diff(driver.bursts) <= 1, "{driver:?}");
+    assert_eq!(station.stats().interferences, 0);
+    station.close(&mut world).unwrap();
+}
+
+/// Packets both ways as a list says.
+#[derive(Debug, Clone)]
+struct Script {
+    inbound: VecDeque<Packet>,
+    outbound: VecDeque<Packet>,
+    /// Packets in before each pause.
+    pause: usize,
+    since: usize,
+    got: Vec<Packet>,
+    answered: Vec<Packet>,
+}
+
+impl Workload for Script {
+    fn clients(&self) -> u32 {
+        CLIENTS
+    }
+    fn offer(&mut self) -> Offer {
+        self.since += 1;
+        if self.since.is_multiple_of(self.pause) {
+            return Offer::Silence;
+        }
+        self.inbound
+            .pop_front()
+            .map_or(Offer::Waiting, Offer::Packet)
+    }
+    fn received(&mut self, packet: Packet) {
+        self.got.push(packet);
+    }
+    fn send(&mut self) -> Option<Packet> {
+        self.outbound.pop_front()
+    }
+    fn answered(&mut self, packet: Packet) {
+        self.answered.push(packet);
+    }
+}
+
+const CLIENTS: u32 = 5;
+
+fn packets() -> impl Strategy<Value = Vec<Packet>> {
+    let packet = (0..CLIENTS, 0..=MAX_BODY_BYTES as u32)
+        .prop_map(|(client, bytes)| Packet { client, bytes });
+    prop::collection::vec(packet, 0..300)
+}
+
+fn by_client(packets: impl IntoIterator<Item = Packet>) -> Vec<Vec<u32>> {
+    let mut flows = vec![Vec::new(); CLIENTS as usize];
+    for packet in packets {
+        flows[packet.client as usize].push(packet.bytes);
+    }
+    flows
+}
+
+fn small(buffers_per_packet: usize, rings: u16, size: u32) -> Profile {
+    let rings = Rings {
+        count: rings,
+        size: RingSize::new(size).unwrap(),
+    };
+    Profile {
+        name: "small",
+        buffers_per_packet,
+        receive: rings,
+        transmit: rings,
+    }
+}
+
+fn conserves<W: Judged + World<Handle = Mapping<B>>, B>(
+    mut world: W,
+    profile: Profile,
+    burst: u32,
+    mut script: Script,
+) {
+    let (inbound, outbound) = (script.inbound.clone(), script.outbound.clone());
+    let mut station = open(&mut world, profile, burst, 3);
+    let all = (inbound.len() + outbound.len()) as u64;
+    match station.run(&mut world, &mut script, all) {
+        Ok(()) => {}
+        Err(error) => panic!("{error}"),
+    }
+    assert_eq!(by_client(script.got), by_client(inbound));
+    assert_eq!(by_client(script.answered), by_client(outbound));
+    station.close(&mut world).unwrap();
+    let judge = world.judge();
+    assert_eq!((judge.violations, judge.faults, judge.live()), (0, 0, 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn what_is_sent_is_received(
+        inbound in packets(),
+        outbound in packets(),
+        per_packet in 1_usize..=2,
+        rings in 1_u16..4,
+        size in 1_u32..6,
+        burst in 1_u32..40,
+        pause in 2_usize..50,
+        longest in 1_usize..64,
+    ) {
+        let profile = small(per_packet, rings, 1 << size);
+        let script = Script {
+            inbound: inbound.into(),
+            outbound: outbound.into(),
+            pause,
+            since: 0,
+            got: Vec::new(),
+            answered: Vec::new(),
+        };
+        conserves(rig::strict(), profile, burst, script.clone());
+        conserves(rig::burst(longest), profile, burst, script.clone());
+        conserves(rig::deferred(), profile, burst, script.clone());
+        conserves(rig::unprotected(), profile, burst, script);
+    }
+}
+
+#[test]
+fn a_workload_that_never_goes_on_is_an_error() {
+    struct Silent;
+    impl Workload for Silent {
+        fn clients(&self) -> u32 {
+            1
+        }
+        fn offer(&mut self) -> Offer {
+            Offer::Waiting
+        }
+        fn received(&mut self, _: Packet) {}
+        fn send(&mut self) -> Option<Packet> {
+            None
+        }
+        fn answered(&mut self, _: Packet) {}
+    }
+    let mut world = rig::strict();
+    let mut station = open(&mut world, Profile::BRCM, 1, 1);
+    assert_eq!(
+        station.run(&mut world, &mut Silent, 1),
+        Err(StationError::Stuck)
+    );
+    station.close(&mut world).unwrap();
+}

@@ -1,0 +1,162 @@
+//! The defects of the documents that lie in the hardware, on the literal unit and on the repaired one (errata 6 and 8).
+
+use ringfence_hw::{ByValue, Literal, Prefetch, Repaired, RingLogic};
+use ringfence_pgtable::RingPte;
+use ringfence_types::FaultReason::{BeyondBuffer, NotPresent};
+
+use crate::rig::{NIC, READ, RW, Rig, arena, iova, pte, roomy};
+
+/// Slots of 64 bytes, a page apart.
+fn filled<L: RingLogic>(mem: &ringfence_memory::Arena, slots: u32, live: u32) -> Rig<'_, L> {
+    let rig = Rig::new(mem, &roomy(Prefetch::Immediate), slots);
+    for slot in 0..live {
+        rig.map(NIC, 0, slot, pte(place(slot), 64, RW));
+    }
+    rig
+}
+
+fn place(slot: u32) -> u64 {
+    u64::from(slot + 1) << 12
+}
+
+/// Errata 6: only the start of an access is checked, so one that starts inside the buffer leaves it.
+#[test]
+fn a_straddle() {
+    let mem = arena();
+    let at = iova(0, 0, 63);
+    let mut literal = filled::<Literal>(&mem, 8, 1);
+    assert_eq!(literal.dma(NIC, at, 64, READ), Ok((place(0) + 63, 64)));
+    assert_eq!(
+        literal.dma(NIC, iova(0, 0, 64), 1, READ),
+        Err((iova(0, 0, 64), BeyondBuffer))
+    );
+    let mut repaired = filled::<Repaired>(&mem, 8, 1);
+    assert_eq!(
+        repaired.dma(NIC, at, 64, READ),
+        Err((iova(0, 0, 64), BeyondBuffer))
+    );
+    assert_eq!(repaired.dma(NIC, at, 1, READ), Ok((place(0) + 63, 1)));
+}
+
+/// Errata 6: a walk to a slot without a valid successor keeps the `next` of another slot, which then passes for that successor.
+#[test]
+fn a_next_that_is_not_cleared() {
+    fn outcome<L: RingLogic>() -> crate::rig::Seen {
+        let mem = arena();
+        let mut rig = filled::<L>(&mem, 8, 2);
+        rig.map(NIC, 0, 5, pte(place(5), 64, RW));
+        // Slot 0 is current and 1 prefetched; then slot 5, of which 6 is the successor and not mapped.
+        assert_eq!(rig.touch(NIC, 0, 0), Ok((place(0), 1)));
+        assert_eq!(rig.touch(NIC, 0, 5), Ok((place(5), 1)));
+        rig.touch(NIC, 0, 6)
+    }
+    assert_eq!(
+        outcome::<Literal>(),
+        Ok((place(1), 1)),
+        "slot 6 leads to slot 1's buffer"
+    );
+    assert_eq!(outcome::<Repaired>(), Err((iova(0, 6, 0), NotPresent)));
+}
+
+/// Errata 6: with entries passed by value as written, an access to any slot is translated by the ring's first one.
+#[test]
+fn entries_passed_by_value() {
+    let mem = arena();
+    let mut rig = filled::<ByValue>(&mem, 8, 3);
+    assert_eq!(rig.touch(NIC, 0, 1), Ok((place(1), 1)));
+    for slot in [0, 2] {
+        assert_eq!(rig.touch(NIC, 0, slot), Ok((place(1), 1)));
+    }
+    assert_eq!(rig.touch(NIC, 0, 3), Err((iova(0, 3, 0), NotPresent)));
+    assert_eq!(
+        rig.unit.stats().prefetch_hits,
+        0,
+        "nothing prefetched stays"
+    );
+    let mut meant = filled::<Literal>(&mem, 8, 3);
+    for slot in [1, 0, 2] {
+        assert_eq!(meant.touch(NIC, 0, slot), Ok((place(slot), 1)));
+    }
+}
+
+/// Errata 8: until the invalidation the current entry and the prefetched one lead to buffers that are unmapped; no third one does.
+/// That is how the hardware is, repaired or not: the repair is to withhold the buffers.
+#[test]
+fn the_two_stale_entries() {
+    fn outcome<L: RingLogic>() {
+        let mem = arena();
+        let mut rig = filled::<L>(&mem, 8, 4);
+        assert_eq!(rig.touch(NIC, 0, 0), Ok((place(0), 1)));
+        rig.unmap(NIC, 0, 0);
+        assert_eq!(rig.touch(NIC, 0, 0), Ok((place(0), 1)), "the current entry");
+        rig.unmap(NIC, 0, 1);
+        assert_eq!(
+            rig.touch(NIC, 0, 1),
+            Ok((place(1), 1)),
+            "the prefetched one"
+        );
+        assert_eq!(
+            rig.touch(NIC, 0, 0),
+            Err((iova(0, 0, 0), NotPresent)),
+            "an older one"
+        );
+        rig.unmap(NIC, 0, 2);
+        rig.invalidate(NIC, 0);
+        for slot in 0..3 {
+            assert_eq!(rig.touch(NIC, 0, slot), Err((iova(0, slot, 0), NotPresent)));
+        }
+        assert_eq!(rig.touch(NIC, 0, 3), Ok((place(3), 1)));
+    }
+    outcome::<Literal>();
+    outcome::<Repaired>();
+}
+
+/// Errata 8 in numbers: a burst of 200 unmaps with one invalidation at its end.
+#[test]
+fn buffers_reached_after_their_unmap() {
+    #[derive(Clone, Copy)]
+    enum Attacker {
+        /// Goes through the ring once, then tries each buffer after its unmap.
+        Replayer,
+        /// Touches each buffer just before its unmap and tries it after.
+        Racer,
+    }
+    fn reached<L: RingLogic>(attacker: Attacker, prefetch: Prefetch) -> usize {
+        let mem = arena();
+        let mut rig = Rig::<L>::new(&mem, &roomy(prefetch), 256);
+        for slot in 0..200 {
+            rig.map(NIC, 0, slot, pte(place(slot), 64, RW));
+        }
+        for slot in 0..200 {
+            assert!(rig.touch(NIC, 0, slot).is_ok());
+        }
+        let mut reached = 0;
+        for slot in 0..200 {
+            if let Attacker::Racer = attacker {
+                let _ = rig.touch(NIC, 0, slot);
+            }
+            assert!(RingPte::clear_literal(rig.words(NIC, 0, slot)));
+            if slot == 199 {
+                rig.invalidate(NIC, 0);
+            }
+            reached += usize::from(rig.touch(NIC, 0, slot).is_ok());
+        }
+        reached
+    }
+    for prefetch in [Prefetch::Immediate, Prefetch::Absent] {
+        assert_eq!(reached::<Literal>(Attacker::Replayer, prefetch), 0);
+        assert_eq!(reached::<Literal>(Attacker::Racer, prefetch), 199);
+        assert_eq!(reached::<Repaired>(Attacker::Racer, prefetch), 199);
+    }
+}
+
+/// Errata 7 as the hardware sees it: a live slot is overwritten field by field, and its translation is another buffer's.
+#[test]
+fn a_live_slot_overwritten() {
+    let mem = arena();
+    let mut rig = filled::<Literal>(&mem, 2, 2);
+    rig.unmap(NIC, 0, 1);
+    rig.invalidate(NIC, 0);
+    pte(place(7), 64, RW).store_literal(rig.words(NIC, 0, 0));
+    assert_eq!(rig.touch(NIC, 0, 0), Ok((place(7), 1)));
+}

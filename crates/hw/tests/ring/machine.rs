@@ -1,0 +1,159 @@
+//! Two units on one machine (HW13).
+
+use ringfence_hw::{
+    FaultLog, Geometry, Machine, Prefetch, Purge, Repaired, Replacement, Translate, UnitConfig,
+    VtdUnit, Wiring,
+};
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{
+    Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, Translation,
+};
+use ringfence_types::FaultReason::{self, Blocked, ContextInvalid, ContextNotPresent};
+use ringfence_types::{
+    DeviceId, DomainId, InvalidationError, Invalidator, Iova, Permissions, PhysRange,
+};
+
+use crate::rig::{NIC, NOBODY, READ, RW, Rig, arena, iova, pa, pte, ring_request, roomy};
+
+const DISK: DeviceId = DeviceId::new(0x0300);
+
+type Both<'m> = Machine<VtdUnit, ringfence_hw::RingUnit<Repaired>>;
+
+fn baseline(mem: &Arena) -> VtdUnit {
+    let frames = Frames::new(mem, PhysRange::new(pa(16 << 20), 8 << 20).unwrap());
+    let mut contexts = ContextTables::new(Coherency::Coherent, mem, &frames).unwrap();
+    let domain = DomainId::new(1);
+    let table = Table::new(
+        SecondStage::new(Levels::Four),
+        domain,
+        Coherency::Coherent,
+        mem,
+        &frames,
+    )
+    .unwrap();
+    let request = MapRequest {
+        iova: Iova::ZERO,
+        pa: pa(0xd_0000),
+        pages: 1,
+        permissions: Permissions::READ_WRITE,
+    };
+    table.map(mem, &frames, request).unwrap();
+    let walked = Translation::Table {
+        root: table.root(),
+        levels: Levels::Four,
+    };
+    // The ring device has a context here too, with rings: this unit stops it.
+    let rings = Translation::Rings {
+        device: pa(1 << 20),
+    };
+    for (device, translation) in [(DISK, walked), (NIC, rings)] {
+        let context = Context {
+            domain,
+            translation,
+        };
+        contexts.attach(mem, &frames, device, &context).unwrap();
+    }
+    let mut unit = VtdUnit::vtd(&UnitConfig {
+        iotlb: Geometry::new(16, 4).unwrap(),
+        walk_caches: [Geometry::ABSENT; 3],
+        contexts: Geometry::new(16, 1).unwrap(),
+        replacement: Replacement::Lru,
+        fault_log: FaultLog::MAX_CAPACITY,
+        purge: Purge::Selective,
+    });
+    unit.set_root_table(contexts.root());
+    unit.enable();
+    unit
+}
+
+fn access(
+    machine: &mut Both<'_>,
+    mem: &Arena,
+    device: DeviceId,
+    at: Iova,
+) -> Result<u64, FaultReason> {
+    machine
+        .translate(mem, device, at, 1, READ)
+        .map(|translation| translation.first().start().get())
+        .map_err(|fault| fault.reason)
+}
+
+#[test]
+fn each_device_is_translated_by_its_own_unit() {
+    let mem = arena();
+    let rig = Rig::<Repaired>::new(&mem, &roomy(Prefetch::Immediate), 8);
+    rig.map(NIC, 0, 0, pte(0x7001, 64, RW));
+    let mut machine = Machine::new(baseline(&mem), rig.unit, 4);
+    // Ring 0, slot 0, offset 0 and page 0 are the same address.
+    assert_eq!(iova(0, 0, 0), Iova::ZERO);
+    assert_eq!(access(&mut machine, &mem, NIC, Iova::ZERO), Err(Blocked));
+    assert_eq!(
+        machine.faults().take().map(|record| record.source),
+        Some(NIC)
+    );
+    assert_eq!(machine.attach(NIC, Wiring::Ring), None);
+    assert_eq!(machine.attach(DISK, Wiring::Baseline), None);
+    for _ in 0..2 {
+        assert_eq!(access(&mut machine, &mem, NIC, Iova::ZERO), Ok(0x7001));
+        assert_eq!(access(&mut machine, &mem, DISK, Iova::ZERO), Ok(0xd_0000));
+    }
+    // Wired to the wrong unit, a device is stopped: neither takes the other's contexts, and nothing cached in the other helps.
+    assert_eq!(machine.attach(NIC, Wiring::Baseline), Some(Wiring::Ring));
+    assert_eq!(
+        access(&mut machine, &mem, NIC, Iova::ZERO),
+        Err(ContextInvalid)
+    );
+    assert_eq!(machine.attach(DISK, Wiring::Ring), Some(Wiring::Baseline));
+    assert_eq!(
+        access(&mut machine, &mem, DISK, Iova::ZERO),
+        Err(FaultReason::RootNotPresent)
+    );
+    machine.attach(NOBODY, Wiring::Ring);
+    assert_eq!(
+        access(&mut machine, &mem, NOBODY, Iova::ZERO),
+        Err(ContextNotPresent)
+    );
+    // Every fault is in the log of the unit that stopped it.
+    assert_eq!(machine.baseline.faults().len(), 1);
+    assert_eq!(machine.ring.faults().len(), 2);
+    assert_eq!(machine.detach(NIC), Some(Wiring::Baseline));
+    assert_eq!(access(&mut machine, &mem, NIC, Iova::ZERO), Err(Blocked));
+    assert_eq!(machine.wiring(NIC), None);
+}
+
+/// A context that leads to a table is not a ring's.
+#[test]
+fn the_ring_unit_stops_devices_with_tables() {
+    let mem = arena();
+    let mut rig = Rig::<Repaired>::new(&mem, &roomy(Prefetch::Immediate), 8);
+    let frames = Frames::new(&mem, PhysRange::new(pa(16 << 20), 8 << 20).unwrap());
+    let mut contexts = ContextTables::new(Coherency::Coherent, &mem, &frames).unwrap();
+    rig.unit.set_root_table(contexts.root());
+    for translation in [
+        Translation::Table {
+            root: pa(0x1000),
+            levels: Levels::Four,
+        },
+        Translation::PassThrough {
+            levels: Levels::Five,
+        },
+    ] {
+        let context = Context {
+            domain: DomainId::new(1),
+            translation,
+        };
+        contexts.attach(&mem, &frames, NIC, &context).unwrap();
+        assert_eq!(rig.touch(NIC, 0, 0), Err((Iova::ZERO, ContextInvalid)));
+    }
+}
+
+/// To certify that a ring's entry is gone is not for a unit that has none.
+#[test]
+fn the_walking_unit_refuses_invalidations_of_rings() {
+    let mem = arena();
+    let mut unit = baseline(&mem);
+    let request = ring_request(NIC, 0);
+    assert_eq!(unit.submit(request), Err(InvalidationError::Unsupported));
+    let mut delayed = ringfence_hw::fake::Delayed::new(unit, 1, 4);
+    assert_eq!(delayed.submit(request), Err(InvalidationError::Unsupported));
+}

@@ -1,0 +1,122 @@
+//! `rprefetch`, at once and later (RI09).
+
+use ringfence_hw::{Literal, Prefetch, Repaired, RingLogic, RingUnitConfig};
+use ringfence_types::FaultReason::NotPresent;
+
+use crate::rig::{NIC, RW, Rig, Seen, arena, geometry, iova, pte, roomy};
+
+fn place(slot: u32) -> u64 {
+    u64::from(slot + 1) << 12
+}
+
+fn filled<L: RingLogic>(mem: &ringfence_memory::Arena, prefetch: Prefetch) -> Rig<'_, L> {
+    let rig = Rig::new(mem, &roomy(prefetch), 8);
+    for slot in 0..8 {
+        rig.map(NIC, 0, slot, pte(place(slot), 64, RW));
+    }
+    rig
+}
+
+/// How twenty accesses in ring order are served: (misses, prefetch hits, slot walks).
+#[test]
+fn a_device_in_ring_order() {
+    let mem = arena();
+    for (prefetch, complete, expected) in [
+        (Prefetch::Immediate, false, (1, 19, 0)),
+        (Prefetch::Absent, false, (1, 0, 19)),
+        (Prefetch::Deferred, true, (1, 19, 0)),
+        (Prefetch::Deferred, false, (1, 0, 19)),
+    ] {
+        let mut rig = filled::<Repaired>(&mem, prefetch);
+        for access in 0..20 {
+            let slot = access % 8;
+            assert_eq!(rig.touch(NIC, 0, slot), Ok((place(slot), 1)));
+            while complete && rig.unit.complete_prefetch(&mem) {}
+        }
+        let stats = rig.unit.stats();
+        let served = (stats.misses, stats.prefetch_hits, stats.slot_walks);
+        assert_eq!(served, expected, "{prefetch:?}, completed: {complete}");
+        assert!(rig.unit.prefetches_waiting() <= 32, "bounded");
+    }
+}
+
+/// A prefetch that completes late finds memory as it is then, or its ring elsewhere.
+#[test]
+fn late_prefetches() {
+    let mem = arena();
+    // Unmapped before it completes: nothing is prefetched, and nothing stale is reached.
+    let mut rig = filled::<Repaired>(&mem, Prefetch::Deferred);
+    assert!(rig.touch(NIC, 0, 0).is_ok());
+    rig.unmap(NIC, 0, 1);
+    assert!(rig.unit.complete_prefetch(&mem));
+    assert_eq!(rig.touch(NIC, 0, 1), Err((iova(0, 1, 0), NotPresent)));
+    // Unmapped after it completes: the copy is stale until the invalidation.
+    let mut rig = filled::<Repaired>(&mem, Prefetch::Deferred);
+    assert!(rig.touch(NIC, 0, 0).is_ok());
+    assert!(rig.unit.complete_prefetch(&mem));
+    rig.unmap(NIC, 0, 1);
+    assert!(rig.touch(NIC, 0, 1).is_ok());
+    // The invalidation comes first: the late prefetch brings nothing back.
+    let mut rig = filled::<Repaired>(&mem, Prefetch::Deferred);
+    assert!(rig.touch(NIC, 0, 0).is_ok());
+    rig.invalidate(NIC, 0);
+    assert!(rig.unit.complete_prefetch(&mem));
+    assert_eq!(
+        (rig.unit.riotlb_live(), rig.unit.stats().prefetches),
+        (0, 0)
+    );
+    assert!(!rig.unit.complete_prefetch(&mem));
+    // The ring has moved on: slot 1's prefetch is not slot 5's.
+    let mut rig = filled::<Repaired>(&mem, Prefetch::Deferred);
+    assert!(rig.touch(NIC, 0, 0).is_ok() && rig.touch(NIC, 0, 4).is_ok());
+    assert!(rig.unit.complete_prefetch(&mem));
+    assert_eq!(rig.unit.stats().prefetches, 0);
+    assert!(rig.unit.complete_prefetch(&mem));
+    assert_eq!(rig.unit.stats().prefetches, 1);
+    assert_eq!(rig.touch(NIC, 0, 5), Ok((place(5), 1)));
+    assert_eq!(rig.unit.stats().prefetch_hits, 1);
+}
+
+/// While a prefetch is on its way, the repaired entry has no next; the literal one still has that of the slot before.
+#[test]
+fn between_a_walk_and_its_late_prefetch() {
+    fn outcome<L: RingLogic>() -> Seen {
+        let mem = arena();
+        let mut rig = filled::<L>(&mem, Prefetch::Deferred);
+        assert!(rig.touch(NIC, 0, 0).is_ok());
+        assert!(rig.unit.complete_prefetch(&mem));
+        assert!(rig.touch(NIC, 0, 4).is_ok());
+        rig.touch(NIC, 0, 5)
+    }
+    assert_eq!(outcome::<Repaired>(), Ok((place(5), 1)));
+    assert_eq!(outcome::<Literal>(), Ok((place(1), 1)), "slot 1's buffer");
+}
+
+/// A late prefetch is no use of its ring, and one for which there is no room is dropped.
+#[test]
+fn late_prefetches_and_replacement() {
+    let mem = arena();
+    let config = RingUnitConfig {
+        riotlb: geometry(1, 2),
+        ..roomy(Prefetch::Deferred)
+    };
+    let mut rig = Rig::<Repaired>::new(&mem, &config, 8);
+    for ring in 0..3 {
+        for slot in 0..8 {
+            rig.map(NIC, ring, slot, pte(place(slot), 64, RW));
+        }
+    }
+    assert!(rig.touch(NIC, 0, 0).is_ok() && rig.touch(NIC, 1, 0).is_ok());
+    assert!(rig.unit.complete_prefetch(&mem), "ring 0's");
+    assert!(rig.touch(NIC, 2, 0).is_ok(), "in the place of ring 0");
+    assert!(rig.touch(NIC, 1, 0).is_ok());
+    assert_eq!((rig.unit.stats().hits, rig.unit.stats().evictions), (1, 1));
+    for slot in 1..8 {
+        assert!(rig.touch(NIC, 1, slot).is_ok());
+    }
+    let stats = *rig.unit.stats();
+    assert_eq!(
+        (rig.unit.prefetches_waiting(), stats.prefetches_dropped),
+        (2, 7)
+    );
+}

@@ -8,7 +8,7 @@ use ringfence_dma::flush::{Flush, Never};
 use ringfence_dma::space::{Identity, Paged, Space, StaticTable};
 use ringfence_dma::{
     Attachment, Coherent, Cpu, Dma, Mapping, Outcome, Platform, Request as MapRequest, Segment,
-    SgLimits, SgMapping,
+    SgLimits, SgMapping, SgRequest,
 };
 use ringfence_iova::IovaAllocator;
 use ringfence_lab::Profile;
@@ -288,9 +288,20 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
             let machine = &mut self.machine;
             let (mapping, _) = self
                 .dma
-                .map_sg(own, machine, at, name, pieces, direction, limits, &mut out)
+                .map_sg(
+                    own,
+                    machine,
+                    at,
+                    SgRequest {
+                        buffer: name,
+                        pieces,
+                        direction,
+                        limits,
+                        out: &mut out,
+                    },
+                )
                 .expect("room");
-            let range = mapping.range();
+            let range = mapping.range().unwrap_or(out[0].range);
             (Held::List(mapping), range)
         };
         self.keep(device, held, range, pieces, direction)

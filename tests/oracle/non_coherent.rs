@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use ringfence_dma::flush::{Burst, Deferred, Flush, Strict};
 use ringfence_dma::space::{CachedTable, Paged, PlainTable, Reclaiming, Rounding, Translations};
-use ringfence_dma::{Dma, Platform, Segment, SgLimits};
+use ringfence_dma::{Dma, Platform, Segment, SgLimits, SgRequest};
 use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
 use ringfence_iova::{CachedTree, Locked};
 use ringfence_memory::fake::NonCoherent;
@@ -136,7 +136,16 @@ where
         let limits = SgLimits::default();
         let (list, _) = dma
             .map_sg(
-                &mut cpu, &mut board, &at, round, &pieces, direction, limits, &mut out,
+                &mut cpu,
+                &mut board,
+                &at,
+                SgRequest {
+                    buffer: round,
+                    pieces: &pieces,
+                    direction,
+                    limits,
+                    out: &mut out,
+                },
             )
             .unwrap();
         // Visible when map returns.

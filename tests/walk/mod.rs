@@ -8,7 +8,9 @@ use ringfence_dma::flush::{
     Burst, Deferred, Flush, PerCpuQueue, PerWrap, QueueConfig, Ring, Strict,
 };
 use ringfence_dma::space::{Paged, PlainTable, Rounding, Translations};
-use ringfence_dma::{Attachment, Cpu, Dma, MapReason, Outcome, Platform, Segment, SgLimits};
+use ringfence_dma::{
+    Attachment, Cpu, Dma, MapReason, Outcome, Platform, Segment, SgLimits, SgRequest,
+};
 use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
 use ringfence_iova::{
     AllocError, Allocation, Bitmap, BitmapState, CachedTree, IovaAllocator, Locked, Request,
@@ -326,7 +328,18 @@ impl<A: IovaAllocator, F: Flush<Space<A>, u64>> Walk<A, F> {
         } = self;
         let (direction, limits) = (Direction::ToDevice, SgLimits::default());
         let (mapping, count) = dma
-            .map_sg(cpu, board, at, 7, &pieces(), direction, limits, &mut out)
+            .map_sg(
+                cpu,
+                board,
+                at,
+                SgRequest {
+                    buffer: 7,
+                    pieces: &pieces(),
+                    direction,
+                    limits,
+                    out: &mut out,
+                },
+            )
             .unwrap();
         assert_eq!(count, 2);
         let [first, second] = out.map(|segment| segment.range);
@@ -531,7 +544,18 @@ fn rolled_back_half_way() {
     } = &mut walk;
     let (direction, limits) = (Direction::ToDevice, SgLimits::default());
     let (buffer, error) = dma
-        .map_sg(cpu, board, at, 7, &pieces(), direction, limits, &mut out)
+        .map_sg(
+            cpu,
+            board,
+            at,
+            SgRequest {
+                buffer: 7,
+                pieces: &pieces(),
+                direction,
+                limits,
+                out: &mut out,
+            },
+        )
         .unwrap_err();
     assert_eq!(buffer, 7);
     assert_eq!(error.reason, MapReason::Table(MapError::OutOfFrames));
@@ -569,7 +593,18 @@ fn rolled_back_for_want_of_room() {
         } = &mut walk;
         let direction = Direction::ToDevice;
         let (_, error) = dma
-            .map_sg(cpu, board, at, 7, &pieces(), direction, limits, &mut out)
+            .map_sg(
+                cpu,
+                board,
+                at,
+                SgRequest {
+                    buffer: 7,
+                    pieces: &pieces(),
+                    direction,
+                    limits,
+                    out: &mut out,
+                },
+            )
             .unwrap_err();
         assert_eq!(error.reason, MapReason::TooManySegments);
         walk.take()

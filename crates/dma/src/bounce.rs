@@ -3,18 +3,18 @@
 //! A space that translates never needs them, because its I/O virtual addresses lie where the device can reach; identity spaces do.
 
 use alloc::vec::Vec;
-use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{Direction, PhysAddr, PhysMemory, PhysRange};
 
 use crate::flush::Flush;
 use crate::map::{Shape, refused};
+use crate::mapping::Live;
 use crate::sg::segments;
 use crate::space::{Placed, Space};
 use crate::{
-    Attachment, Cpu, Dma, MapError, MapReason, Mapping, Platform, Segment, SgLimits, SgMapping,
-    UnmapError, UnmapReason,
+    Attachment, Cpu, Dma, MapError, MapReason, Mapping, Platform, SgMapping, SgRequest, UnmapError,
+    UnmapReason,
 };
 
 /// Bytes in one slot, the unit of allocation (as in Linux's swiotlb).
@@ -184,11 +184,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         match self.place(cpu, platform, at, Shape::Run, &[slot.copy], direction) {
             Ok(placed) => Ok((
                 Mapping {
-                    range: placed.range,
-                    domain: at.domain(),
-                    direction,
+                    live: Live::new(at, placed.range, direction, buffer),
                     bounce: Some(slot),
-                    buffer: ManuallyDrop::new(buffer),
                 },
                 placed,
             )),
@@ -220,24 +217,21 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Maps a list of which the device cannot reach every piece: those it cannot are copied.
-    #[allow(clippy::too_many_arguments)]
+    /// Maps a list of which the device cannot reach every piece: those it cannot are copied. Where nothing is installed only, so that
+    /// the pieces placed before a failure need not be undone.
     #[cold]
     pub(crate) fn map_list_bounced<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        buffer: B,
-        pieces: &[PhysRange],
-        direction: Direction,
-        limits: SgLimits,
-        out: &mut [Segment],
+        request: SgRequest<'_, B>,
     ) -> Result<(SgMapping<B>, usize), (B, MapError)> {
-        let mut ranges = Vec::with_capacity(pieces.len());
+        let direction = request.direction;
+        let mut ranges = Vec::with_capacity(request.pieces.len());
         let mut bounced = Vec::new();
         let mut failed = None;
-        for piece in pieces {
+        for piece in request.pieces {
             let direct = core::slice::from_ref(piece);
             let placed = match self.place(cpu, platform, at, Shape::Run, direct, direction) {
                 Err(MapReason::BeyondMask) => match self.copied(platform, *piece) {
@@ -257,28 +251,25 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 }
             }
         }
-        let told = segments(ranges.iter().copied(), limits, out);
-        let (range, used) = match (failed, ranges.first(), told) {
-            (None, Some(range), Some(used)) => (*range, used),
+        let told = segments(ranges.iter().copied(), request.limits, request.out);
+        match (failed, ranges.first(), told) {
+            (None, Some(first), Some(used)) => {
+                let mapping = SgMapping {
+                    live: Live::new(at, *first, direction, request.buffer),
+                    joined: false,
+                    bounced,
+                    steps: 0,
+                };
+                Ok((mapping, used))
+            }
             (failed, ..) => {
                 self.free_slots(&bounced);
-                let first = pieces.first().copied();
-                let (piece, reason) = failed
-                    .map_or((first, MapReason::TooManySegments), |(piece, reason)| {
-                        (Some(piece), reason)
-                    });
-                return Err((buffer, refused(at, piece, reason)));
+                Err(match failed {
+                    Some((piece, reason)) => (request.buffer, refused(at, Some(piece), reason)),
+                    None => request.refused(at, MapReason::TooManySegments),
+                })
             }
-        };
-        let mapping = SgMapping {
-            range,
-            domain: at.domain(),
-            direction,
-            buffer: ManuallyDrop::new(buffer),
-            bounced,
-            steps: 0,
-        };
-        Ok((mapping, used))
+        }
     }
 
     /// Takes a list with copies down, copies back what the device wrote, and frees the slots.
@@ -290,15 +281,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         mapping: SgMapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
-        let SgMapping {
-            range,
-            domain,
-            direction,
-            buffer,
-            bounced,
-            ..
-        } = mapping;
-        let outcome = self.take_down(cpu, platform, at, domain, range, direction, buffer)?;
+        let direction = mapping.direction();
+        let SgMapping { live, bounced, .. } = mapping;
+        let outcome = self.take_down(cpu, platform, at, live)?;
         if let Some(pool) = &self.bounce {
             for slot in &bounced {
                 pool.finish(platform.memory(), slot, direction);
@@ -310,14 +295,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// [`sync_for_cpu`](Self::sync_for_cpu) for a list.
     pub fn sync_sg_for_cpu<P: Platform>(&self, platform: &P, mapping: &SgMapping<B>) {
         for slot in &mapping.bounced {
-            copy_out(platform.memory(), slot, mapping.direction);
+            copy_out(platform.memory(), slot, mapping.direction());
         }
     }
 
     /// [`sync_for_device`](Self::sync_for_device) for a list.
     pub fn sync_sg_for_device<P: Platform>(&self, platform: &P, mapping: &SgMapping<B>) {
         for slot in &mapping.bounced {
-            copy_in(platform.memory(), slot, mapping.direction);
+            copy_in(platform.memory(), slot, mapping.direction());
         }
     }
 
@@ -334,18 +319,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let Some(pool) = &self.bounce else {
             return Err(UnmapError {
                 device: at.device,
-                range: mapping.range,
-                reason: UnmapReason::NotAllocated(ManuallyDrop::into_inner(mapping.buffer)),
+                range: mapping.range(),
+                reason: UnmapReason::NotAllocated(mapping.live.into_buffer()),
             });
         };
-        let Mapping {
-            range,
-            domain,
-            direction,
-            buffer,
-            ..
-        } = mapping;
-        let outcome = self.take_down(cpu, platform, at, domain, range, direction, buffer)?;
+        let direction = mapping.direction();
+        let outcome = self.take_down(cpu, platform, at, mapping.live)?;
         pool.finish(platform.memory(), &slot, direction);
         Ok(outcome)
     }
@@ -353,14 +332,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Hands the bytes of a live mapping to the processor: after this call it reads what the device wrote.
     pub fn sync_for_cpu<P: Platform>(&self, platform: &P, mapping: &Mapping<B>) {
         if let Some(slot) = &mapping.bounce {
-            copy_out(platform.memory(), slot, mapping.direction);
+            copy_out(platform.memory(), slot, mapping.direction());
         }
     }
 
     /// Hands the bytes of a live mapping back to the device: after this call it reads what the processor wrote.
     pub fn sync_for_device<P: Platform>(&self, platform: &P, mapping: &Mapping<B>) {
         if let Some(slot) = &mapping.bounce {
-            copy_in(platform.memory(), slot, mapping.direction);
+            copy_in(platform.memory(), slot, mapping.direction());
         }
     }
 }

@@ -6,10 +6,10 @@ use ringfence_types::{
     Direction, DomainId, FrameSource, InvalidationError, IovaRange, PhysAddr, PhysRange,
 };
 
-use crate::flush::{Flush, Home};
+use crate::flush::Flush;
 use crate::layer::GRANULE;
 use crate::map::{Shape, refused};
-use crate::space::{Remains, Space};
+use crate::space::{Gone, Remains, Space};
 use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform};
 
 /// Memory shared with a device until it is freed: rings, completion queues, head registers.
@@ -19,6 +19,8 @@ pub struct Coherent {
     range: IovaRange,
     domain: DomainId,
     frames: Vec<PhysAddr>,
+    /// Taken down already, by a [`Dma::free_coherent`] whose invalidation failed.
+    cleared: Option<Gone>,
 }
 
 impl Coherent {
@@ -80,6 +82,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 range: placed.range,
                 domain: at.domain(),
                 frames,
+                cleared: None,
             }),
             Err(reason) => {
                 // Frames that a device may still reach are nobody's any more.
@@ -94,35 +97,42 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Unmaps coherent memory, invalidates at once whatever the policy, and frees the pages.
     ///
     /// # Errors
-    /// The invalidation failed or the memory was not mapped: neither pages nor addresses are reused, since the device may
-    /// still reach them.
+    /// The memory comes back: neither pages nor addresses are reused, since the device may still reach them. If it was the invalidation
+    /// that failed, the memory is no longer mapped, and another call tries that invalidation again.
     pub fn free_coherent<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        memory: Coherent,
-    ) -> Result<(), FreeCoherentError> {
-        if memory.domain != at.domain() {
-            return Err(FreeCoherentError::NotMapped);
-        }
+        mut memory: Coherent,
+    ) -> Result<(), (FreeCoherentError, Coherent)> {
         self.extend(cpu);
         let (Some(space), Some(own)) = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index))
         else {
-            return Err(FreeCoherentError::NotMapped);
+            return Err((FreeCoherentError::NotMapped, memory));
         };
-        let gone = space
-            .unmap(own, platform, memory.range)
-            .map_err(|_| FreeCoherentError::NotMapped)?;
-        let mut home = Home {
-            spaces: &self.spaces,
-            cpus: &mut cpu.spaces,
-            here: at.index,
+        if memory.domain != at.domain() {
+            return Err((FreeCoherentError::NotMapped, memory));
+        }
+        let purged = match memory.cleared.take() {
+            None => {
+                let Ok(gone) = space.unmap(own, platform, memory.range) else {
+                    return Err((FreeCoherentError::NotMapped, memory));
+                };
+                gone.purge(&mut self.home(cpu, at), platform)
+            }
+            Some(gone) => self.home(cpu, at).purge(gone, platform),
         };
-        gone.purge(&mut home, platform)
-            .map_err(FreeCoherentError::NotFlushed)?;
-        give_back(platform, &memory.frames);
-        Ok(())
+        match purged {
+            Ok(()) => {
+                give_back(platform, &memory.frames);
+                Ok(())
+            }
+            Err((error, gone)) => {
+                memory.cleared = Some(gone);
+                Err((FreeCoherentError::NotFlushed(error), memory))
+            }
+        }
     }
 }
 

@@ -207,6 +207,16 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
+    /// Where ranges of the device's domain go home through this processor.
+    #[inline]
+    pub(crate) fn home<'a>(&'a self, cpu: &'a mut Cpu<S, F, B>, at: &Attachment) -> Home<'a, S> {
+        Home {
+            spaces: &self.spaces,
+            cpus: &mut cpu.spaces,
+            here: at.index,
+        }
+    }
+
     /// The space of an attached device.
     pub fn space(&self, at: &Attachment) -> Option<&S> {
         self.spaces.get(at.index)

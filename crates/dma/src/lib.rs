@@ -42,5 +42,5 @@ pub use mapping::{Mapping, Segment};
 pub use multi::{MultiError, Refused, Request};
 pub use platform::Platform;
 pub use premapped::{Loan, Posted, Premapped, PremappedError};
-pub use sg::{SgLimits, SgMapping};
+pub use sg::{SgLimits, SgMapping, SgRequest};
 pub use space::Space;

@@ -3,14 +3,12 @@
 //! Map (rIOMMU Fig. 4): allocate an IOVA, install the translation, make it visible, return the address to write into the
 //! descriptor. Unmap (Fig. 6), in this order: remove the entry, purge the IOTLB, free the IOVA, hand the buffer up.
 
-use core::mem::ManuallyDrop;
-
 use ringfence_iova::AllocError;
-use ringfence_types::{Direction, DomainId, InvalidationError, IovaRange, PhysRange};
+use ringfence_types::{Direction, InvalidationError, PhysRange};
 
-use crate::flush::{Cleared, Flush, Home, Lane, Released, Retiring, Strict};
-use crate::mapping::Custody;
-use crate::space::{Placed, Space, UnmapRefusal};
+use crate::flush::{Cleared, Flush, Home, Lane, Released, Strict};
+use crate::mapping::Live;
+use crate::space::{Placed, Space};
 use crate::{
     Attachment, Cpu, Dma, MapError, MapReason, Mapping, Owed, Platform, UnmapError, UnmapReason,
 };
@@ -49,11 +47,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         ) {
             Ok(placed) => Ok((
                 Mapping {
-                    range: placed.range,
-                    domain: at.domain(),
-                    direction,
+                    live: Live::new(at, placed.range, direction, buffer),
                     bounce: None,
-                    buffer: ManuallyDrop::new(buffer),
                 },
                 placed,
             )),
@@ -79,14 +74,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if let Some(slot) = mapping.bounce {
             return self.unmap_bounced(cpu, platform, at, mapping, slot);
         }
-        let Mapping {
-            range,
-            domain,
-            direction,
-            buffer,
-            ..
-        } = mapping;
-        self.take_down(cpu, platform, at, domain, range, direction, buffer)
+        self.take_down(cpu, platform, at, mapping.live)
     }
 
     /// Finds addresses for `pieces` and installs them; flushes and tries once more when addresses have run out.
@@ -144,19 +132,16 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// Clears the translations of `range` and hands the rest to the flush policy.
-    #[allow(clippy::too_many_arguments)]
+    /// Clears the translations of a mapping and hands the rest to the flush policy.
     #[inline]
     pub(crate) fn take_down<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        domain: DomainId,
-        range: IovaRange,
-        direction: Direction,
-        buffer: Custody<B>,
+        live: Live<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
+        let (range, domain) = (live.range, live.domain);
         let failed = |reason| UnmapError {
             device: at.device,
             range,
@@ -167,10 +152,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             self.extend(cpu);
         }
         if domain != at.domain() {
-            return Err(failed(UnmapReason::OtherDomain(
-                domain,
-                ManuallyDrop::into_inner(buffer),
-            )));
+            return Err(failed(UnmapReason::OtherDomain(domain, live.into_buffer())));
         }
         let (Some(space), Some(shared), Some(own), Some(flush)) = (
             self.spaces.get(at.index),
@@ -178,40 +160,21 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             cpu.spaces.get_mut(at.index),
             cpu.flush.get_mut(at.index),
         ) else {
-            return Err(failed(UnmapReason::NotAttached(ManuallyDrop::into_inner(
-                buffer,
-            ))));
+            return Err(failed(UnmapReason::NotAttached(live.into_buffer())));
         };
         let ring = space.ring_of(&range);
         if ring != at.ring() {
-            return Err(failed(UnmapReason::OtherRing(
-                ring,
-                ManuallyDrop::into_inner(buffer),
-            )));
+            return Err(failed(UnmapReason::OtherRing(ring, live.into_buffer())));
         }
         let gone = match space.unmap(own, platform, range) {
             Ok(gone) => gone,
-            Err(UnmapRefusal::Table(error)) => {
-                return Err(failed(UnmapReason::Table(
-                    error,
-                    ManuallyDrop::into_inner(buffer),
-                )));
-            }
-            Err(UnmapRefusal::NotAllocated) => {
-                return Err(failed(UnmapReason::NotAllocated(ManuallyDrop::into_inner(
-                    buffer,
-                ))));
-            }
+            Err(refusal) => return Err(failed(refusal.with(live.into_buffer()))),
         };
+        let item = live.retiring(gone, ring);
         let home = Home {
             spaces: &self.spaces,
             cpus: &mut cpu.spaces,
             here: at.index,
-        };
-        let item = Retiring {
-            gone,
-            lane: Lane { ring, direction },
-            buffer,
         };
         self.flush
             .retire(shared, flush, home, platform, item)
@@ -271,11 +234,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         owed: Owed<B>,
     ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
         self.extend(cpu);
-        let mut home = Home {
-            spaces: &self.spaces,
-            cpus: &mut cpu.spaces,
-            here: at.index,
-        };
+        let mut home = self.home(cpu, at);
         let Cleared {
             gone,
             direction,

@@ -2,12 +2,55 @@
 
 use core::mem::ManuallyDrop;
 
-use ringfence_types::{Direction, DomainId, Iova, IovaRange};
+use ringfence_types::{Direction, DomainId, Iova, IovaRange, RingId};
 
+use crate::flush::{Lane, Retiring};
+use crate::space::Space;
 use crate::{Attachment, BounceSlot};
 
 /// A buffer that must not be dropped while a device may reach it.
 pub(crate) type Custody<B> = ManuallyDrop<B>;
+
+/// What every token of a live mapping remembers, to be taken down.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Live<B> {
+    pub(crate) range: IovaRange,
+    pub(crate) domain: DomainId,
+    pub(crate) direction: Direction,
+    pub(crate) buffer: Custody<B>,
+}
+
+impl<B> Live<B> {
+    /// The mapping of `buffer` at `range` for the device `at`.
+    #[inline]
+    pub(crate) fn new(at: &Attachment, range: IovaRange, direction: Direction, buffer: B) -> Self {
+        Self {
+            range,
+            domain: at.domain(),
+            direction,
+            buffer: ManuallyDrop::new(buffer),
+        }
+    }
+
+    /// What the flush policy takes over once the mapping, of a device's `ring`, has left the space.
+    #[inline]
+    pub(crate) fn retiring<S: Space>(self, gone: S::Gone, ring: RingId) -> Retiring<S, B> {
+        Retiring {
+            gone,
+            lane: Lane {
+                ring,
+                direction: self.direction,
+            },
+            buffer: self.buffer,
+        }
+    }
+
+    /// The buffer, once the mapping is gone or was refused.
+    #[inline]
+    pub(crate) fn into_buffer(self) -> B {
+        ManuallyDrop::into_inner(self.buffer)
+    }
+}
 
 /// A live mapping. Owns the driver's `buffer` until unmap hands it back, so that memory under DMA cannot be touched or
 /// freed by accident: a mapping that is dropped leaks its buffer, because the device still reaches it. `B` is whatever stands for the
@@ -15,42 +58,39 @@ pub(crate) type Custody<B> = ManuallyDrop<B>;
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mapping<B> {
-    pub(crate) range: IovaRange,
-    pub(crate) domain: DomainId,
-    pub(crate) direction: Direction,
+    pub(crate) live: Live<B>,
     pub(crate) bounce: Option<BounceSlot>,
-    pub(crate) buffer: Custody<B>,
 }
 
 impl<B> Mapping<B> {
     /// What the device is told: the address of the first byte, at the buffer's own offset in its page.
     #[inline]
     pub fn iova(&self) -> Iova {
-        self.range.start()
+        self.live.range.start()
     }
 
     /// The device-visible bytes.
     #[inline]
     pub fn range(&self) -> IovaRange {
-        self.range
+        self.live.range
     }
 
     /// What stands for the buffer.
     #[inline]
     pub fn buffer(&self) -> &B {
-        &self.buffer
+        &self.live.buffer
     }
 
     /// The direction.
     #[inline]
     pub fn direction(&self) -> Direction {
-        self.direction
+        self.live.direction
     }
 
     /// The domain whose devices reach it.
     #[inline]
     pub fn domain(&self) -> DomainId {
-        self.domain
+        self.live.domain
     }
 
     /// The bounce slot that stands in for the buffer, if any.
@@ -64,11 +104,8 @@ impl<B> Mapping<B> {
     #[inline]
     pub fn claim(at: &Attachment, range: IovaRange, direction: Direction, buffer: B) -> Self {
         Self {
-            range,
-            domain: at.domain(),
-            direction,
+            live: Live::new(at, range, direction, buffer),
             bounce: None,
-            buffer: ManuallyDrop::new(buffer),
         }
     }
 }

@@ -3,12 +3,11 @@
 
 use alloc::vec::Vec;
 use core::fmt;
-use core::mem::ManuallyDrop;
 
 use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
 
-use crate::flush::{Flush, Home, Lane, Retiring};
-use crate::space::{Remains, Space, UnmapRefusal};
+use crate::flush::{Flush, Home, Retiring};
+use crate::space::{Remains, Space};
 use crate::{
     Attachment, Cpu, Dma, MapError, MapReason, Mapping, Owed, Platform, UnmapError, UnmapReason,
 };
@@ -84,16 +83,16 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 };
             let mut back = Vec::with_capacity(made.len() + 1 + requests.len());
             for (mapping, memory) in made {
-                if let Err(failed) = self.withdraw(cpu, platform, at, mapping.range) {
+                if let Err(failed) = self.withdraw(cpu, platform, at, mapping.range()) {
                     error.reason = MapReason::NotUndone(failed);
                 }
                 if let (Some(pool), Some(slot)) = (&self.bounce, &mapping.bounce) {
                     pool.free(slot);
                 }
                 back.push(Request {
-                    buffer: ManuallyDrop::into_inner(mapping.buffer),
+                    direction: mapping.direction(),
+                    buffer: mapping.live.into_buffer(),
                     memory,
-                    direction: mapping.direction,
                 });
             }
             back.push(Request {
@@ -169,43 +168,26 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         mapping: Mapping<B>,
     ) -> Result<Retiring<S, B>, UnmapError<B>> {
-        let Mapping {
-            range,
-            direction,
-            domain,
-            bounce,
-            buffer,
-        } = mapping;
+        let Mapping { live, bounce } = mapping;
+        let range = live.range;
         let found = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index));
         let reason = match found {
-            _ if domain != at.domain() => {
-                UnmapReason::OtherDomain(domain, ManuallyDrop::into_inner(buffer))
+            _ if live.domain != at.domain() => {
+                UnmapReason::OtherDomain(live.domain, live.into_buffer())
             }
             (Some(space), _) if space.ring_of(&range) != at.ring() => {
-                UnmapReason::OtherRing(space.ring_of(&range), ManuallyDrop::into_inner(buffer))
+                UnmapReason::OtherRing(space.ring_of(&range), live.into_buffer())
             }
             (Some(space), Some(own)) => match space.unmap(own, platform, range) {
                 Ok(gone) => {
                     if let (Some(pool), Some(slot)) = (&self.bounce, &bounce) {
-                        pool.finish(platform.memory(), slot, direction);
+                        pool.finish(platform.memory(), slot, live.direction);
                     }
-                    return Ok(Retiring {
-                        gone,
-                        lane: Lane {
-                            ring: at.ring(),
-                            direction,
-                        },
-                        buffer,
-                    });
+                    return Ok(live.retiring(gone, at.ring()));
                 }
-                Err(UnmapRefusal::Table(error)) => {
-                    UnmapReason::Table(error, ManuallyDrop::into_inner(buffer))
-                }
-                Err(UnmapRefusal::NotAllocated) => {
-                    UnmapReason::NotAllocated(ManuallyDrop::into_inner(buffer))
-                }
+                Err(refusal) => refusal.with(live.into_buffer()),
             },
-            _ => UnmapReason::NotAttached(ManuallyDrop::into_inner(buffer)),
+            _ => UnmapReason::NotAttached(live.into_buffer()),
         };
         Err(UnmapError {
             device: at.device,
@@ -230,12 +212,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if let (Some(space), Some(own)) = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index))
             && let Ok(gone) = space.unmap(own, platform, range)
         {
-            let mut home = Home {
-                spaces: &self.spaces,
-                cpus: &mut cpu.spaces,
-                here: at.index,
-            };
-            return gone.purge(&mut home, platform);
+            return gone
+                .purge(&mut self.home(cpu, at), platform)
+                .map_err(|(error, _)| error);
         }
         Ok(())
     }

@@ -1,15 +1,13 @@
 //! `map_sg` and `unmap_sg`: scatterlists.
 
 use alloc::vec::Vec;
-use core::mem::ManuallyDrop;
-
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysRange};
 
 use crate::flush::Flush;
 use crate::layer::GRANULE;
 use crate::map::{Shape, refused};
-use crate::mapping::Custody;
-use crate::space::Space;
+use crate::mapping::Live;
+use crate::space::{Remains, Space};
 use crate::{Attachment, BounceSlot, Cpu, Dma, MapError, MapReason, Platform, Segment, UnmapError};
 
 /// What a device accepts as one segment. A piece that is longer than `max_bytes` is passed on as it is: who makes the list knows the device.
@@ -40,14 +38,29 @@ impl Default for SgLimits {
     }
 }
 
+/// What [`Dma::map_sg`] is to map, and where it tells of it.
+#[derive(Debug)]
+pub struct SgRequest<'a, B> {
+    /// What stands for the memory of all pieces.
+    pub buffer: B,
+    /// The memory, in the order in which the device shall see it.
+    pub pieces: &'a [PhysRange],
+    /// The direction.
+    pub direction: Direction,
+    /// What the device accepts as a segment.
+    pub limits: SgLimits,
+    /// Room for the segments that the device is told of: as many as there are pieces, unless they merge or cross a boundary.
+    pub out: &'a mut [Segment],
+}
+
 /// A live scatterlist mapping; owns the driver's buffer until unmap, and leaks it if dropped.
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct SgMapping<B> {
-    pub(crate) range: IovaRange,
-    pub(crate) domain: DomainId,
-    pub(crate) direction: Direction,
-    pub(crate) buffer: Custody<B>,
+    /// The whole list, or its first piece if the space does not join lists.
+    pub(crate) live: Live<B>,
+    /// Whether the pieces lie at consecutive pages.
+    pub(crate) joined: bool,
     /// Copies of pieces that the device cannot reach; none behind a table.
     pub(crate) bounced: Vec<BounceSlot>,
     /// Steps that the allocator's search took.
@@ -55,20 +68,29 @@ pub struct SgMapping<B> {
 }
 
 impl<B> SgMapping<B> {
-    /// The I/O virtual pages of the whole list, as bytes from the first byte of the first segment to the last of the last.
-    pub fn range(&self) -> IovaRange {
-        self.range
+    /// The I/O virtual pages of the whole list, as bytes from the first byte of the first segment to the last of the last. `None` in
+    /// spaces that do not join lists ([`Space::JOINS`]): there only the segments that [`Dma::map_sg`] wrote say where the pieces are.
+    #[inline]
+    pub fn range(&self) -> Option<IovaRange> {
+        self.joined.then_some(self.live.range)
     }
 
     /// What stands for the buffer.
     #[inline]
     pub fn buffer(&self) -> &B {
-        &self.buffer
+        &self.live.buffer
     }
 
     /// The direction.
+    #[inline]
     pub fn direction(&self) -> Direction {
-        self.direction
+        self.live.direction
+    }
+
+    /// The domain whose devices reach it.
+    #[inline]
+    pub fn domain(&self) -> DomainId {
+        self.live.domain
     }
 }
 
@@ -117,27 +139,22 @@ fn within(range: &IovaRange, boundary: Option<u64>) -> bool {
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// Makes the pieces of a scatterlist reachable, at consecutive pages unless the space has other ideas. Returns the mapping and how many entries of `out` describe
-    /// it to the device: as many as there are pieces, fewer where contiguous ones merge, more where one crosses a boundary.
+    /// Makes the pieces of a scatterlist reachable: at consecutive pages behind a page table, in place where nothing is translated, at a
+    /// slot each in a ring. Returns the mapping and how many entries of `request.out` describe it to the device: as many as there are
+    /// pieces, fewer where contiguous ones merge, more where one crosses a boundary.
     ///
     /// # Errors
-    /// The buffer comes back; the layer is as before. Nothing is mapped if `out` is too short: it needs room for as many
-    /// segments as there are pieces, unless they merge.
-    #[allow(clippy::too_many_arguments)]
+    /// The buffer comes back; the layer is as before. Nothing is mapped if `request.out` is too short.
     pub fn map_sg<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        buffer: B,
-        pieces: &[PhysRange],
-        direction: Direction,
-        limits: SgLimits,
-        out: &mut [Segment],
+        request: SgRequest<'_, B>,
     ) -> Result<(SgMapping<B>, usize), (B, MapError)> {
-        let first = pieces.first().copied();
+        let (pieces, limits) = (request.pieces, request.limits);
         if !limits.are_valid() {
-            return Err((buffer, refused(at, first, MapReason::BadLimits)));
+            return Err(request.refused(at, MapReason::BadLimits));
         }
         // What no placement could make fit is refused before anything is mapped.
         let anywhere = SgLimits {
@@ -145,41 +162,38 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             ..limits
         };
         let Some(space) = self.spaces.get(at.index) else {
-            return Err((buffer, refused(at, first, MapReason::NotAttached)));
+            return Err(request.refused(at, MapReason::NotAttached));
         };
-        if out.len() < pieces.len()
-            && segments(space.pieces(Iova::ZERO, pieces), anywhere, out).is_none()
+        if request.out.len() < pieces.len()
+            && segments(space.pieces(Iova::ZERO, pieces), anywhere, request.out).is_none()
         {
-            return Err((buffer, refused(at, first, MapReason::TooManySegments)));
+            return Err(request.refused(at, MapReason::TooManySegments));
         }
-        match self.place(cpu, platform, at, Shape::List, pieces, direction) {
+        match self.place(cpu, platform, at, Shape::List, pieces, request.direction) {
             Ok(found) => {
-                let told = segments(space.pieces(found.range.start(), pieces), limits, out);
-                let Some(used) = told else {
+                let ranges = space.pieces(found.range.start(), pieces);
+                let Some(used) = segments(ranges, limits, request.out) else {
                     // Where the addresses lie decides what crosses a boundary. No descriptor was written, but the device may have
                     // guessed: the range is invalidated before it is free again.
                     let reason = match self.withdraw(cpu, platform, at, found.range) {
                         Ok(()) => MapReason::TooManySegments,
                         Err(failed) => MapReason::NotUndone(failed),
                     };
-                    return Err((buffer, refused(at, first, reason)));
+                    return Err(request.refused(at, reason));
                 };
-                Ok((
-                    SgMapping {
-                        range: found.range,
-                        domain: at.domain(),
-                        direction,
-                        buffer: ManuallyDrop::new(buffer),
-                        bounced: Vec::new(),
-                        steps: found.steps,
-                    },
-                    used,
-                ))
+                let mapping = SgMapping {
+                    live: Live::new(at, found.range, request.direction, request.buffer),
+                    joined: S::JOINS,
+                    bounced: Vec::new(),
+                    steps: found.steps,
+                };
+                Ok((mapping, used))
             }
-            Err(MapReason::BeyondMask) => {
-                self.map_list_bounced(cpu, platform, at, buffer, pieces, direction, limits, out)
+            // Copies are placed one by one, which could not be undone as a whole where something is installed.
+            Err(MapReason::BeyondMask) if !S::Gone::INSTALLS => {
+                self.map_list_bounced(cpu, platform, at, request)
             }
-            Err(reason) => Err((buffer, refused(at, first, reason))),
+            Err(reason) => Err(request.refused(at, reason)),
         }
     }
 
@@ -198,13 +212,15 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if !mapping.bounced.is_empty() {
             return self.unmap_list_bounced(cpu, platform, at, mapping);
         }
-        let SgMapping {
-            range,
-            domain,
-            direction,
-            buffer,
-            ..
-        } = mapping;
-        self.take_down(cpu, platform, at, domain, range, direction, buffer)
+        self.take_down(cpu, platform, at, mapping.live)
+    }
+}
+
+impl<B> SgRequest<'_, B> {
+    /// The error of a refused list, which names its first piece.
+    #[cold]
+    pub(crate) fn refused(self, at: &Attachment, reason: MapReason) -> (B, MapError) {
+        let first = self.pieces.first().copied();
+        (self.buffer, refused(at, first, reason))
     }
 }

@@ -3,7 +3,9 @@
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
-use ringfence_types::{Direction, DrainUnmapped, InvalidationError, Pending};
+use ringfence_types::{
+    Direction, DrainUnmapped, Flushed, Invalidation, InvalidationError, Pending,
+};
 
 use super::batch::submit_and_release;
 use super::{Cleared, Flush, Home, RangeBatch, Released, Retiring};
@@ -26,33 +28,69 @@ impl Strict {
         direction: Direction,
         buffer: Custody<B>,
     ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
-        home.sync(platform);
-        let request = home.purge_of(&gone);
-        let levels = gone.levels;
-        let owed = |unmapped, buffer| Owed {
-            cleared: Cleared {
-                gone: Gone {
-                    unmapped,
-                    levels,
-                    tables: (),
+        match home.purge(gone, platform) {
+            Ok(()) => Ok(Released(ManuallyDrop::into_inner(buffer))),
+            Err((error, gone)) => Err((
+                error,
+                Owed {
+                    cleared: Cleared {
+                        gone,
+                        direction,
+                        buffer,
+                    },
                 },
-                direction,
-                buffer,
-            },
+            )),
+        }
+    }
+}
+
+impl<S: Space> Home<'_, S> {
+    /// Invalidates a cleared range of the space at hand and gives it back.
+    ///
+    /// # Errors
+    /// The range comes back.
+    #[inline]
+    pub(crate) fn purge<T: TablePages, P: Platform>(
+        &mut self,
+        gone: Gone<T>,
+        platform: &mut P,
+    ) -> Result<(), (InvalidationError, Gone)> {
+        self.sync(platform);
+        let request = self.purge_of(&gone);
+        gone.invalidate(request, platform)
+            .map(|range| self.release(range))
+    }
+}
+
+impl<T: TablePages> Gone<T> {
+    /// Submits `request`, which covers the range, waits for it, and frees the table pages.
+    ///
+    /// # Errors
+    /// What must still be invalidated. Its table pages are given up.
+    #[inline]
+    pub(crate) fn invalidate<P: Platform>(
+        self,
+        request: Invalidation,
+        platform: &mut P,
+    ) -> Result<Flushed, (InvalidationError, Gone)> {
+        let levels = self.levels;
+        let left = |unmapped| Gone {
+            unmapped,
+            levels,
+            tables: (),
         };
-        let batch = (gone.unmapped, gone.tables);
+        let batch = (self.unmapped, self.tables);
         let pending = match Pending::submit(platform.invalidator(), request, batch) {
             Ok(pending) => pending,
-            Err(((unmapped, _), error)) => return Err((error, owed(unmapped, buffer))),
+            Err(((unmapped, _), error)) => return Err((error, left(unmapped))),
         };
         match pending.wait(platform.invalidator()) {
             Ok(flushed) => {
                 let (range, tables) = flushed.split();
                 T::release(tables, platform);
-                home.release(range);
-                Ok(Released(ManuallyDrop::into_inner(buffer)))
+                Ok(range)
             }
-            Err((pending, error)) => Err((error, owed(pending.abandon().0, buffer))),
+            Err((pending, error)) => Err((error, left(pending.abandon().0))),
         }
     }
 }

@@ -26,6 +26,8 @@ impl Space for Identity {
     type Returned = Flushed;
     type Gone = Untouched;
 
+    const JOINS: bool = false;
+
     fn per_cpu(&self) -> Self::PerCpu {}
 
     #[inline]

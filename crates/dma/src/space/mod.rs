@@ -16,12 +16,12 @@ pub use translations::{CachedTable, PlainTable, Reclaiming, TablePages, Translat
 use ringfence_iova::Returned;
 use ringfence_types::{
     CachedLevels, DeviceId, DomainId, Flushed, Invalidation, InvalidationError, Iova, IovaRange,
-    Pending, Permissions, PfnRange, PhysRange, RingId, Unmapped, WholeDomain,
+    Permissions, PfnRange, PhysRange, RingId, Unmapped, WholeDomain,
 };
 
 use crate::flush::Home;
 use crate::layer::GRANULE;
-use crate::{MapReason, Platform};
+use crate::{MapReason, Platform, UnmapReason};
 
 /// Where a mapping may lie. Of the two limits on its height, the preferred one is tried first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct Placed {
 
 /// A range that left the table, and what its invalidation must cover. `T` are table pages that left with it.
 #[must_use = "the range may still be cached by the hardware"]
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Gone<T = ()> {
     /// The reserved range, cleared.
     pub unmapped: Unmapped,
@@ -57,45 +57,42 @@ pub struct Gone<T = ()> {
 
 /// What unmap leaves, taken care of at once whatever the flush policy is.
 pub trait Remains: Sized {
+    /// Whether a map installs something that must be undone. Where it does not, a mapping is only an address.
+    const INSTALLS: bool;
+
     /// Invalidates what is left and gives the addresses home.
     ///
     /// # Errors
-    /// The addresses are given up: they are never reused.
+    /// The cleared range comes back, for another attempt; dropped, its addresses are never reused.
     fn purge<S: Space<Gone = Self>, P: Platform>(
         self,
         home: &mut Home<'_, S>,
         platform: &mut P,
-    ) -> Result<(), InvalidationError>;
+    ) -> Result<(), (InvalidationError, Gone)>;
 }
 
 impl Remains for Untouched {
+    const INSTALLS: bool = false;
+
     #[inline]
     fn purge<S: Space<Gone = Self>, P: Platform>(
         self,
         _home: &mut Home<'_, S>,
         _platform: &mut P,
-    ) -> Result<(), InvalidationError> {
+    ) -> Result<(), (InvalidationError, Gone)> {
         Ok(())
     }
 }
 
 impl<T: TablePages> Remains for Gone<T> {
+    const INSTALLS: bool = true;
+
     fn purge<S: Space<Gone = Self>, P: Platform>(
         self,
         home: &mut Home<'_, S>,
         platform: &mut P,
-    ) -> Result<(), InvalidationError> {
-        home.sync(platform);
-        let request = home.purge_of(&self);
-        let batch = (self.unmapped, self.tables);
-        let (range, tables) = Pending::submit(platform.invalidator(), request, batch)
-            .map_err(|(_, error)| error)?
-            .wait(platform.invalidator())
-            .map_err(|(_, error)| error)?
-            .split();
-        T::release(tables, platform);
-        home.release(range);
-        Ok(())
+    ) -> Result<(), (InvalidationError, Gone)> {
+        home.purge(self, platform)
     }
 }
 
@@ -112,6 +109,17 @@ pub enum UnmapRefusal {
     NotAllocated,
 }
 
+impl UnmapRefusal {
+    /// The reason that the driver is given, with its buffer.
+    #[cold]
+    pub(crate) fn with<B>(self, buffer: B) -> UnmapReason<B> {
+        match self {
+            Self::Table(error) => UnmapReason::Table(error, buffer),
+            Self::NotAllocated => UnmapReason::NotAllocated(buffer),
+        }
+    }
+}
+
 /// One I/O address space.
 pub trait Space {
     /// One processor's part of the space.
@@ -121,6 +129,9 @@ pub trait Space {
     /// What unmap leaves to be flushed: [`Gone`], or [`Untouched`] where nothing was installed and nothing is cleared. A
     /// flush policy says which of the two it can deal with.
     type Gone: Remains;
+
+    /// Whether the pieces of a list lie at consecutive pages, so that one range is the whole list.
+    const JOINS: bool = true;
 
     /// A handle for one more processor.
     fn per_cpu(&self) -> Self::PerCpu;

@@ -3,11 +3,11 @@
 use ringfence_iova::{AllocError, IovaAllocator, Request};
 use ringfence_pgtable::MapRequest;
 use ringfence_types::{
-    CachedLevels, DomainId, Flushed, InvalidationError, IovaRange, PageSize, Pending, Permissions,
-    Pfn, PfnRange, PhysRange, Unmapped, WholeDomain,
+    CachedLevels, DomainId, Flushed, InvalidationError, IovaRange, PageSize, Permissions, Pfn,
+    PfnRange, PhysRange, Unmapped, WholeDomain,
 };
 
-use super::{Gone, Limits, Placed, Space, TablePages, Translations, UnmapRefusal};
+use super::{Gone, Limits, Placed, Space, Translations, UnmapRefusal};
 use crate::{MapReason, Platform};
 
 const GRANULE: PageSize = PageSize::Size4K;
@@ -129,23 +129,14 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
             tables,
         };
         let request = self.invalidation(gone.unmapped.range(), gone.levels);
-        let batch = (gone.unmapped, gone.tables);
-        let flushed = Pending::submit(platform.invalidator(), request, batch)
-            .map_err(|(_, error)| error)
-            .and_then(|pending| {
-                let done = pending.wait(platform.invalidator());
-                done.map_err(|(_, error)| error)
-            });
-        match flushed {
-            Ok(flushed) => {
-                let (range, tables) = flushed.split();
-                T::Pages::release(tables, platform);
+        match gone.invalidate(request, platform) {
+            Ok(range) => {
                 self.allocator.free(&mut cpu.allocator, range.into());
                 Ok(())
             }
             // Nothing was there to be cached.
             Err(_) if installed.is_none() => Ok(()),
-            Err(error) => Err(error),
+            Err((error, _)) => Err(error),
         }
     }
 }

@@ -224,6 +224,8 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
     type Returned = R::Returned;
     type Gone = Gone;
 
+    const JOINS: bool = false;
+
     fn per_cpu(&self) -> RingsCpu {
         RingsCpu::default()
     }

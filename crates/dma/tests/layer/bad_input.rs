@@ -2,7 +2,7 @@
 
 use ringfence_dma::flush::{Burst, Deferred, Strict};
 use ringfence_dma::{
-    AttachError, FreeCoherentError, MapReason, Mapping, Segment, SgLimits, UnmapReason,
+    AttachError, FreeCoherentError, MapReason, Mapping, Segment, SgLimits, SgRequest, UnmapReason,
 };
 use ringfence_iova::AllocError;
 use ringfence_pgtable::UnmapError as TableError;
@@ -36,7 +36,18 @@ fn sizes_of_nothing_and_of_everything() {
     } = &mut rig;
     let limits = SgLimits::default();
     let (buffer, error) = dma
-        .map_sg(cpu, board, at, 1, &[], DIRECTION, limits, &mut [])
+        .map_sg(
+            cpu,
+            board,
+            at,
+            SgRequest {
+                buffer: 1,
+                pieces: &[],
+                direction: DIRECTION,
+                limits,
+                out: &mut [],
+            },
+        )
         .unwrap_err();
     assert_eq!(
         (buffer, error.reason, error.buffer),
@@ -80,7 +91,18 @@ fn sizes_of_nothing_and_of_everything() {
     let many = vec![whole(); 5000];
     let mut out = segments::<1>();
     let (_, error) = dma
-        .map_sg(cpu, board, at, 3, &many, DIRECTION, limits, &mut out)
+        .map_sg(
+            cpu,
+            board,
+            at,
+            SgRequest {
+                buffer: 3,
+                pieces: &many,
+                direction: DIRECTION,
+                limits,
+                out: &mut out,
+            },
+        )
         .unwrap_err();
     assert!(
         matches!(
@@ -91,7 +113,18 @@ fn sizes_of_nothing_and_of_everything() {
     );
     let mut out = segments::<5000>();
     let (_, error) = dma
-        .map_sg(cpu, board, at, 3, &many, DIRECTION, limits, &mut out)
+        .map_sg(
+            cpu,
+            board,
+            at,
+            SgRequest {
+                buffer: 3,
+                pieces: &many,
+                direction: DIRECTION,
+                limits,
+                out: &mut out,
+            },
+        )
         .unwrap_err();
     assert_eq!(error.reason, MapReason::TooLarge);
     let error = dma.alloc_coherent(cpu, board, at, usize::MAX).unwrap_err();
@@ -283,10 +316,9 @@ fn attachments_of_another_layer_and_mappings_of_another_device() {
         other => panic!("{other:?}"),
     }
     let rings = dma.alloc_coherent(cpu, board, at, 1).unwrap();
-    assert_eq!(
-        dma.free_coherent(cpu, board, &other, rings),
-        Err(FreeCoherentError::NotMapped)
-    );
+    let (error, rings) = dma.free_coherent(cpu, board, &other, rings).unwrap_err();
+    assert_eq!(error, FreeCoherentError::NotMapped);
+    dma.free_coherent(cpu, board, at, rings).unwrap();
     // Both are still there.
     let error = dma
         .unmap_multi(cpu, board, at, vec![theirs], |_| {})

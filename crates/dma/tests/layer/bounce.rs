@@ -4,7 +4,9 @@ use proptest::prelude::*;
 
 use ringfence_dma::flush::Never;
 use ringfence_dma::space::Identity;
-use ringfence_dma::{Attachment, BouncePool, Cpu, Dma, MapReason, Request, Segment, SgLimits};
+use ringfence_dma::{
+    Attachment, BouncePool, Cpu, Dma, MapReason, Request, Segment, SgLimits, SgRequest,
+};
 use ringfence_types::{Direction, Iova, IovaRange, PhysAddr, PhysRange};
 
 use crate::rig::*;
@@ -147,12 +149,34 @@ fn lists_are_copied_piece_by_piece() {
         for room in 0..5 {
             let out = &mut out[..room];
             let (buffer, error) = dma
-                .map_sg(cpu, board, at, 1, &pieces, direction, limits, out)
+                .map_sg(
+                    cpu,
+                    board,
+                    at,
+                    SgRequest {
+                        buffer: 1,
+                        pieces: &pieces,
+                        direction,
+                        limits,
+                        out,
+                    },
+                )
                 .unwrap_err();
             assert_eq!((buffer, error.reason), (1, MapReason::TooManySegments));
         }
         let (mapping, count) = dma
-            .map_sg(cpu, board, at, 1, &pieces, direction, limits, &mut out)
+            .map_sg(
+                cpu,
+                board,
+                at,
+                SgRequest {
+                    buffer: 1,
+                    pieces: &pieces,
+                    direction,
+                    limits,
+                    out: &mut out,
+                },
+            )
             .unwrap();
         assert_eq!(count, 5);
         for ((segment, piece), bytes) in out.iter().zip(&pieces).zip(&before) {
@@ -189,7 +213,18 @@ fn lists_are_copied_piece_by_piece() {
         assert!(dma.map_single(cpu, board, at, 2, whole, direction).is_ok());
         // And when there are none, the whole list is refused.
         let (_, error) = dma
-            .map_sg(cpu, board, at, 3, &pieces, direction, limits, &mut out)
+            .map_sg(
+                cpu,
+                board,
+                at,
+                SgRequest {
+                    buffer: 3,
+                    pieces: &pieces,
+                    direction,
+                    limits,
+                    out: &mut out,
+                },
+            )
             .unwrap_err();
         assert_eq!(
             (error.reason, error.buffer),

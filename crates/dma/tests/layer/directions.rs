@@ -1,7 +1,7 @@
 //! A mapping's direction becomes its permissions in the table, in every shape of mapping.
 
 use ringfence_dma::flush::Strict;
-use ringfence_dma::{Request, Segment, SgLimits};
+use ringfence_dma::{Request, Segment, SgLimits, SgRequest};
 use ringfence_types::{Direction, Iova, IovaRange, Permissions};
 
 use crate::rig::*;
@@ -28,7 +28,18 @@ fn directions_become_permissions() {
         let mut out = [Segment { range }; 2];
         let limits = SgLimits::default();
         let (list, _) = dma
-            .map_sg(cpu, board, at, 2, &pieces, direction, limits, &mut out)
+            .map_sg(
+                cpu,
+                board,
+                at,
+                SgRequest {
+                    buffer: 2,
+                    pieces: &pieces,
+                    direction,
+                    limits,
+                    out: &mut out,
+                },
+            )
             .unwrap();
         let request = Request {
             buffer: 3,

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use ringfence_dma::flush::{Flush, Never, Strict};
 use ringfence_dma::space::Identity;
-use ringfence_dma::{Dma, MapReason, Segment, SgLimits};
+use ringfence_dma::{Dma, MapReason, Segment, SgLimits, SgRequest};
 use ringfence_types::{Direction, Iova, IovaRange, Pfn, PhysAddr, PhysRange};
 
 use crate::rig::*;
@@ -85,12 +85,12 @@ proptest! {
         let Rig { board, dma, cpu, at } = &mut rig;
         let mut out = room(64);
         let (mapping, count) = dma
-            .map_sg(cpu, board, at, 1, &pieces, Direction::ToDevice, limits, &mut out)
+            .map_sg(cpu, board, at, SgRequest { buffer: 1, pieces: &pieces, direction: Direction::ToDevice, limits, out: &mut out })
             .unwrap();
         prop_assert_eq!(bytes_behind(&rig, &out[..count]), bytes_of(&pieces));
         assert_within(&out[..count], &pieces, limits);
         let first = out[0].range.start();
-        prop_assert_eq!(mapping.range().start(), first);
+        prop_assert_eq!(mapping.range().unwrap().start(), first);
         let Rig { board, dma, cpu, at } = &mut rig;
         prop_assert_eq!(dma.unmap_sg(cpu, board, at, mapping).unwrap().0, 1);
         assert_gone(&rig, &out[..count]);
@@ -99,7 +99,7 @@ proptest! {
         let log = rig.board.port.log.len();
         let Rig { board, dma, cpu, at } = &mut rig;
         let mut out = room(short);
-        match dma.map_sg(cpu, board, at, 2, &pieces, Direction::ToDevice, limits, &mut out) {
+        match dma.map_sg(cpu, board, at, SgRequest { buffer: 2, pieces: &pieces, direction: Direction::ToDevice, limits, out: &mut out }) {
             Ok((mapping, fewer)) => {
                 prop_assert_eq!(fewer, count);
                 drop(mapping);
@@ -134,7 +134,7 @@ proptest! {
         for pieces in [&pieces[..], &pieces[pieces.len() / 2..]] {
             let mut out = room(64);
             let (mapping, count) = dma
-                .map_sg(&mut cpu, &mut board, &attached, 1, pieces, Direction::ToDevice, limits, &mut out)
+                .map_sg(&mut cpu, &mut board, &attached, SgRequest { buffer: 1, pieces, direction: Direction::ToDevice, limits, out: &mut out })
                 .unwrap();
             let told: Vec<_> = out[..count]
                 .iter()
@@ -142,6 +142,8 @@ proptest! {
                 .collect();
             prop_assert_eq!(bytes_of(&told), bytes_of(pieces));
             assert_within(&out[..count], pieces, limits);
+            // No one range is the whole list.
+            prop_assert_eq!(mapping.range(), None);
             let _ = dma.unmap_sg(&mut cpu, &mut board, &attached, mapping).unwrap();
         }
     }
@@ -185,7 +187,18 @@ fn neighbours_merge_as_far_as_the_limits_go() {
         let mut out = room(8);
         let direction = Direction::ToDevice;
         let (_mapping, count) = dma
-            .map_sg(cpu, board, at, 1, &pieces, direction, limits, &mut out)
+            .map_sg(
+                cpu,
+                board,
+                at,
+                SgRequest {
+                    buffer: 1,
+                    pieces: &pieces,
+                    direction,
+                    limits,
+                    out: &mut out,
+                },
+            )
             .unwrap();
         assert_eq!(count, expected, "{pieces:?} {limits:?}");
     }
@@ -208,7 +221,18 @@ fn impossible_boundaries_are_refused() {
         let pieces = [memory(0, 3 * PAGE)];
         let direction = Direction::ToDevice;
         let (_, error) = dma
-            .map_sg(cpu, board, at, 1, &pieces, direction, limits, &mut room(4))
+            .map_sg(
+                cpu,
+                board,
+                at,
+                SgRequest {
+                    buffer: 1,
+                    pieces: &pieces,
+                    direction,
+                    limits,
+                    out: &mut room(4),
+                },
+            )
             .unwrap_err();
         assert_eq!(error.reason, MapReason::BadLimits);
         assert!(rig.state().ranges.is_empty());

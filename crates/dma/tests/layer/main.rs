@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bounce;
+mod coherent;
 mod custody;
 mod directions;
 mod invalidations;

@@ -1,7 +1,7 @@
 //! Fault injection at every allocation: after an error the layer is as it was, and everything that came in comes back.
 
 use ringfence_dma::flush::{Flush, Strict};
-use ringfence_dma::{MapError, MapReason, Request, Segment, SgLimits};
+use ringfence_dma::{MapError, MapReason, Request, Segment, SgLimits, SgRequest};
 use ringfence_iova::AllocError;
 use ringfence_types::{Direction, FrameSource, InvalidationError, PhysRange};
 
@@ -62,7 +62,18 @@ where
             }; 3];
             let limits = SgLimits::default();
             let direction = Direction::FromDevice;
-            match dma.map_sg(cpu, board, at, 8, &pieces, direction, limits, &mut out) {
+            match dma.map_sg(
+                cpu,
+                board,
+                at,
+                SgRequest {
+                    buffer: 8,
+                    pieces: &pieces,
+                    direction,
+                    limits,
+                    out: &mut out,
+                },
+            ) {
                 Ok((mapping, count)) => {
                     assert_eq!(count, 3);
                     assert_eq!(dma.unmap_sg(cpu, board, at, mapping).unwrap().0, 8);

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
-use ringfence_dma::{Attachment, Cpu, Dma, Outcome, Platform, Segment, SgLimits};
+use ringfence_dma::{Attachment, Cpu, Dma, Outcome, Platform, Segment, SgLimits, SgRequest};
 use ringfence_memory::{Arena, Frames};
 use ringfence_types::{DeviceId, DomainId, Invalidator, Iova, Nanos, PfnRange};
 
@@ -271,11 +271,13 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
                             own,
                             &mut self.platform,
                             at,
-                            buffer,
-                            pieces,
-                            direction,
-                            SgLimits::default(),
-                            &mut self.segments,
+                            SgRequest {
+                                buffer,
+                                pieces,
+                                direction,
+                                limits: SgLimits::default(),
+                                out: &mut self.segments,
+                            },
                         ) {
                             Ok((mapping, _)) => Held::List(mapping),
                             Err(_) => Held::None,

@@ -16,13 +16,13 @@ pub enum Held {
 }
 
 impl Held {
-    /// The device-visible bytes.
+    /// The device-visible bytes; `None` for nothing, and for a list whose pieces lie apart.
     #[inline]
     pub fn range(&self) -> Option<IovaRange> {
         match self {
             Self::None => None,
             Self::Single(mapping) => Some(mapping.range()),
-            Self::List(mapping) => Some(mapping.range()),
+            Self::List(mapping) => mapping.range(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use ringfence_devices::{Attacker, Event, Mapping as Target, Passive, Port, Request};
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
-use ringfence_dma::{Attachment, Cpu, Dma, Outcome, Segment, SgLimits};
+use ringfence_dma::{Attachment, Cpu, Dma, Outcome, Segment, SgLimits, SgRequest};
 use ringfence_hw::Stats;
 use ringfence_trace::{DeviceIndex, Devices, MappingId};
 use ringfence_types::{
@@ -262,11 +262,13 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
                     own,
                     &mut self.machine,
                     at,
-                    next,
-                    pieces,
-                    direction,
-                    limits,
-                    &mut self.segments,
+                    SgRequest {
+                        buffer: next,
+                        pieces,
+                        direction,
+                        limits,
+                        out: &mut self.segments,
+                    },
                 )
                 .map(|(mapping, _)| {
                     let steps = mapping.steps;
@@ -283,9 +285,11 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
                 return Ok(());
             }
         };
-        let Some(range) = held.range() else {
-            return Err(LabError::Internal("mapping without range"));
-        };
+        // Where pieces lie apart, addresses are the memory's own, and the first piece stands for the list.
+        let alone =
+            |piece: &PhysRange| IovaRange::new(Iova::new(piece.start().get()), piece.bytes());
+        let range = held.range().or_else(|| pieces.first().and_then(alone));
+        let range = range.ok_or(LabError::Internal("mapping without range"))?;
         let device_id = at.device();
         let granted = self.oracle.grant(device.index(), range, pieces, direction);
         debug_assert_eq!(granted.to_raw(), next);
@@ -309,9 +313,6 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             return;
         };
         let held = core::mem::take(slot);
-        let Some(range) = held.range() else {
-            return;
-        };
         let Some(Some(at)) = self.attached.get(device.index()).copied() else {
             return;
         };
@@ -324,6 +325,14 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             Held::None => return,
         };
         let grant = GrantId::from_raw(raw);
+        let first = || {
+            self.oracle
+                .get(grant)
+                .and_then(|grant| grant.pieces().next())
+        };
+        let Some(range) = held.range().or_else(first) else {
+            return;
+        };
         let target = Target {
             device: at.device(),
             range,

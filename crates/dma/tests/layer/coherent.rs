@@ -1,0 +1,59 @@
+//! Coherent memory comes back from every error, and is freed once no device reaches it.
+
+use ringfence_dma::FreeCoherentError;
+use ringfence_dma::flush::{Burst, Flush, Strict};
+use ringfence_types::{InvalidationError, PfnRange};
+
+use crate::rig::*;
+
+const PAGES: usize = 3;
+
+fn freed_after_its_invalidation<A: Make, T: MakeTable, F>(flush: F)
+where
+    F: Flush<Space<A, T>, u64> + Copy,
+{
+    for (trouble, expected) in [
+        (Trouble::Full, InvalidationError::QueueFull),
+        (Trouble::Failed, InvalidationError::Failed),
+    ] {
+        let mut rig = Rig::<A, T, F, u64>::new(flush);
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let rings = dma.alloc_coherent(cpu, board, at, PAGES).unwrap();
+        let (range, frames) = (rings.range(), rings.frames().to_vec());
+        let pages = PfnRange::covering(&range);
+        board.port.touch(at.domain(), pages);
+        let free = board.frames.outstanding();
+        let out = || dma.space(at).unwrap().allocator().out.borrow().len();
+
+        board.port.fail(0, 2, trouble);
+        let mut kept = Some(rings);
+        for _ in 0..2 {
+            let rings = kept.take().unwrap();
+            let (error, rings) = dma.free_coherent(cpu, board, at, rings).unwrap_err();
+            assert_eq!(error, FreeCoherentError::NotFlushed(expected));
+            assert_eq!((rings.range(), rings.frames()), (range, &frames[..]));
+            // Still reachable, so nobody else gets the pages or the addresses.
+            assert!(board.port.reaches(at.domain(), pages));
+            assert_eq!((board.frames.outstanding(), out()), (free, 1));
+            kept = Some(rings);
+        }
+        dma.free_coherent(cpu, board, at, kept.unwrap()).unwrap();
+        assert!(!board.port.reaches(at.domain(), pages));
+        assert_eq!(out(), 0);
+        assert!(free - board.frames.outstanding() >= PAGES);
+        assert_eq!(board.frames.wrong_frees(), 0);
+    }
+}
+
+#[test]
+fn memory_comes_back_until_it_is_flushed() {
+    freed_after_its_invalidation::<Tree, Plain, _>(Strict);
+    freed_after_its_invalidation::<Product, Cached, _>(Burst::default());
+    freed_after_its_invalidation::<Bits, Plain, _>(Strict);
+    freed_after_its_invalidation::<Tree, Gas, _>(Strict);
+}

@@ -112,7 +112,7 @@ fn plain_pair<M: PhysMemory, S: FrameSource>(
 /// The floor of [`plain_pair`].
 #[inline(always)]
 fn bare_pair(bare: &Bare, first: u64, pages: u64) {
-    let leaf = |first: u64| (1 << 32) + (first << 12) | 3;
+    let leaf = |first: u64| ((1 << 32) + (first << 12)) | 3;
     let map = black_box(first);
     if pages == 1 {
         bare.map(map, leaf(map));
@@ -289,8 +289,7 @@ fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
             dirty.sync(mem);
             for op in 0..OPS {
                 let range = range(black_box(ring(op)), 1);
-                let _ =
-                    black_box(cache.unmap_deferred(table, mem, range, &mut dirty)).expect("mapped");
+                assert!(cache.unmap_deferred(table, mem, range, &mut dirty).is_ok());
             }
             dirty.sync(mem);
         },
@@ -321,21 +320,25 @@ fn non_coherent(sides: &mut Vec<Side>, kind: WriteBack) {
             lap += 1;
         },
     ));
-    // The floor of a burst: what its stores, its write-backs and its two waits cost by themselves.
-    let words = mem.words(PhysAddr::new(32 << 20), 512).expect("inside");
-    sides.push(side(
-        &format!("{kind:?}: stores and lines of such a burst"),
-        OPS,
-        move || {
-            for value in [1, 0] {
-                for word in words.iter().take(OPS as usize) {
-                    word.store(black_box(value), std::sync::atomic::Ordering::Release);
+    // The floors of such bursts: their loads, stores, write-backs and waits by themselves. After a wait the lines are far away, and
+    // what follows must fetch them again.
+    let start = PhysAddr::new(32 << 20);
+    let words = mem.words(start, OPS as usize).expect("inside");
+    for waits in [1, 2] {
+        sides.push(side(
+            &format!("{kind:?}: floor of a burst, waits: {waits}"),
+            OPS,
+            move || {
+                for value in [1, 0] {
+                    floor::store_all(words, black_box(value));
+                    mem.write_back(start, OPS * 8);
+                    if waits == 2 || value == 0 {
+                        mem.drain();
+                    }
                 }
-                mem.write_back(PhysAddr::new(32 << 20), OPS * 8);
-                mem.drain();
-            }
-        },
-    ));
+            },
+        ));
+    }
 }
 
 fn quantile(sorted: &[f64], part: f64) -> f64 {
@@ -386,12 +389,14 @@ fn report(sides: &mut [Side]) {
             &format!("{kind:?}: pair, flushed per operation"),
             "<= 0.0333",
         );
-        ratio(
-            &format!("{kind:?}: floor of the burst / flushed per operation"),
-            &format!("{kind:?}: stores and lines of such a burst"),
-            &format!("{kind:?}: pair, flushed per operation"),
-            "the hardware's part",
-        );
+        for (waits, burst) in [(2, "pair"), (1, "refill")] {
+            ratio(
+                &format!("{kind:?}: leaf cache {burst}, burst / its floor"),
+                &format!("{kind:?}: leaf cache {burst}, burst of {OPS}"),
+                &format!("{kind:?}: floor of a burst, waits: {waits}"),
+                "none",
+            );
+        }
         ratio(
             &format!("{kind:?}: leaf cache refill burst / flushed per operation"),
             &format!("{kind:?}: leaf cache refill, burst of {OPS}"),

@@ -1,7 +1,5 @@
 //! Which cache lines of tables still have to reach memory.
 
-use alloc::vec::Vec;
-
 use ringfence_types::{PhysAddr, PhysMemory};
 
 use crate::Coherency;
@@ -45,33 +43,29 @@ impl Sink for Deferred<'_> {
     fn finish<M: PhysMemory + ?Sized>(&mut self, _mem: &M) {}
 }
 
-/// Slots of the set, a power of two. A burst of 200 single pages touches at most 200 lines, mostly far fewer.
-const SLOTS: usize = 512;
-/// Lines kept: half the slots, so that a probe ends soon.
-const LINES: usize = SLOTS / 2;
+/// Slots: as many as a table has lines, and bits in a word.
+const SLOTS: usize = 64;
+/// No line: line numbers have 58 bits.
+const NO_LINE: u64 = u64::MAX;
 
-/// The lines that a burst of operations has touched, each once. Belongs to one processor.
+/// The lines that a burst of operations has touched. Belongs to one processor.
+///
+/// A line that comes back finds itself here and is written back once. Every line has one slot; the line that held it before is
+/// written back at once, without waiting, and the wait still comes once. The lines of one table never drive each other out.
 ///
 /// # Contract
 /// Between a deferred operation and [`sync`](Self::sync), a walker that does not snoop may see the table with or without it:
 /// no address mapped in between is told to a device, and no range unmapped in between is invalidated, before `sync`
 /// returns. Dropping it with lines in it breaks that contract; tables of a coherent platform never put any in.
-///
-/// Holds 256 lines: when it is full, it writes them back without waiting and starts anew; the wait still comes once.
 #[derive(Debug)]
 pub struct Dirty {
-    /// Lines in the order of their first touch: number, and slot.
-    lines: Vec<(u64, usize)>,
-    /// Open addressing: 0 or 1 + line number.
-    slots: Vec<u64>,
-    /// The last line touched: runs and bursts come back to it.
-    last: u64,
+    /// Numbers of the lines that wait, each in its slot.
+    slots: [u64; SLOTS],
+    /// A bit for each slot that holds a line.
+    held: u64,
     /// Some line was written back early and not waited for.
     undrained: bool,
 }
-
-/// No line: line numbers have 58 bits.
-const NO_LINE: u64 = u64::MAX;
 
 impl Default for Dirty {
     fn default() -> Self {
@@ -80,12 +74,11 @@ impl Default for Dirty {
 }
 
 impl Dirty {
-    /// An empty set. Allocates on its first line only.
+    /// An empty set.
     pub const fn new() -> Self {
         Self {
-            lines: Vec::new(),
-            slots: Vec::new(),
-            last: NO_LINE,
+            slots: [NO_LINE; SLOTS],
+            held: 0,
             undrained: false,
         }
     }
@@ -93,22 +86,27 @@ impl Dirty {
     /// Whether every line touched has reached memory.
     #[inline]
     pub fn is_clean(&self) -> bool {
-        self.lines.is_empty() && !self.undrained
+        self.held == 0 && !self.undrained
     }
 
     /// Lines waiting.
     #[inline]
     pub fn lines(&self) -> usize {
-        self.lines.len()
+        self.held.count_ones() as usize
     }
 
-    /// Writes back every line touched since the last time, each once, and waits once.
+    /// Writes back every line touched since the last time and waits once.
     #[inline]
     pub fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
         if self.is_clean() {
             return;
         }
-        self.write_back(mem);
+        while self.held != 0 {
+            if let Some(slot) = self.slots.get_mut(self.held.trailing_zeros() as usize) {
+                write_back(mem, core::mem::replace(slot, NO_LINE));
+            }
+            self.held &= self.held.wrapping_sub(1);
+        }
         mem.drain();
         self.undrained = false;
     }
@@ -116,51 +114,39 @@ impl Dirty {
     /// `bytes` bytes from `at` were stored to.
     #[inline]
     pub fn touch<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr, bytes: u64) {
-        let first = at.get() / LINE;
         let last = at.wrapping_add(bytes.saturating_sub(1)).get() / LINE;
-        if first == last && first == self.last {
-            return;
+        let mut line = at.get() / LINE;
+        while line < last {
+            self.add_line(mem, line);
+            line = line.wrapping_add(1);
         }
-        for line in first..=last {
-            self.insert(mem, line);
+        self.add_line(mem, last);
+    }
+
+    #[inline]
+    fn add_line<M: PhysMemory + ?Sized>(&mut self, mem: &M, line: u64) {
+        // Tables begin at the first line of a page: without the page's number, all their first lines would meet in one slot.
+        let index = (line ^ (line >> 6)) as usize % SLOTS;
+        if self.slots.get(index) != Some(&line) {
+            self.keep(mem, index, line);
         }
-        self.last = last;
     }
 
     #[inline(never)]
-    fn insert<M: PhysMemory + ?Sized>(&mut self, mem: &M, line: u64) {
-        if self.slots.is_empty() {
-            self.slots.resize(SLOTS, 0);
-            self.lines.reserve(LINES);
+    fn keep<M: PhysMemory + ?Sized>(&mut self, mem: &M, index: usize, line: u64) {
+        let Some(slot) = self.slots.get_mut(index) else {
+            return;
+        };
+        let before = core::mem::replace(slot, line);
+        if before != NO_LINE {
+            write_back(mem, before);
+            self.undrained = true;
         }
-        if self.lines.len() >= LINES {
-            self.write_back(mem);
-        }
-        let key = line.wrapping_add(1);
-        // Multiplicative hashing: tables are page-aligned, so the low bits alone would collide.
-        let mut slot = (line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 55) as usize;
-        // At most half the slots are taken, so the probe ends.
-        while let Some(held) = self.slots.get_mut(slot) {
-            if *held == key {
-                return;
-            }
-            if *held == 0 {
-                *held = key;
-                self.lines.push((line, slot));
-                return;
-            }
-            slot = slot.wrapping_add(1) & (SLOTS - 1);
-        }
+        self.held |= 1 << index;
     }
+}
 
-    fn write_back<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
-        for (line, slot) in self.lines.drain(..) {
-            mem.write_back(PhysAddr::new(line.wrapping_mul(LINE)), LINE);
-            if let Some(slot) = self.slots.get_mut(slot) {
-                *slot = 0;
-            }
-        }
-        self.last = NO_LINE;
-        self.undrained = true;
-    }
+#[inline]
+fn write_back<M: PhysMemory + ?Sized>(mem: &M, line: u64) {
+    mem.write_back(PhysAddr::new(line.wrapping_mul(LINE)), LINE);
 }

@@ -87,3 +87,12 @@ impl Bare {
         }
     }
 }
+
+/// Changes every word to `value`, 1 or 0, from the other.
+#[inline(always)]
+pub(crate) fn store_all(words: &[AtomicU64], value: u64) {
+    for word in words {
+        assert!(word.load(Ordering::Relaxed) != value);
+        word.store(value, Ordering::Release);
+    }
+}

@@ -1,45 +1,46 @@
 //! The mapping layer behind a driver's view of it.
 
 use ringfence_dma::{
-    Attachment, Coherent, Cpu, Dma, Flush, Mapping as LayerMapping, Outcome, Platform, Space,
+    Coherent, Cpu, Dma, Flush, MapReason, Mapping as LayerMapping, Outcome, Platform, Space,
     UnmapReason,
 };
-use ringfence_types::PhysRange;
+use ringfence_types::{DeviceId, PhysRange};
 
-use super::{ApiError, DmaApi, Handback, Mapped, Refused, Ring, Stop, UnmapCause, Witness};
+use super::{
+    ApiError, Attachments, DmaApi, Handback, Mapped, Refused, Ring, Stop, UnmapCause, Witness,
+};
 use crate::buffer::Custody;
 use crate::{Buffer, ByteMemory, Mapping};
 
 /// A device's DMA through a [`Dma`] on one processor, under the eyes of a witness. Borrows everything and costs nothing to make.
-pub struct LayerApi<'a, S: Space, F: Flush<S, B>, B, P, W> {
+pub struct LayerApi<'a, S: Space, F: Flush<S, B>, B, P, A, W> {
     /// The layer.
     pub dma: &'a Dma<S, F, B>,
     /// The processor's handle.
     pub cpu: &'a mut Cpu<S, F, B>,
     /// The processor's ports.
     pub platform: &'a mut P,
-    /// The device.
-    pub at: &'a Attachment,
+    /// The device, by ring where that matters.
+    pub at: &'a A,
     /// Who is told.
     pub witness: W,
 }
 
-impl<S: Space, F: Flush<S, B>, B, P, W> LayerApi<'_, S, F, B, P, W> {
-    fn mapping(&self, handle: &LayerMapping<B>) -> Mapping {
-        Mapping {
-            device: self.at.device(),
-            range: handle.range(),
-            direction: handle.direction(),
-        }
+fn mapping<B>(device: DeviceId, handle: &LayerMapping<B>) -> Mapping {
+    Mapping {
+        device,
+        range: handle.range(),
+        direction: handle.direction(),
     }
 }
 
-impl<S, F, B, P, W> DmaApi for LayerApi<'_, S, F, B, P, W>
+impl<S, F, B, P, A, W> DmaApi for LayerApi<'_, S, F, B, P, A, W>
 where
     S: Space,
     F: Flush<S, B>,
     B: Custody,
     P: Platform<Memory: ByteMemory>,
+    A: Attachments,
     W: Witness<P>,
 {
     type Handle = LayerMapping<B>;
@@ -57,17 +58,21 @@ where
         buffer: Buffer,
         memory: PhysRange,
     ) -> Result<Mapped<Self::Handle>, Refused> {
+        let Some(at) = self.at.targets(ring) else {
+            let stop = Stop::NoSuchRing;
+            return Err(Refused { buffer, stop });
+        };
         let made = self.dma.map_single(
             self.cpu,
             self.platform,
-            self.at,
+            at,
             B::hold(buffer),
             memory,
             ring.direction,
         );
         match made {
             Ok((handle, _)) => {
-                let mapping = self.mapping(&handle);
+                let mapping = mapping(at.device(), &handle);
                 self.witness.mapped(self.platform, &mapping, memory);
                 Ok(Mapped {
                     iova: handle.iova(),
@@ -76,18 +81,22 @@ where
             }
             Err((buffer, error)) => Err(Refused {
                 buffer: buffer.release(),
-                stop: Stop::Failed(error),
+                stop: match error.reason {
+                    MapReason::RingFull(_) => Stop::Busy,
+                    _ => Stop::Failed(error),
+                },
             }),
         }
     }
 
     #[inline]
-    fn unmap(&mut self, _ring: Ring, handle: Self::Handle) -> Result<Option<Buffer>, ApiError> {
-        let mapping = self.mapping(&handle);
+    fn unmap(&mut self, ring: Ring, handle: Self::Handle) -> Result<Option<Buffer>, ApiError> {
+        let at = self.at.targets(ring).ok_or(ApiError::NoSuchRing(ring))?;
+        let mapping = mapping(at.device(), &handle);
         self.witness.unmapping(self.platform, &mapping);
         let outcome = self
             .dma
-            .unmap_single(self.cpu, self.platform, self.at, handle)
+            .unmap_single(self.cpu, self.platform, at, handle)
             .map_err(|error| ApiError::Unmap {
                 device: error.device,
                 range: error.range,
@@ -110,35 +119,47 @@ where
 
     #[inline]
     fn end_burst(&mut self, ring: Ring, mut back: impl FnMut(Buffer)) -> Result<(), ApiError> {
+        let at = self.at.targets(ring).ok_or(ApiError::NoSuchRing(ring))?;
         // The witness looks at the platform, which the layer has in use until the burst has ended.
         let mut buffers = Vec::new();
-        let ended =
-            self.dma
-                .end_burst(self.cpu, self.platform, self.at, ring.direction, |buffer| {
-                    buffers.push(buffer.release());
-                });
+        let ended = self
+            .dma
+            .end_burst(self.cpu, self.platform, at, ring.direction, |buffer| {
+                buffers.push(buffer.release());
+            });
         for buffer in buffers {
             self.witness.released(self.platform, &buffer);
             back(buffer);
         }
         ended.map_err(|cause| ApiError::EndBurst {
-            device: self.at.device(),
+            device: at.device(),
             cause,
         })
     }
 
-    fn alloc_coherent(&mut self, _ring: Ring, pages: usize) -> Result<Coherent, ApiError> {
+    #[inline]
+    fn publish(&mut self, ring: Ring) {
+        if let Some(at) = self.at.targets(ring) {
+            self.dma.doorbell(self.cpu, self.platform, at);
+        }
+    }
+
+    fn alloc_coherent(&mut self, ring: Ring, pages: usize) -> Result<Coherent, ApiError> {
+        let at = self.at.descriptors(ring);
+        let at = at.ok_or(ApiError::NoSuchRing(ring))?;
         self.dma
-            .alloc_coherent(self.cpu, self.platform, self.at, pages)
+            .alloc_coherent(self.cpu, self.platform, at, pages)
             .map_err(ApiError::Map)
     }
 
-    fn free_coherent(&mut self, _ring: Ring, memory: Coherent) -> Result<(), ApiError> {
+    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), ApiError> {
+        let at = self.at.descriptors(ring);
+        let at = at.ok_or(ApiError::NoSuchRing(ring))?;
         let range = memory.range();
         self.dma
-            .free_coherent(self.cpu, self.platform, self.at, memory)
+            .free_coherent(self.cpu, self.platform, at, memory)
             .map_err(|_| ApiError::FreeCoherent {
-                device: self.at.device(),
+                device: at.device(),
                 range,
             })
     }

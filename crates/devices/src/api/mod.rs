@@ -3,9 +3,11 @@
 //! A driver maps buffers, unmaps them, and says when a burst of unmaps ends. Any protection mode can stand behind [`DmaApi`], without
 //! dynamic dispatch: [`LayerApi`] is the mapping layer of this project.
 
+mod attachments;
 mod layer;
 mod witness;
 
+pub use attachments::{Attachments, RingAttachments};
 pub use layer::LayerApi;
 pub use witness::{Attacked, Handback, HasBus, Witness};
 
@@ -53,6 +55,8 @@ pub enum Stop {
     /// The ring has no entry free now (rIOMMU section 4: overflow is legal, the driver should slow down). Try again after an unmap, or
     /// after the end of a burst.
     Busy,
+    /// The mode translates by ring, and the device has no such ring.
+    NoSuchRing,
     /// It cannot be mapped.
     Failed(MapError),
 }
@@ -90,6 +94,9 @@ pub trait DmaApi {
     /// The invalidation failed: buffers stay withheld.
     fn end_burst(&mut self, ring: Ring, back: impl FnMut(Buffer)) -> Result<(), ApiError>;
 
+    /// Makes everything mapped so far visible to the hardware: before the device is told of it by a write to its doorbell.
+    fn publish(&mut self, ring: Ring);
+
     /// Memory for the descriptors of `ring`: zeroed, reachable both ways, whole pages.
     ///
     /// # Errors
@@ -125,6 +132,8 @@ pub enum ApiError {
         /// Why.
         cause: InvalidationError,
     },
+    /// The mode translates by ring, and the device has no such ring.
+    NoSuchRing(Ring),
     /// Coherent memory was not freed.
     FreeCoherent {
         /// The device.
@@ -167,6 +176,9 @@ impl fmt::Display for ApiError {
             } => write!(f, "cannot unmap {range} of {device}: {cause}"),
             Self::EndBurst { device, cause } => {
                 write!(f, "cannot end a burst of {device}: {cause}")
+            }
+            Self::NoSuchRing(Ring { queue, direction }) => {
+                write!(f, "no tables for queue {queue} ({direction})")
             }
             Self::FreeCoherent { device, range } => {
                 write!(f, "cannot free coherent memory {range} of {device}")

@@ -265,13 +265,21 @@ impl<H> Nic<H> {
         )
     }
 
-    /// What to write into a ring's tail register.
-    pub fn tail(&self, lane: Lane, index: u16) -> Option<u32> {
-        let index = usize::from(index);
-        match lane {
-            Lane::Receive => self.receive.get(index).map(|receive| receive.ring.tail()),
-            Lane::Transmit => self.transmit.get(index).map(OrderedRing::tail),
-        }
+    /// Makes what a ring offers visible to the hardware; what to write into its tail register. `None` if there is no such ring.
+    #[inline]
+    pub fn publish<A: DmaApi<Handle = H>>(
+        &self,
+        api: &mut A,
+        lane: Lane,
+        index: u16,
+    ) -> Option<u32> {
+        let place = usize::from(index);
+        let tail = match lane {
+            Lane::Receive => self.receive.get(place)?.ring.tail(),
+            Lane::Transmit => self.transmit.get(place)?.tail(),
+        };
+        api.publish(ring(lane, index));
+        Some(tail)
     }
 
     /// The counters.
@@ -327,6 +335,7 @@ impl<H> Nic<H> {
                         self.stats.stalls += 1;
                         Ok(None)
                     }
+                    Stop::NoSuchRing => Err(ApiError::NoSuchRing(ring).into()),
                     Stop::Failed(error) => Err(ApiError::Map(error).into()),
                 }
             }

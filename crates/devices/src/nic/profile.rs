@@ -1,5 +1,8 @@
 //! Driver shapes (OS16). Numbers and their sources: decision 0011.
 
+use ringfence_types::Direction;
+
+use crate::api::Ring;
 use crate::ring::RingSize;
 
 /// Rings of one lane of a port.
@@ -48,6 +51,23 @@ impl Profile {
         transmit: const { rings(2, 512) },
     };
 
+    /// The port's rings as the DMA API names them, each with the number of buffers that are mapped when it is full: L of rIOMMU section 4.
+    /// A ring's table of descriptors holds two mappings more, of descriptors and of completions.
+    pub fn api_rings(&self) -> impl Iterator<Item = (Ring, u32)> + use<> {
+        let per_packet = self.buffers_per_packet as u32;
+        [
+            (self.receive, Direction::FromDevice),
+            (self.transmit, Direction::ToDevice),
+        ]
+        .into_iter()
+        .flat_map(move |(rings, direction)| {
+            (0..rings.count).map(move |queue| {
+                let ring = Ring { queue, direction };
+                (ring, rings.size.entries() * per_packet)
+            })
+        })
+    }
+
     /// How many target buffers are mapped when every ring is full.
     pub const fn live_at_most(&self) -> u64 {
         let receive = self.receive.count as u64 * self.receive.size.entries() as u64;
@@ -64,5 +84,9 @@ mod tests {
     fn address_counts_are_the_documents() {
         assert_eq!(Profile::MLX.live_at_most(), 12 << 10);
         assert_eq!(Profile::BRCM.live_at_most(), 3 << 10);
+        for profile in [Profile::MLX, Profile::BRCM] {
+            let live: u64 = profile.api_rings().map(|(_, live)| u64::from(live)).sum();
+            assert_eq!(live, profile.live_at_most());
+        }
     }
 }

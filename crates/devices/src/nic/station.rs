@@ -156,7 +156,7 @@ impl<H> Station<H> {
             due: Vec::new(),
         };
         for queue in 0..profile.receive.count {
-            station.ring_doorbell(Lane::Receive, queue);
+            station.ring_doorbell(world, Lane::Receive, queue);
         }
         Ok(station)
     }
@@ -321,7 +321,7 @@ impl<H> Station<H> {
             Some(preemption) => self.due.push(preemption.queue),
             None => {}
         }
-        self.ring_doorbell(Lane::Receive, queue);
+        self.ring_doorbell(world, Lane::Receive, queue);
         for packet in self.delivered.drain(..) {
             self.stats.received += 1;
             self.stats.bytes += u64::from(packet.bytes);
@@ -349,7 +349,7 @@ impl<H> Station<H> {
                 self.reclaim(world, queue)?;
             }
             self.frame = frame;
-            self.ring_doorbell(Lane::Transmit, queue);
+            self.ring_doorbell(world, Lane::Transmit, queue);
             self.transmit(world, workload, queue)?;
             if self.device.interrupt_due(Lane::Transmit, queue) && !self.due.contains(&queue) {
                 self.due.push(queue);
@@ -401,8 +401,8 @@ impl<H> Station<H> {
         Ok(())
     }
 
-    fn ring_doorbell(&mut self, lane: Lane, queue: u16) {
-        if let Some(tail) = self.nic.tail(lane, queue) {
+    fn ring_doorbell<W: World<Handle = H>>(&mut self, world: &mut W, lane: Lane, queue: u16) {
+        if let Some(tail) = self.nic.publish(&mut world.api(), lane, queue) {
             self.device.doorbell(lane, queue, tail);
         }
     }

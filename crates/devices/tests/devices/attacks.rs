@@ -1,35 +1,62 @@
 //! Attackers inside the device, reacting to what its own driver does.
 
+use std::cell::RefCell;
+
 use ringfence_devices::api::Attacked;
-use ringfence_devices::nic::{Nic, Profile, Station};
+use ringfence_devices::nic::{Nic, Profile, Station, World};
 use ringfence_devices::workload::{BURST, Stream};
-use ringfence_devices::{Buffer, Passive, Racer, Replayer, Reuse};
-use ringfence_dma::Flush;
+use ringfence_devices::{Buffer, Neighbour, Passive, Racer, Replayer, Reuse};
+use ringfence_dma::Mapping;
 use ringfence_dma::flush::{Burst, Deferred, Strict};
 
-use super::rig::{self, Pages, Rig};
+use super::rig::{self, Judged, Rig, RingRig};
+
+type Tricks = Attacked<(Passive, (Racer, (Replayer, Neighbour)))>;
+
+fn tricks() -> Tricks {
+    let replayer = Replayer::new(Reuse::Page);
+    Attacked((Passive, (Racer::new(), (replayer, Neighbour))))
+}
 
 /// Violations and stopped accesses of an attacked adapter.
-fn attacked<F: Flush<Pages, Buffer>>(flush: F) -> (u64, u64) {
-    let attacker = (Passive, (Racer::new(), Replayer::new(Reuse::Page)));
-    let mut world = Rig::paged(flush, Attacked(attacker));
+fn attacked<W: Judged + World<Handle = Mapping<Buffer>>>(mut world: W) -> (u64, u64) {
     let profile = Profile::MLX;
-    let bytes = Nic::<ringfence_dma::Mapping<Buffer>>::buffer_bytes(&profile, BURST);
+    let bytes = Nic::<Mapping<Buffer>>::buffer_bytes(&profile, BURST);
     let memory = rig::buffers(bytes);
     let mut station = Station::open(&mut world, rig::NIC, profile, memory, BURST, 1).unwrap();
     let mut stream = Stream::default();
-    station.run(&mut world, &mut stream, 3_000).unwrap();
-    let judge = &world.machine.judge;
+    station.run(&mut world, &mut stream, 2_400).unwrap();
+    let judge = world.judge();
     (judge.violations, judge.faults)
 }
 
 #[test]
-fn strict_and_burst_stop_what_deferred_lets_through() {
-    let (violations, faults) = attacked(Strict);
+fn only_a_ring_is_byte_granular_and_only_deferred_modes_are_stale() {
+    let rings = |times| {
+        let live = Profile::MLX.api_rings();
+        let rings = live.map(|(ring, live)| (ring, live * times));
+        RingRig::rings(rings, rig::TAIL, tricks())
+    };
+    // The judge counts a neighbour's byte as a violation, so page-granular modes show some.
+    let (violations, faults) = attacked(rings(2));
     assert_eq!(violations, 0);
     assert!(faults > 1_000, "{faults} attempts");
-    let (violations, _) = attacked(Burst::new(512));
+    let (strict, faults) = attacked(Rig::paged(Strict, tricks()));
+    assert!(strict > 0);
+    assert!(faults > 1_000, "{faults} attempts");
+    let (burst, _) = attacked(Rig::paged(Burst::new(512), tricks()));
+    assert!(burst > 0);
+    let stale = Deferred::new(RefCell::new);
+    let (deferred, _) = attacked(Rig::paged(stale, tricks()));
+    assert!(deferred > strict + 1_000, "{deferred} violations");
+}
+
+#[test]
+fn without_neighbours_strict_and_burst_stop_everything() {
+    let quiet = || Attacked((Passive, (Racer::new(), Replayer::new(Reuse::Page))));
+    let (violations, faults) = attacked(Rig::paged(Strict, quiet()));
     assert_eq!(violations, 0);
-    let (violations, _) = attacked(Deferred::new(std::cell::RefCell::new));
-    assert!(violations > 1_000, "{violations} violations");
+    assert!(faults > 1_000, "{faults} attempts");
+    let (violations, _) = attacked(Rig::paged(Burst::new(512), quiet()));
+    assert_eq!(violations, 0);
 }

@@ -250,7 +250,7 @@ fn survives<W: Judged + World<Handle = Mapping<B>>, B>(
             Act::Doorbell(receive, tail) => device.doorbell(lane(*receive), 0, *tail),
         }
         for lane in [Lane::Receive, Lane::Transmit] {
-            if let Some(tail) = nic.tail(lane, 0) {
+            if let Some(tail) = nic.publish(&mut world.api(), lane, 0) {
                 device.doorbell(lane, 0, tail);
             }
         }
@@ -270,5 +270,6 @@ proptest! {
     ) {
         survives(rig::strict(), per_packet, &acts);
         survives(rig::burst(4), per_packet, &acts);
+        survives(rig::rings(&profile(per_packet), 2, rig::TAIL), per_packet, &acts);
     }
 }

@@ -4,20 +4,27 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ringfence_devices::api::{Handback, HasBus, LayerApi, Witness};
-use ringfence_devices::nic::World;
+use ringfence_devices::api::{
+    Attachments, Handback, HasBus, LayerApi, Ring as ApiRing, RingAttachments, Witness,
+};
+use ringfence_devices::nic::{Profile, World};
 use ringfence_devices::{Buffer, Bus, Custody, Mapping, Observer, Request};
 use ringfence_dma::flush::{Burst, Deferred, Never, Strict};
-use ringfence_dma::space::{Identity, Paged, PlainTable, Rounding};
+use ringfence_dma::ring::{Ring, RingSetup, SlotChoice, Tables, lay_out};
+use ringfence_dma::space::{Identity, Paged, PlainTable, Rings, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, Flush, Platform, Space};
-use ringfence_hw::{FaultLog, Geometry, Purge, Replacement, UnitConfig, VtdUnit};
+use ringfence_hw::{
+    FaultLog, Geometry, Prefetch, Purge, Replacement, RingUnit, RingUnitConfig, Translate,
+    UnitConfig, VtdUnit,
+};
 use ringfence_iova::{CachedTree, Locked};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, SecondStage, Table, Translation,
 };
 use ringfence_types::{
-    DeviceId, Direction, DomainId, Fault, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    DeviceId, Direction, DomainId, Fault, Invalidator, Iova, Nanos, Pfn, PfnRange, PhysAddr,
+    PhysRange,
 };
 
 pub(crate) const NIC: DeviceId = DeviceId::new(0x0300);
@@ -82,18 +89,18 @@ impl Observer for Judge {
 #[derive(Debug, Default)]
 pub(crate) struct Grants<W>(pub W);
 
-impl<W: Witness<Machine>> Witness<Machine> for Grants<W> {
-    fn mapped(&mut self, machine: &mut Machine, mapping: &Mapping, memory: PhysRange) {
+impl<U, W: Witness<Machine<U>>> Witness<Machine<U>> for Grants<W> {
+    fn mapped(&mut self, machine: &mut Machine<U>, mapping: &Mapping, memory: PhysRange) {
         machine.judge.grant(memory, mapping.direction);
         machine.starts.insert(mapping.range.start(), memory.start());
         self.0.mapped(machine, mapping, memory);
     }
 
-    fn unmapping(&mut self, machine: &mut Machine, mapping: &Mapping) {
+    fn unmapping(&mut self, machine: &mut Machine<U>, mapping: &Mapping) {
         self.0.unmapping(machine, mapping);
     }
 
-    fn unmapped(&mut self, machine: &mut Machine, mapping: &Mapping, handback: Handback) {
+    fn unmapped(&mut self, machine: &mut Machine<U>, mapping: &Mapping, handback: Handback) {
         let start = machine.starts.remove(&mapping.range.start()).unwrap();
         if handback != Handback::Withheld {
             machine.judge.revoke(start);
@@ -101,24 +108,24 @@ impl<W: Witness<Machine>> Witness<Machine> for Grants<W> {
         self.0.unmapped(machine, mapping, handback);
     }
 
-    fn released(&mut self, machine: &mut Machine, buffer: &Buffer) {
+    fn released(&mut self, machine: &mut Machine<U>, buffer: &Buffer) {
         machine.judge.revoke(buffer.start());
         self.0.released(machine, buffer);
     }
 }
 
-pub(crate) struct Machine {
+pub(crate) struct Machine<U = VtdUnit> {
     pub(crate) arena: Rc<Arena>,
     frames: Frames<Rc<Arena>>,
-    unit: VtdUnit,
+    unit: U,
     pub(crate) judge: Judge,
     starts: BTreeMap<Iova, PhysAddr>,
 }
 
-impl Platform for Machine {
+impl<U: Invalidator> Platform for Machine<U> {
     type Memory = Arena;
     type Frames = Frames<Rc<Arena>>;
-    type Invalidator = VtdUnit;
+    type Invalidator = U;
 
     fn memory(&self) -> &Arena {
         &self.arena
@@ -126,7 +133,7 @@ impl Platform for Machine {
     fn frames(&self) -> &Frames<Rc<Arena>> {
         &self.frames
     }
-    fn invalidator(&mut self) -> &mut VtdUnit {
+    fn invalidator(&mut self) -> &mut U {
         &mut self.unit
     }
     fn now(&self) -> Nanos {
@@ -134,8 +141,8 @@ impl Platform for Machine {
     }
 }
 
-impl HasBus for Machine {
-    type Bus<'a> = Bus<'a, VtdUnit, Arena, &'a mut Judge>;
+impl<U: Invalidator + Translate + 'static> HasBus for Machine<U> {
+    type Bus<'a> = Bus<'a, U, Arena, &'a mut Judge>;
 
     fn bus(&mut self) -> Self::Bus<'_> {
         Bus::new(&mut self.unit, &self.arena, &mut self.judge)
@@ -143,30 +150,33 @@ impl HasBus for Machine {
 }
 
 /// A machine with one device, in one mode.
-pub(crate) struct Rig<S: Space, F: Flush<S, B>, B, W> {
-    pub(crate) machine: Machine,
+pub(crate) struct Rig<S: Space, F: Flush<S, B>, B, W, U = VtdUnit, A = Attachment> {
+    pub(crate) machine: Machine<U>,
     dma: Dma<S, F, B>,
     cpu: Cpu<S, F, B>,
-    at: Attachment,
+    at: A,
     pub(crate) witness: Grants<W>,
 }
 
 type Tree = Locked<CachedTree, RefCell<CachedTree>>;
 pub(crate) type Pages = Paged<Tree, PlainTable<SecondStage>>;
 
-fn machine() -> Machine {
-    let arena = Rc::new(Arena::new(ARENA).unwrap());
-    let region = PhysRange::new(PhysAddr::new(TABLES), ARENA - TABLES).unwrap();
-    let frames = Frames::new(Rc::clone(&arena), region);
+fn radix() -> VtdUnit {
     let geometry = Geometry::new(16, 4).unwrap();
-    let unit = VtdUnit::vtd(&UnitConfig {
+    VtdUnit::vtd(&UnitConfig {
         iotlb: geometry,
         walk_caches: [geometry; 3],
         contexts: geometry,
         replacement: Replacement::Lru,
         fault_log: FaultLog::MAX_CAPACITY,
         purge: Purge::Selective,
-    });
+    })
+}
+
+fn machine<U>(unit: U) -> Machine<U> {
+    let arena = Rc::new(Arena::new(ARENA).unwrap());
+    let region = PhysRange::new(PhysAddr::new(TABLES), ARENA - TABLES).unwrap();
+    let frames = Frames::new(Rc::clone(&arena), region);
     Machine {
         arena,
         frames,
@@ -181,7 +191,7 @@ const MASK: Iova = Iova::new((1 << 48) - 1);
 impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
     /// Behind a radix table.
     pub(crate) fn paged(flush: F, witness: W) -> Self {
-        let mut machine = machine();
+        let mut machine = machine(radix());
         let mut contexts =
             ContextTables::new(Coherency::Coherent, &*machine.arena, &machine.frames).unwrap();
         machine.unit.set_root_table(contexts.root());
@@ -232,7 +242,7 @@ impl<W> Rig<Identity, Never, u64, W> {
             .unwrap();
         Self {
             cpu: dma.cpu(),
-            machine: machine(),
+            machine: machine(radix()),
             dma,
             at,
             witness: Grants(witness),
@@ -240,20 +250,87 @@ impl<W> Rig<Identity, Never, u64, W> {
     }
 }
 
-impl<S, F, B, W> World for Rig<S, F, B, W>
+type Slots = Rings<Ring, RefCell<Ring>>;
+pub(crate) type RingRig<W> = Rig<Slots, Burst, Buffer, W, RingUnit, RingAttachments>;
+
+impl<W> RingRig<W> {
+    /// Behind the rings of a ring unit: for each ring of the API a table for descriptors and one of so many slots.
+    pub(crate) fn rings(
+        rings: impl IntoIterator<Item = (ApiRing, u32)>,
+        setup: RingSetup,
+        witness: W,
+    ) -> Self {
+        let mut machine = machine(RingUnit::new(&RingUnitConfig {
+            riotlb: Geometry::new(1, 32).unwrap(),
+            replacement: Replacement::Lru,
+            contexts: Geometry::new(1, 1).unwrap(),
+            prefetch: Prefetch::Immediate,
+            fault_log: FaultLog::MAX_CAPACITY,
+        }));
+        let rings: Vec<_> = rings.into_iter().collect();
+        let slots: Vec<_> = rings.iter().flat_map(|(_, live)| [4, *live]).collect();
+        let bytes = 16 * slots.iter().map(|slots| u64::from(*slots) + 5).sum::<u64>();
+        let base = machine
+            .frames
+            .alloc_contiguous(bytes.div_ceil(4096) + 1)
+            .unwrap();
+        let tables = Tables::new(base, &slots).unwrap();
+        let laid_out = lay_out(&*machine.arena, &tables, setup).unwrap();
+        let mut contexts =
+            ContextTables::new(setup.coherency, &*machine.arena, &machine.frames).unwrap();
+        machine.unit.set_root_table(contexts.root());
+        machine.unit.enable();
+        let mut dma = Dma::new(Burst::new(4096));
+        let at = dma
+            .attach(NIC, Iova::new(u64::MAX), |domain| {
+                let context = Context {
+                    domain,
+                    translation: Translation::Rings { device: base },
+                };
+                contexts
+                    .attach(&*machine.arena, &machine.frames, NIC, &context)
+                    .unwrap();
+                Ok::<_, DomainId>(Rings::new(domain, NIC, laid_out, RefCell::new))
+            })
+            .unwrap();
+        let at = RingAttachments::new(&dma, &at, rings.iter().map(|(ring, _)| *ring)).unwrap();
+        Self {
+            cpu: dma.cpu(),
+            machine,
+            dma,
+            at,
+            witness: Grants(witness),
+        }
+    }
+}
+
+/// A ring rig for a profile, whose tables hold `times` as many slots as its rings hold buffers.
+pub(crate) fn rings(profile: &Profile, times: u32, setup: RingSetup) -> RingRig<()> {
+    let rings = profile.api_rings();
+    RingRig::rings(rings.map(|(ring, live)| (ring, live * times)), setup, ())
+}
+
+pub(crate) const TAIL: RingSetup = RingSetup {
+    choice: SlotChoice::Tail,
+    coherency: Coherency::Coherent,
+};
+
+impl<S, F, B, W, U, A> World for Rig<S, F, B, W, U, A>
 where
     S: Space,
     F: Flush<S, B>,
     B: Custody,
-    W: Witness<Machine>,
+    W: Witness<Machine<U>>,
+    U: Invalidator + Translate + 'static,
+    A: Attachments,
 {
     type Handle = ringfence_dma::Mapping<B>;
     type Api<'a>
-        = LayerApi<'a, S, F, B, Machine, &'a mut Grants<W>>
+        = LayerApi<'a, S, F, B, Machine<U>, A, &'a mut Grants<W>>
     where
         Self: 'a;
     type Bus<'a>
-        = Bus<'a, VtdUnit, Arena, &'a mut Judge>
+        = Bus<'a, U, Arena, &'a mut Judge>
     where
         Self: 'a;
 
@@ -279,12 +356,14 @@ pub(crate) trait Judged: World {
     fn frames_in_use(&self) -> u64;
 }
 
-impl<S, F, B, W> Judged for Rig<S, F, B, W>
+impl<S, F, B, W, U, A> Judged for Rig<S, F, B, W, U, A>
 where
     S: Space,
     F: Flush<S, B>,
     B: Custody,
-    W: Witness<Machine>,
+    W: Witness<Machine<U>>,
+    U: Invalidator + Translate + 'static,
+    A: Attachments,
 {
     fn judge(&mut self) -> &mut Judge {
         &mut self.machine.judge

@@ -1,0 +1,87 @@
+//! Which attachment a mapping goes through: where the hardware translates by ring, each ring of the device has two.
+
+use ringfence_dma::{Attachment, Dma, Flush, Space};
+use ringfence_types::{Direction, RingId};
+
+use super::Ring;
+
+/// A device's attachments by ring.
+pub trait Attachments {
+    /// For the memory of the ring itself, mapped when the device is opened (rIOMMU section 4: the first of the ring's two tables).
+    fn descriptors(&self, ring: Ring) -> Option<&Attachment>;
+    /// For the buffers that its descriptors name (the second one).
+    fn targets(&self, ring: Ring) -> Option<&Attachment>;
+}
+
+/// One for everything: modes that do not translate by ring.
+impl Attachments for Attachment {
+    #[inline]
+    fn descriptors(&self, _ring: Ring) -> Option<&Attachment> {
+        Some(self)
+    }
+
+    #[inline]
+    fn targets(&self, _ring: Ring) -> Option<&Attachment> {
+        Some(self)
+    }
+}
+
+/// Two for each ring of the device (RI13): in the order of the rings given, table 2i holds the descriptors of ring i and table 2i + 1 its
+/// targets.
+#[derive(Debug, Clone)]
+pub struct RingAttachments {
+    /// By [`place`].
+    rings: Vec<Option<[Attachment; 2]>>,
+}
+
+/// Where a ring stands: rings are few, and looked up at every map.
+#[inline]
+fn place(ring: Ring) -> usize {
+    let direction = match ring.direction {
+        Direction::ToDevice => 0,
+        Direction::FromDevice => 1,
+        Direction::Bidirectional => 2,
+    };
+    usize::from(ring.queue) * Direction::ALL.len() + direction
+}
+
+impl RingAttachments {
+    /// The attachments of a device whose space has two tables for each of `rings`; `None` if it has fewer.
+    pub fn new<S: Space, F: Flush<S, B>, B>(
+        dma: &Dma<S, F, B>,
+        device: &Attachment,
+        rings: impl IntoIterator<Item = Ring>,
+    ) -> Option<Self> {
+        let mut found = Vec::new();
+        for (number, ring) in rings.into_iter().enumerate() {
+            let table = |which: usize| {
+                let id = u16::try_from(2 * number + which).ok()?;
+                dma.on_ring(device, RingId::new(id))
+            };
+            let pair = [table(0)?, table(1)?];
+            let place = place(ring);
+            if place >= found.len() {
+                found.resize(place + 1, None);
+            }
+            *found.get_mut(place)? = Some(pair);
+        }
+        Some(Self { rings: found })
+    }
+
+    #[inline]
+    fn pair(&self, ring: Ring) -> Option<&[Attachment; 2]> {
+        self.rings.get(place(ring))?.as_ref()
+    }
+}
+
+impl Attachments for RingAttachments {
+    #[inline]
+    fn descriptors(&self, ring: Ring) -> Option<&Attachment> {
+        self.pair(ring).map(|[descriptors, _]| descriptors)
+    }
+
+    #[inline]
+    fn targets(&self, ring: Ring) -> Option<&Attachment> {
+        self.pair(ring).map(|[_, targets]| targets)
+    }
+}

@@ -2,12 +2,13 @@
 //!
 //! A trace comes in as operations ([`ringfence_trace`]); [`plan`] decides once for all modes what happens when; [`build`] turns a mode's row of
 //! answers into types; [`replay`] performs the plan with devices, hardware and [`oracle`]; [`meter`] times the layer alone;
-//! [`compare`] runs both for each mode and puts its [`row`] together.
+//! [`compare`] runs both for each mode and puts its [`row`] together. [`experiments`] are the documents' own.
 
 mod any;
 pub mod build;
 pub mod compare;
 mod error;
+pub mod experiments;
 pub mod hardware;
 pub mod machine;
 pub mod meter;

@@ -5,8 +5,10 @@
 #![forbid(unsafe_code)]
 
 pub mod corpus;
+mod memory;
 mod pieces;
 pub mod random;
+pub mod rtranslate;
 pub mod trace_operations;
 pub mod trace_text;
 pub mod walk;
@@ -26,6 +28,11 @@ pub struct Target {
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
+    Target {
+        name: "rtranslate",
+        run: rtranslate::run,
+        outcomes: rtranslate::OUTCOMES,
+    },
     Target {
         name: "trace_operations",
         run: trace_operations::run,

@@ -1,6 +1,6 @@
 //! The walk of the hardware over memory that an attacker wrote: context lookup, then the table.
 //!
-//! Input: 12 bytes of header (format, page of the root, IOVA, device), then records of 11 bytes, each a word of memory:
+//! Input: 12 bytes of header (format, page of the root, IOVA, device), then records of memory (`memory.rs`):
 //!
 //! | bytes | meaning |
 //! |---|---|
@@ -8,23 +8,17 @@
 //! | 1 | page that the walk begins at; from 16 up outside memory |
 //! | 2..=9 | IOVA, little-endian |
 //! | 10..=11 | requester id |
-//! | +0 | bits 0..=3 page; bits 4..=7, if not 0, the page that the word's address field is made to point at |
-//! | +1..=2 | index of the word |
-//! | +3..=10 | the word |
-//!
-//! Pages without a record lie outside memory.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use ringfence_pgtable::{
     CalgaryTce, Context, ContextError, Cursor, Format, Leaf, Level, Levels, SecondStage,
     Translation, WalkErrorKind, find_context, walk,
 };
-use ringfence_types::{
-    Access, DeviceId, Iova, MemoryError, PageSize, PhysAddr, PhysMemory, TABLE_WORDS,
-};
+use ringfence_types::{Access, DeviceId, Iova, PageSize, PhysAddr, PhysMemory};
 
 use crate::Reached;
+use crate::memory::{Memory, PAGE_BYTES};
 
 /// What the corpus reaches: every page size and every error.
 pub const OUTCOMES: &[&str] = &[
@@ -32,6 +26,7 @@ pub const OUTCOMES: &[&str] = &[
     "leaf 2M",
     "leaf 1G",
     "pass-through",
+    "rings",
     "walk: BeyondWidth",
     "walk: NotPresent",
     "walk: NoPermission",
@@ -43,66 +38,6 @@ pub const OUTCOMES: &[&str] = &[
     "context: Unsupported",
     "context: TableAccess",
 ];
-
-const PAGES: usize = 16;
-const PAGE_BYTES: u64 = 4096;
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-
-/// Sparse memory of a few pages.
-struct Memory([Option<Box<[AtomicU64; TABLE_WORDS]>>; PAGES]);
-
-impl Memory {
-    fn parse(records: &[u8]) -> Self {
-        let mut memory = Self([const { None }; PAGES]);
-        for record in records.chunks_exact(11) {
-            let (page, target) = (record[0] & 15, record[0] >> 4);
-            let index = usize::from(u16::from_le_bytes([record[1], record[2]])) % TABLE_WORDS;
-            let mut word = u64::from_le_bytes(record[3..].try_into().expect("8 bytes"));
-            if target != 0 {
-                word = (word & !ADDRESS) | u64::from(target) * PAGE_BYTES;
-            }
-            let page = memory.0[usize::from(page)]
-                .get_or_insert_with(|| Box::new([const { AtomicU64::new(0) }; TABLE_WORDS]));
-            page[index].store(word, Ordering::Relaxed);
-        }
-        memory
-    }
-
-    fn page(&self, at: PhysAddr) -> Option<&[AtomicU64; TABLE_WORDS]> {
-        let number = usize::try_from(at.get() / PAGE_BYTES).ok()?;
-        self.0.get(number)?.as_deref()
-    }
-}
-
-impl PhysMemory for Memory {
-    fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
-        Ok(&self.words(at, 1)?[0])
-    }
-
-    fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError> {
-        if !at.is_aligned(PAGE_BYTES) {
-            return Err(MemoryError::Misaligned { at });
-        }
-        self.page(at).ok_or(MemoryError::Outside { at, words: 512 })
-    }
-
-    fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
-        if !at.is_aligned(8) {
-            return Err(MemoryError::Misaligned { at });
-        }
-        let first = (at.offset_in(PAGE_BYTES) / 8) as usize;
-        self.page(at)
-            .and_then(|page| page.get(first..first + count))
-            .ok_or(MemoryError::Outside {
-                at,
-                words: count as u64,
-            })
-    }
-
-    fn write_back(&self, _at: PhysAddr, _bytes: u64) {}
-
-    fn drain(&self) {}
-}
 
 /// Runs one input.
 pub fn run(data: &[u8], reached: Reached<'_>) {
@@ -128,7 +63,15 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
                 translation: Translation::Table { root, levels },
                 ..
             }) => table(&second_stage(levels), &memory, root, iova, reached),
-            Ok(_) => reached("pass-through"),
+            Ok(Context {
+                translation: Translation::PassThrough { .. },
+                ..
+            }) => reached("pass-through"),
+            // What a ring unit makes of it is the target `rtranslate`'s.
+            Ok(Context {
+                translation: Translation::Rings { .. },
+                ..
+            }) => reached("rings"),
             Err(error) => reached(context_error(error)),
         }
         return;

@@ -11,6 +11,7 @@ pub mod random;
 pub mod rtranslate;
 pub mod trace_operations;
 pub mod trace_text;
+pub mod translate;
 pub mod walk;
 
 /// Takes the name of an outcome, such as an error's variant.
@@ -42,6 +43,11 @@ pub const TARGETS: &[Target] = &[
         name: "trace_text",
         run: trace_text::run,
         outcomes: trace_text::OUTCOMES,
+    },
+    Target {
+        name: "translate",
+        run: translate::run,
+        outcomes: translate::OUTCOMES,
     },
     Target {
         name: "walk",

@@ -1,3 +1,5 @@
 //! The documents' experiments, each as a function that returns what it measured.
 
+pub mod model;
 pub mod prefetch;
+pub mod printed;

@@ -24,7 +24,7 @@ fn of(rows: &[PrefetchRow], predictor: Predictor) -> impl Iterator<Item = &Prefe
     rows.iter().filter(move |row| row.predictor == predictor)
 }
 
-/// Issue "Shown by": Recency and Markov predict only with a history as large as the ring, the rIOTLB's two entries always do.
+/// What the experiment must show: Recency and Markov predict only with a history as large as the ring, the rIOTLB's two entries always do.
 #[test]
 fn recency_and_markov_need_the_ring_in_their_history_and_two_entries_do_not() {
     for addresses in [Addresses::Tidy, Addresses::Scattered, Addresses::Tree] {

@@ -44,7 +44,7 @@ pub const OUTCOMES: &[&str] = &[
 ];
 
 /// One behind the memory that a replay has.
-const ARENA_END: u64 = 1 << 36;
+const ARENA_END: u64 = ringfence_trace::ARENA_BYTES;
 
 /// Longest line; short, so that inputs exceed it.
 const MAX_LINE: usize = 1000;

@@ -16,9 +16,9 @@ use crate::Profile;
 use crate::error::LabError;
 use crate::hardware::{Directed, Hardware, Vtd};
 
-/// Where the buffers of a trace lie; traces are renamed to fit.
-pub const DATA_BYTES: u64 = 64 << 30;
-/// Room for tables above them: enough to map all data by 4 KiB pages several times.
+/// Where the buffers of a trace lie; traces are renamed to fit. A reservation of addresses: memory is what the tables take.
+pub const DATA_BYTES: u64 = ringfence_trace::ARENA_BYTES;
+/// Room for tables above them: enough to map all data by 4 KiB pages.
 const TABLE_BYTES: u64 = 4 << 30;
 
 /// The IOMMU as the mapping layer sees it, with a list of the invalidations it has completed.

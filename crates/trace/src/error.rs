@@ -67,7 +67,8 @@ pub enum TraceError {
         /// Line, from 1.
         line: u64,
     },
-    /// The trace touches more than 64 different GiB of physical memory: no granule is left to rename to.
+    /// The trace touches more different GiB of physical memory than a replay's arena has room for, 512: no granule is left to
+    /// rename to.
     PhysicalSpaceExhausted {
         /// Name of the trace.
         file: String,
@@ -226,7 +227,9 @@ impl fmt::Display for Malformed {
 impl fmt::Display for TraceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Io { file, line, .. } => write!(f, "{file}:{line}: cannot read"),
+            // Line 0: it could not be opened.
+            Self::Io { file, line: 0, .. } => write!(f, "{file}: cannot be read"),
+            Self::Io { file, line, .. } => write!(f, "{file}:{line}: cannot be read"),
             Self::Compression { file, line, .. } => {
                 write!(f, "{file}:{line}: the compressed stream is damaged or cut")
             }
@@ -248,7 +251,7 @@ impl fmt::Display for TraceError {
             }
             Self::PhysicalSpaceExhausted { file, line } => write!(
                 f,
-                "{file}:{line}: the trace touches more than 64 different GiB of memory"
+                "{file}:{line}: the trace touches more different GiB of memory than a replay has room for (64 below 64 GiB, 448 above)"
             ),
             Self::FreshFramesTooLarge { file, line, bytes } => write!(
                 f,

@@ -32,6 +32,7 @@ pub use input::Source;
 pub use op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
 pub use operations::Operations;
 pub use options::{Attribution, Options};
+pub use pair::ARENA_BYTES;
 #[cfg(feature = "parquet")]
 pub use parquet::{ConvertError, Written, write_parquet};
 pub use problem::ParquetProblem;

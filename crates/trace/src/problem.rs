@@ -54,7 +54,7 @@ impl fmt::Display for ParquetProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotBuilt => f.write_str(
-                "a Parquet file, which this build does not read; build with `--features parquet`",
+                "Parquet, which is not built into this program; build with `--features parquet`",
             ),
             Self::NoLines => f.write_str(
                 "a Parquet file holds operations, not the lines of a trace; use the text",

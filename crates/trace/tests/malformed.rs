@@ -419,10 +419,18 @@ fn what_stands_before_an_error_is_delivered_however_full_the_chunk_is() {
 
 #[test]
 fn the_first_error_is_the_only_one() {
-    let text = b"t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr=0 size=68719476736 phys_addr=1000 attrs=\nnonsense\n";
-    let (_, errors) = calls(text);
+    // Eight maps of 64 GiB one behind the other touch a GiB more than there is room for.
+    let maps = (0..8).map(|n| {
+        let at = (n * 64_u64 << 30) + 0x1000;
+        format!("t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr={at:x} size=68719476736 phys_addr={at:x} attrs=\n")
+    });
+    let text: String = maps.chain(["nonsense\n".to_owned()]).collect();
+    let (_, errors) = calls(text.as_bytes());
     assert!(
-        matches!(errors[..], [TraceError::PhysicalSpaceExhausted { .. }]),
+        matches!(
+            errors[..],
+            [TraceError::PhysicalSpaceExhausted { line: 8, .. }]
+        ),
         "{errors:?}"
     );
 }

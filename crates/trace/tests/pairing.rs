@@ -256,7 +256,7 @@ fn coherent_buffers_find_their_memory() {
     let (ops, summary) = run(&[DMA, alloc]);
     assert_eq!(
         ops[1],
-        "map d 1 Coherent bidirectional fc0000000+1388 {fresh-frames} 1"
+        "map d 1 Coherent bidirectional 7fc0000000+1388 {fresh-frames} 1"
     );
     assert_eq!(summary.fresh_frames, 1);
 }
@@ -266,6 +266,6 @@ fn high_memory_is_renamed() {
     let (ops, summary) = run(&[
         "0 . 1 dma_map_phys: d dir=TO_DEVICE dma_addr=1000 size=16 phys_addr=1900000010 attrs=",
     ]);
-    assert_eq!(ops, ["map d 0 Single to-device f00000010+10 {renamed} 1"]);
+    assert_eq!(ops, ["map d 0 Single to-device 1040000010+10 {renamed} 1"]);
     assert_eq!(summary.renamed, 1);
 }

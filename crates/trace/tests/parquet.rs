@@ -206,7 +206,7 @@ fn survives(scratch: &Scratch, bytes: &[u8]) -> Result<usize, TraceError> {
                 assert!(
                     segments
                         .iter()
-                        .all(|segment| segment.last().get() < 1 << 36)
+                        .all(|segment| segment.last().get() < ringfence_trace::ARENA_BYTES)
                 );
             }
         }

@@ -297,13 +297,13 @@ proptest! {
                         prop_assert!(segments.count > 0);
                         prop_assert_eq!(out.segments_of(segments).len(), segments.count as usize);
                         for segment in out.segments_of(segments) {
-                            prop_assert!(segment.last().get() < 1 << 36);
+                            prop_assert!(segment.last().get() < ringfence_trace::ARENA_BYTES);
                         }
                     }
                     ringfence_trace::OpKind::Unmap { id } => prop_assert!(live.remove(&id)),
                 }
             }
-            // Random addresses are spread over more than 64 GiB, which is an error of its own.
+            // Random addresses are spread over more than the arena, which is an error of its own.
             if !matches!(more, Ok(true)) {
                 break;
             }

@@ -1,11 +1,11 @@
-//! Who owns an I/O virtual page: two levels of arrays for the low 64 GiB, where all addresses of a replay lie, and a map above.
+//! Who owns an I/O virtual page: two levels of arrays where all memory of a replay lies, and a map above.
 
 use std::collections::HashMap;
 
 use super::grants::{Grants, Row};
 
 const LEAF: usize = 1024;
-const LOW_PAGES: u64 = 1 << 24;
+const LOW_PAGES: u64 = crate::machine::DATA_BYTES >> 12;
 
 /// No owner.
 const NONE: u32 = u32::MAX;

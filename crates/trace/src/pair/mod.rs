@@ -13,3 +13,4 @@ mod scatter;
 mod window;
 
 pub(crate) use pairing::Pairing;
+pub use physical::ARENA_BYTES;

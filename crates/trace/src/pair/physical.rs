@@ -1,15 +1,17 @@
-//! Physical addresses of a trace, brought into the 64 GiB of a replay's arena.
+//! Physical addresses of a trace, brought into a replay's arena: low ones stay, high ones are renamed.
 
 use std::collections::HashMap;
 
 use ringfence_types::{PhysAddr, PhysRange};
 
-/// Size of the arena.
-const ARENA_SHIFT: u32 = 36;
+/// Bytes of memory that a replay has to provide, from address 0 on; it may be sparse. All segments lie in it.
+pub const ARENA_BYTES: u64 = 512 << 30;
 /// What is renamed at a time: 1 GiB.
 const GRANULE_SHIFT: u32 = 30;
 const GRANULE: u64 = 1 << GRANULE_SHIFT;
-const GRANULES: u64 = 1 << (ARENA_SHIFT - GRANULE_SHIFT);
+const GRANULES: u64 = ARENA_BYTES >> GRANULE_SHIFT;
+/// Granules below this one keep their place: 64 GiB. Those above are room for renamed ones and fresh frames.
+const KEPT: u64 = 64;
 const PAGE: u64 = 4096;
 
 /// No granule is left.
@@ -25,16 +27,13 @@ pub(super) enum NoFrames {
     TooLarge { bytes: u64 },
 }
 
-/// Renames granules above the arena to unused ones inside it, for good. A granule inside keeps its place
-/// unless a renamed one already took it, which happens last: renaming starts at the top.
+/// Renames granules above 64 GiB to unused ones between there and the arena's end, for good. A granule below keeps its place.
 #[derive(Debug, Default)]
 pub(super) struct Arena {
-    /// Bit n: granule n of the arena is taken.
-    taken: u64,
+    /// Bit n: granule n of the arena is taken. Those that keep their place are not noted.
+    taken: [u64; (GRANULES / 64) as usize],
     /// Where recorded granules went that did not keep their place.
     renamed: HashMap<u64, u64>,
-    /// Bit n: recorded granule n keeps its place.
-    kept: u64,
     /// The granule fresh frames come from, and how much of it is used.
     fresh: Option<(u64, u64)>,
     /// Fresh frames given back, by size in pages.
@@ -50,19 +49,11 @@ impl Arena {
         range: PhysRange,
         out: &mut Vec<PhysRange>,
     ) -> Result<bool, Exhausted> {
-        let (first, last) = (
-            range.start().get() >> GRANULE_SHIFT,
-            range.last().get() >> GRANULE_SHIFT,
-        );
-        if last < GRANULES && self.keeps(first) && self.keeps(last) && last - first <= 1 {
+        if range.last().get() >> GRANULE_SHIFT < KEPT {
             out.push(range);
             return Ok(false);
         }
         self.place_slowly(range, out)
-    }
-
-    fn keeps(&self, granule: u64) -> bool {
-        self.kept >> (granule & 63) & 1 != 0
     }
 
     fn place_slowly(
@@ -115,15 +106,8 @@ impl Arena {
 
     /// Where a recorded granule is in the arena.
     fn granule(&mut self, recorded: u64) -> Result<u64, Exhausted> {
-        if recorded < GRANULES {
-            if self.keeps(recorded) {
-                return Ok(recorded);
-            }
-            if self.taken >> recorded & 1 == 0 {
-                self.taken |= 1 << recorded;
-                self.kept |= 1 << recorded;
-                return Ok(recorded);
-            }
+        if recorded < KEPT {
+            return Ok(recorded);
         }
         if let Some(&new) = self.renamed.get(&recorded) {
             return Ok(new);
@@ -131,12 +115,12 @@ impl Arena {
         // Beside its neighbour if possible, so that a buffer across the boundary stays in one piece.
         let neighbour = |offset: i64| {
             let beside = recorded.checked_add_signed(offset)?;
-            let at = match beside < GRANULES && self.keeps(beside) {
+            let at = match beside < KEPT {
                 true => beside,
                 false => *self.renamed.get(&beside)?,
             };
             let wanted = at.checked_add_signed(-offset)?;
-            (wanted < GRANULES && self.taken >> wanted & 1 == 0).then_some(wanted)
+            self.is_free(wanted).then_some(wanted)
         };
         let new = match neighbour(-1).or_else(|| neighbour(1)) {
             Some(new) => new,
@@ -145,22 +129,33 @@ impl Arena {
                 .or_else(|| self.highest_free())
                 .ok_or(Exhausted)?,
         };
-        self.taken |= 1 << new;
+        self.take(new);
         self.renamed.insert(recorded, new);
         Ok(new)
     }
 
-    /// The highest free granule with three free ones above it, where its recorded successors can follow it.
+    fn is_free(&self, granule: u64) -> bool {
+        let word = self.taken.get((granule / 64) as usize);
+        granule >= KEPT && word.is_some_and(|word| word >> (granule % 64) & 1 == 0)
+    }
+
+    fn take(&mut self, granule: u64) {
+        if let Some(word) = self.taken.get_mut((granule / 64) as usize) {
+            *word |= 1 << (granule % 64);
+        }
+    }
+
+    /// The lowest free granule with three free ones above it, where its recorded successors can follow it, and a free one
+    /// below for its predecessor: the first granule of all belongs to the successor of memory that kept its place.
     fn roomy(&self) -> Option<u64> {
-        (0..GRANULES - 3)
-            .rev()
-            .find(|&granule| self.taken >> granule & 0b1111 == 0)
+        (KEPT + 1..GRANULES)
+            .find(|&granule| (granule - 1..granule + 4).all(|near| self.is_free(near)))
     }
 
     fn highest_free(&self) -> Option<u64> {
-        (0..GRANULES)
+        (KEPT..GRANULES)
             .rev()
-            .find(|&granule| self.taken >> granule & 1 == 0)
+            .find(|&granule| self.is_free(granule))
     }
 
     /// Fresh frames for `bytes` bytes, at most one granule.
@@ -176,7 +171,7 @@ impl Arena {
             Some((granule, used)) if used + length <= GRANULE => (granule, used),
             _ => {
                 let granule = self.highest_free().ok_or(NoFrames::Exhausted)?;
-                self.taken |= 1 << granule;
+                self.take(granule);
                 (granule, 0)
             }
         };
@@ -216,55 +211,71 @@ mod tests {
     }
 
     #[test]
-    fn low_addresses_stay_and_high_ones_move_below_64_gib_for_good() {
+    fn low_addresses_stay_and_high_ones_move_for_good() {
         let mut arena = Arena::default();
         assert_eq!(
             place(&mut arena, 5 * GIB + 7, 100),
             Ok((vec![(5 * GIB + 7, 100)], false))
         );
-        let high = place(&mut arena, 100 * GIB + 7, 100);
-        assert_eq!(high, Ok((vec![(60 * GIB + 7, 100)], true)));
-        assert_eq!(place(&mut arena, 100 * GIB + 7, 100), high);
+        let high = place(&mut arena, 1000 * GIB + 7, 100);
+        assert_eq!(high, Ok((vec![(65 * GIB + 7, 100)], true)));
+        assert_eq!(place(&mut arena, 1000 * GIB + 7, 100), high);
         // Its neighbours stay beside it, above as well as below, so buffers across a boundary stay whole.
         assert_eq!(
-            place(&mut arena, 101 * GIB - 10, 20),
-            Ok((vec![(61 * GIB - 10, 20)], true))
+            place(&mut arena, 1001 * GIB - 10, 20),
+            Ok((vec![(66 * GIB - 10, 20)], true))
         );
         assert_eq!(
-            place(&mut arena, 100 * GIB - 4096, 8192),
-            Ok((vec![(60 * GIB - 4096, 8192)], true))
+            place(&mut arena, 1000 * GIB - 4096, 8192),
+            Ok((vec![(65 * GIB - 4096, 8192)], true))
         );
-        // A granule that a renamed one took moves too.
+        // What renamed ones have taken was never anybody's place.
+        for granule in [0, 63] {
+            assert_eq!(
+                place(&mut arena, granule * GIB, 1),
+                Ok((vec![(granule * GIB, 1)], false))
+            );
+        }
+        let next = place(&mut arena, 65 * GIB, 1);
+        assert!(next.is_ok_and(|(parts, renamed)| renamed && parts[0].0 > 66 * GIB));
+    }
+
+    #[test]
+    fn a_buffer_across_64_gib_stays_whole() {
+        let mut arena = Arena::default();
+        place(&mut arena, 700 * GIB, 1).unwrap();
         assert_eq!(
-            place(&mut arena, 60 * GIB, 1),
-            Ok((vec![(55 * GIB, 1)], true))
-        );
-        assert_eq!(
-            place(&mut arena, 5 * GIB, 1),
-            Ok((vec![(5 * GIB, 1)], false))
+            place(&mut arena, 64 * GIB - 10, 20),
+            Ok((vec![(64 * GIB - 10, 20)], false))
         );
     }
 
     #[test]
     fn a_torn_buffer_becomes_two_segments() {
         let mut arena = Arena::default();
-        for granule in 200..204 {
+        // 1000 to 1003 lie at 65 to 68, 2000 at 70 and its predecessor before it, so 1004 cannot lie behind 1003.
+        for granule in [1000, 1001, 1002, 1003, 2000, 1999] {
             place(&mut arena, granule * GIB, 1).unwrap();
         }
-        // 203 lies at 63, so 204 cannot lie behind it.
-        let torn = place(&mut arena, 204 * GIB - 10, 20);
-        assert_eq!(torn, Ok((vec![(64 * GIB - 10, 10), (56 * GIB, 10)], true)));
+        let torn = place(&mut arena, 1004 * GIB - 10, 20);
+        assert_eq!(torn, Ok((vec![(69 * GIB - 10, 10), (72 * GIB, 10)], true)));
     }
 
     #[test]
-    fn no_two_recorded_granules_share_one_and_the_65th_is_refused() {
+    fn no_two_recorded_granules_share_one_and_running_out_is_an_error() {
         let mut arena = Arena::default();
         let mut seen = std::collections::HashSet::new();
-        for granule in (0..64).map(|n| (n * 37) % 200) {
-            let (parts, _) = place(&mut arena, granule * GIB, 1).unwrap();
-            assert!(seen.insert(parts[0].0));
+        // A machine of a terabyte in a scattered order, as far as there is room.
+        let order = (0..1024).map(|n| (n * 37) % 1024);
+        let mut refused = 0;
+        for granule in order {
+            match place(&mut arena, granule * GIB, 1) {
+                Ok((parts, _)) => assert!(seen.insert(parts[0].0)),
+                Err(Exhausted) => refused += 1,
+            }
         }
-        assert_eq!(place(&mut arena, 1000 * GIB, 1), Err(Exhausted));
+        assert_eq!((seen.len(), refused), (512, 512));
+        assert!(seen.iter().all(|&start| start < ARENA_BYTES));
         assert_eq!(arena.fresh(1), Err(NoFrames::Exhausted));
         assert!(
             place(&mut arena, 37 * GIB, 1).is_ok(),
@@ -292,7 +303,7 @@ mod tests {
     fn the_end_of_the_address_space_is_no_trap() {
         let mut arena = Arena::default();
         let (parts, _) = place(&mut arena, u64::MAX - 9, 10).unwrap();
-        assert_eq!(parts, [(61 * GIB - 10, 10)]);
+        assert_eq!(parts, [(66 * GIB - 10, 10)]);
         let mut out = Vec::new();
         let all = PhysRange::inclusive(PhysAddr::ZERO, PhysAddr::new(u64::MAX)).unwrap();
         assert_eq!(arena.place(all, &mut out), Err(Exhausted));

@@ -3,10 +3,8 @@
 
 use ringfence_types::{PhysAddr, PhysRange};
 
+use crate::ARENA_BYTES;
 use crate::op::{DeviceIndex, MappingId};
-
-/// One behind the arena of a replay.
-const ARENA_END: u64 = 1 << 36;
 
 /// What was read so far.
 #[derive(Debug, Default)]
@@ -63,7 +61,7 @@ impl Checker {
     /// A segment within the arena.
     pub(super) fn segment(start: u64, bytes: u64) -> Option<PhysRange> {
         let range = PhysRange::new(PhysAddr::new(start), bytes)?;
-        (range.last().get() < ARENA_END).then_some(range)
+        (range.last().get() < ARENA_BYTES).then_some(range)
     }
 }
 
@@ -91,9 +89,9 @@ mod tests {
     fn segments_stay_in_the_arena() {
         let cases = [
             (0, 1, true),
-            (ARENA_END - 1, 1, true),
-            (ARENA_END - 1, 2, false),
-            (ARENA_END, 1, false),
+            (ARENA_BYTES - 1, 1, true),
+            (ARENA_BYTES - 1, 2, false),
+            (ARENA_BYTES, 1, false),
             (0, 0, false),
             (u64::MAX, 2, false),
         ];

@@ -56,7 +56,7 @@ fn cells(row: &Row) -> [String; 20] {
         row.release_delay_max_ns.to_string(),
         row.live_max.to_string(),
         row.table_bytes.to_string(),
-        row.status.clone(),
+        row.status.to_string(),
     ]
 }
 

@@ -2,14 +2,17 @@
 
 use std::io::Read;
 
-use ringfence_trace::{Chunk, Operations, Summary};
+use ringfence_trace::{Chunk, Devices, Operations, Summary};
 
 use crate::Profile;
 use crate::error::LabError;
 use crate::modes::Mode;
 use crate::plan::{Plan, Planner};
+use crate::replay::Outcomes;
 use crate::row::{Parts, Row};
+use crate::status::Status;
 
+use crate::meter::TIMED_REPLAYS;
 pub use crate::runner::{Runner, meter, runner};
 
 /// What to run, and how.
@@ -37,6 +40,17 @@ impl Options {
             repetitions: 3,
             hostile: true,
         }
+    }
+}
+
+impl Options {
+    /// How many pages may be mapped at once so that the tables of all timed replays stay below 4 GiB: they live side by side, and a
+    /// trace of one line can map 64 GiB.
+    fn timed_pages(&self) -> u64 {
+        const TABLES: u64 = 4 << 30;
+        let replays =
+            (self.modes.len() as u64).saturating_mul(TIMED_REPLAYS * self.repetitions as u64 + 1);
+        TABLES / 8 / replays.max(1)
     }
 }
 
@@ -93,6 +107,11 @@ pub fn compare<R: Read>(
             planner.finish(&mut plan);
         }
         lines += plan.lines;
+        if planner.live_pages_max > options.timed_pages() {
+            for runner in &mut runners {
+                runner.meter = None;
+            }
+        }
         for runner in &mut runners {
             runner.metered.run(&plan, operations.devices())?;
             if let Some(hostile) = &mut runner.hostile {
@@ -105,27 +124,31 @@ pub fn compare<R: Read>(
         progress(lines);
     }
     if let Some(names) = &options.devices {
-        for name in names {
-            if operations.devices().find(name).is_none() {
-                return Err(LabError::NoSuchDevice(name.clone()));
-            }
-        }
+        known(name, operations.devices(), names)?;
     }
     let alive = planner.alive();
     let summary = operations.summary().clone();
-    let status = status(&summary, &planner);
+    let of_trace = of_trace(&summary, &planner);
     let mut rows = Vec::with_capacity(runners.len());
     for (mode, runner) in options.modes.iter().zip(&mut runners) {
         let metered = runner.metered.finish(&alive);
         let hostile = runner.hostile.as_mut().map(|judge| judge.finish(&alive));
-        let components = runner
-            .meter
-            .as_ref()
-            .map(|meter| meter.finish())
-            .unwrap_or_default();
-        let status = match (&metered.first_refusal, metered.refused_maps) {
-            (Some(first), count) if count > 0 => format!("{count} maps refused: {first}"),
-            _ => status.clone(),
+        let meter = runner.meter.as_ref();
+        let components = meter.map(|meter| meter.finish()).unwrap_or_default();
+        let status = if !of_trace.is_ok() && metered.first_refusal.is_none() {
+            of_trace.clone()
+        } else {
+            let timed =
+                match meter {
+                    None if options.repetitions > 0 => Status::NotTimed {
+                        bytes: planner.live_pages_max.saturating_mul(4096),
+                    },
+                    meter => meter.and_then(|meter| meter.refusals()).map_or(
+                        Status::Ok,
+                        |(count, first)| Status::RefusedInMeter { count, first },
+                    ),
+                };
+            of_replay(&metered).unwrap_or(timed)
         };
         rows.push(Row::new(&Parts {
             trace: name,
@@ -152,14 +175,52 @@ pub fn compare<R: Read>(
     })
 }
 
-/// `ok`, or why a trace's rows cannot be taken at their word. Devices that are not replayed spoil nothing.
-fn status(summary: &Summary, planner: &Planner) -> String {
+/// Reads a trace to its end, and refuses it if it does not name all of the devices. Quicker than to find out after a replay.
+///
+/// # Errors
+/// The trace is malformed, or it does not name a device.
+pub fn check_devices<R: Read>(
+    trace: &str,
+    mut operations: Operations<R>,
+    names: &[String],
+) -> Result<(), LabError> {
+    let mut chunk = Chunk::default();
+    let all = |operations: &Operations<R>| known(trace, operations.devices(), names);
+    while all(&operations).is_err() && operations.next_chunk(&mut chunk)? {}
+    all(&operations)
+}
+
+fn known(trace: &str, devices: &Devices, names: &[String]) -> Result<(), LabError> {
+    match names.iter().find(|name| devices.find(name).is_none()) {
+        None => Ok(()),
+        Some(name) => Err(LabError::NoSuchDevice {
+            name: name.clone(),
+            trace: trace.to_owned(),
+            known: devices.iter().map(|(_, d)| d.name.clone()).collect(),
+        }),
+    }
+}
+
+/// Why the rows of a trace cannot be taken at their word, if so. Devices that are not replayed spoil nothing.
+fn of_trace(summary: &Summary, planner: &Planner) -> Status {
     if summary.lost > 0 {
-        return format!("the kernel lost {} events", summary.lost);
+        return Status::LostEvents(summary.lost);
     }
     let mut skipping = summary.skipping_devices();
     if skipping.any(|device| planner.keeps(device)) {
-        return "the driver skips unmaps: the trace does not say when mappings end".into();
+        return Status::SkipsUnmaps;
     }
-    "ok".into()
+    Status::Ok
+}
+
+/// What a mode did not do that the trace asks for.
+fn of_replay(outcomes: &Outcomes) -> Option<Status> {
+    if let Some(first) = outcomes.first_refusal {
+        let count = outcomes.refused_maps;
+        return Some(Status::RefusedMaps { count, first });
+    }
+    if outcomes.not_flushed > 0 {
+        return Some(Status::NotFlushed(outcomes.not_flushed));
+    }
+    (outcomes.refused_unmaps > 0).then_some(Status::RefusedUnmaps(outcomes.refused_unmaps))
 }

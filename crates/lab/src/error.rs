@@ -8,6 +8,9 @@ use ringfence_memory::ArenaError;
 use ringfence_pgtable::{MapError, TableError};
 use ringfence_trace::TraceError;
 
+use crate::modes::Mode;
+use crate::report::hint;
+
 /// Why an experiment could not be run.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -29,7 +32,14 @@ pub enum LabError {
     /// A row that makes sense and that nothing here carries out.
     NotBuilt(String),
     /// A device that the trace does not name.
-    NoSuchDevice(String),
+    NoSuchDevice {
+        /// As given.
+        name: String,
+        /// The trace.
+        trace: String,
+        /// Devices that it names.
+        known: Vec<String>,
+    },
     /// More devices than domains.
     TooManyDevices,
     /// A defect of Ringfence.
@@ -45,9 +55,23 @@ impl fmt::Display for LabError {
             Self::Alloc(e) => e.fmt(f),
             Self::Geometry(e) => e.fmt(f),
             Self::Trace(e) => e.fmt(f),
-            Self::NoSuchMode(name) => write!(f, "no mode is called {name}; see `ringfence modes`"),
+            Self::NoSuchMode(name) => {
+                let known: Vec<String> = Mode::named().into_iter().map(|mode| mode.name).collect();
+                let hint = hint(name, &known);
+                write!(
+                    f,
+                    "no mode is called {name:?}; {hint}there are {}",
+                    known.join(", ")
+                )
+            }
             Self::NotBuilt(name) => write!(f, "mode {name} is not built into this program"),
-            Self::NoSuchDevice(name) => write!(f, "the trace names no device {name}"),
+            Self::NoSuchDevice { name, trace, known } => {
+                write!(f, "{trace} names no device {name:?}; ")?;
+                match known.as_slice() {
+                    [] => f.write_str("it names none at all"),
+                    known => write!(f, "{}it names {}", hint(name, known), known.join(", ")),
+                }
+            }
             Self::TooManyDevices => f.write_str("more devices than there are domains"),
             Self::Internal(what) => write!(f, "defect in ringfence: {what}"),
         }

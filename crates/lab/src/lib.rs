@@ -20,6 +20,8 @@ pub mod replay;
 pub mod report;
 pub mod row;
 mod runner;
+mod status;
 
 pub use error::LabError;
 pub use profile::{Profile, ProfileError};
+pub use status::Status;

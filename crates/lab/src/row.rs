@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::Status;
 use crate::meter::Components;
 use crate::modes::{Mode, Safety};
 use crate::oracle::Tally;
@@ -50,7 +51,7 @@ pub struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<String>,
     /// `ok`, or what keeps the row from being taken at its word.
-    pub status: String,
+    pub status: Status,
     /// Mappings made.
     pub maps: u64,
     /// Mappings ended.
@@ -99,6 +100,8 @@ pub struct Row {
     pub release_delay_max_ns: u64,
     /// Mappings alive when the trace ends.
     pub live_at_end: u64,
+    /// [`Status::code`] of `status`.
+    pub status_code: &'static str,
 }
 
 /// What a row is made of.
@@ -118,7 +121,7 @@ pub struct Parts<'a> {
     /// Cycles charged for an invalidation.
     pub invalidation_cycles: u64,
     /// Whether safety may be claimed, and if not, why.
-    pub status: String,
+    pub status: Status,
 }
 
 fn ratio(part: u64, whole: u64) -> f64 {
@@ -151,10 +154,18 @@ impl Row {
         }
         let hardware = &metered.hardware;
         let walks = hardware.iotlb_misses;
-        let safe = parts.status == "ok";
+        let safe = parts.status.is_ok();
         // Exposure is measured: a promise that the oracle saw broken is not repeated.
         let promise = mode.safety();
         let broken = promise >= Safety::Strict && tally.violations() > 0;
+        let status = if safe && broken {
+            Status::Broken {
+                violations: tally.violations(),
+                promise,
+            }
+        } else {
+            parts.status.clone()
+        };
         Self {
             trace: trace.to_owned(),
             mode: mode.name.clone(),
@@ -164,11 +175,8 @@ impl Row {
                 Safety::None.to_string()
             },
             bound: mode.bound().map(str::to_owned),
-            status: if safe && broken {
-                format!("{} violations in a {promise} mode", tally.violations())
-            } else {
-                parts.status.clone()
-            },
+            status_code: status.code(),
+            status,
             maps: metered.maps,
             unmaps: metered.unmaps,
             map_cycles: map,

@@ -56,18 +56,11 @@ pub struct Components {
     pub repetition_spread: f64,
 }
 
-/// Summed cycles of each replica of the meter.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Totals {
-    pub(super) full: f64,
-    pub(super) no_find: f64,
-    pub(super) a: f64,
-    pub(super) at: f64,
-    pub(super) ati: f64,
-    pub(super) i: f64,
-    pub(super) it: f64,
-    pub(super) idle: f64,
-}
+/// Configurations of a replica.
+pub(super) const CONFIGS: usize = 8;
+
+/// Summed cycles of the replicas, in the order of [`CONFIG_NAMES`](super::CONFIG_NAMES).
+pub(super) type Sums = [f64; CONFIGS];
 
 /// What each component costs in the two orders of ablation, from the sums of the replicas in the order of
 /// [`CONFIG_NAMES`](super::CONFIG_NAMES).
@@ -85,7 +78,7 @@ pub struct Orders {
 
 impl Orders {
     /// Differences of neighbours.
-    pub fn new([full, _, a, at, ati, i, it, idle]: [f64; 8]) -> Self {
+    pub fn new([full, _, a, at, ati, i, it, idle]: [f64; CONFIGS]) -> Self {
         Self {
             forward: [full - a, a - at, at - ati],
             backward: [it - ati, i - it, full - i],
@@ -116,35 +109,26 @@ fn share(part: f64, rest: f64) -> f64 {
 
 /// Components from the totals of unprobed replicas and the shares of probed ones (`maps`, `unmaps`: cycles in runs of either).
 pub(super) fn components(
-    whole: &Totals,
-    maps: &Totals,
-    unmaps: &Totals,
+    whole: &Sums,
+    maps: &Sums,
+    unmaps: &Sums,
     map_count: u64,
     unmap_count: u64,
 ) -> Components {
     let pairs = map_count.max(1) as f64;
     let unmapped = unmap_count.max(1) as f64;
-    let orders = Orders::new([
-        whole.full,
-        whole.no_find,
-        whole.a,
-        whole.at,
-        whole.ati,
-        whole.i,
-        whole.it,
-        whole.idle,
-    ]);
+    let orders = Orders::new(*whole);
     let [iova, table, invalidation] =
         core::array::from_fn(|c| (orders.forward[c] + orders.backward[c]) / 2.0);
     let (other, executed) = (orders.other, orders.whole);
 
-    let alloc_share = share(maps.full - maps.a, unmaps.full - unmaps.a);
-    let find_share = share(
-        whole.full - whole.no_find,
-        (1.0 - alloc_share) * iova - (whole.full - whole.no_find),
-    );
-    let table_share = share(maps.a - maps.at, unmaps.a - unmaps.at);
-    let other_share = share(maps.ati - maps.idle, unmaps.ati - unmaps.idle);
+    let [in_maps, in_unmaps] = [maps, unmaps].map(|sums| Orders::new(*sums));
+    let [alloc_share, table_share, _] =
+        core::array::from_fn(|c| share(in_maps.forward[c], in_unmaps.forward[c]));
+    let [full, no_find, ..] = *whole;
+    let find = full - no_find;
+    let find_share = share(find, (1.0 - alloc_share) * iova - find);
+    let other_share = share(in_maps.other, in_unmaps.other);
     let freed = iova * (1.0 - alloc_share);
     Components {
         cycles: Cycles {
@@ -170,24 +154,8 @@ mod tests {
 
     #[test]
     fn components_add_up_to_the_whole() {
-        let whole = Totals {
-            full: 1000.0,
-            no_find: 950.0,
-            a: 600.0,
-            at: 300.0,
-            ati: 150.0,
-            i: 870.0,
-            it: 560.0,
-            idle: 50.0,
-        };
-        let half = Totals {
-            full: 500.0,
-            a: 300.0,
-            at: 150.0,
-            ati: 75.0,
-            idle: 25.0,
-            ..whole
-        };
+        let whole = [1000.0, 950.0, 600.0, 300.0, 150.0, 870.0, 560.0, 50.0];
+        let half = [500.0, 950.0, 300.0, 150.0, 75.0, 870.0, 560.0, 25.0];
         let got = components(&whole, &half, &half, 10, 10);
         let sum = got.cycles.map() + got.cycles.unmap();
         assert!((sum - got.executed).abs() < 1e-9, "{sum} {}", got.executed);

@@ -2,13 +2,14 @@
 
 use std::rc::Rc;
 
+use ringfence_dma::MapError;
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::{Identity, Paged, Rounding, Space};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{DomainId, Invalidator, Nanos, PhysAddr, PhysMemory, PhysRange};
 
-use super::components::{Totals, components};
+use super::components::{CONFIGS, Sums, components};
 use super::{
     Bench, Clock, Components, FlushFor, Idle, Immediate, InvalidationQueue, NoFind, NullTable,
     Recorded, Replica, Tape, cycles,
@@ -28,6 +29,8 @@ pub trait Meter {
     fn chunk(&mut self, plan: &Plan) -> Result<(), LabError>;
     /// What the chunks so far add up to.
     fn finish(&self) -> Components;
+    /// Maps refused by the layer in any replica: their number where it is greatest, and the first.
+    fn refusals(&self) -> Option<(u64, MapError)>;
     /// Replays one chunk in one replica, the `config`th of [`CONFIG_NAMES`], inside `measured`: for counting instructions from
     /// outside. `false` if the mode has no such replica.
     fn replay_one(
@@ -71,6 +74,9 @@ fn immediate(_: &Rc<Arena>) -> Immediate {
 trait Driven {
     fn prepare(&mut self, plan: &Plan) -> Result<(), LabError>;
     fn drive(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&Tape>);
+    fn refusals(&self) -> Option<(u64, MapError)> {
+        None
+    }
 }
 
 impl<S: Space, F: Flush<S, u64>, I: Invalidator> Driven for Replica<S, F, I> {
@@ -80,6 +86,10 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Driven for Replica<S, F, I> {
 
     fn drive(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&Tape>) {
         self.run(plan, clock, tape);
+    }
+
+    fn refusals(&self) -> Option<(u64, MapError)> {
+        Replica::refusals(self)
     }
 }
 
@@ -93,12 +103,13 @@ impl Driven for Idle {
     }
 }
 
-const CONFIGS: usize = 8;
+/// Replays that have tables, for each repetition: four configurations, once for blocks and once for runs.
+pub(crate) const TIMED_REPLAYS: u64 = 8;
 
 /// The replicas of a meter, in the order of their sums.
 pub const CONFIG_NAMES: [&str; CONFIGS] = ["full", "no_find", "a", "at", "ati", "i", "it", "idle"];
 
-/// One replica of each configuration, in the order of [`Totals`]. Identity modes have fewer.
+/// One replica of each configuration, in the order of [`CONFIG_NAMES`]. Identity modes have fewer.
 struct Set {
     replicas: [Option<Box<dyn Driven>>; CONFIGS],
 }
@@ -110,9 +121,9 @@ pub struct Sets {
     scout: Box<dyn Driven>,
     probed: Vec<Set>,
     timed: Vec<Set>,
-    whole: [f64; CONFIGS],
-    maps: [f64; CONFIGS],
-    unmaps: [f64; CONFIGS],
+    whole: Sums,
+    maps: Sums,
+    unmaps: Sums,
     spread: (f64, f64),
     map_count: u64,
     unmap_count: u64,
@@ -370,37 +381,26 @@ impl Meter for Sets {
         Ok(())
     }
 
+    fn refusals(&self) -> Option<(u64, MapError)> {
+        let sets = self.timed.iter().chain(&self.probed);
+        let replicas = sets.flat_map(|set| set.replicas.iter().flatten());
+        // The scout first: what it refuses the recorded allocators refuse as well, in their own words.
+        let all = std::iter::once(&self.scout).chain(replicas);
+        let refusals = all.filter_map(|replica| replica.refusals());
+        refusals.reduce(|one, other| if other.0 > one.0 { other } else { one })
+    }
+
     fn finish(&self) -> Components {
-        let totals = |of: &[f64; CONFIGS]| {
-            let [full, no_find, a, at, ati, i, it, idle] = *of;
-            if self.timed.iter().all(|set| set.replicas[2].is_none()) {
-                // Identity: the whole is "other".
-                return Totals {
-                    full,
-                    no_find: full,
-                    a: full,
-                    at: full,
-                    ati: full,
-                    i: full,
-                    it: full,
-                    idle,
-                };
-            }
-            Totals {
-                full,
-                no_find,
-                a,
-                at,
-                ati,
-                i,
-                it,
-                idle,
-            }
+        // Identity has only the whole and the idle loop: the whole is "other".
+        let partial = self.timed.iter().all(|set| set.replicas[2].is_none());
+        let sums = |of: &Sums| match *of {
+            [full, .., idle] if partial => [full, full, full, full, full, full, full, idle],
+            all => all,
         };
         let mut found = components(
-            &totals(&self.whole),
-            &totals(&self.maps),
-            &totals(&self.unmaps),
+            &sums(&self.whole),
+            &sums(&self.maps),
+            &sums(&self.unmaps),
             self.map_count,
             self.unmap_count,
         );

@@ -27,6 +27,7 @@ mod stubs;
 mod tsc;
 
 pub use components::{Components, Cycles, Orders};
+pub(crate) use metered::TIMED_REPLAYS;
 pub use metered::{CONFIG_NAMES, Meter, Sets};
 pub use queue::InvalidationQueue;
 pub use replica::{Bench, Clock, Idle, Replica};

@@ -5,7 +5,9 @@ use std::rc::Rc;
 
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
-use ringfence_dma::{Attachment, Cpu, Dma, Outcome, Platform, Segment, SgLimits, SgRequest};
+use ringfence_dma::{
+    AttachError, Attachment, Cpu, Dma, MapError, Outcome, Platform, Segment, SgLimits, SgRequest,
+};
 use ringfence_memory::{Arena, Frames};
 use ringfence_types::{DeviceId, DomainId, Invalidator, Iova, Nanos, PfnRange};
 
@@ -91,6 +93,7 @@ impl Clock {
 
     fn begin(&mut self) {
         self.now = (0, 0);
+        self.mapping = false;
         self.began = cycles();
         self.since = self.began;
     }
@@ -151,6 +154,8 @@ pub struct Replica<S: Space, F: Flush<S, u64>, I> {
     segments: Vec<Segment>,
     /// The platform.
     pub platform: Bench<I>,
+    refused: u64,
+    first_refusal: Option<MapError>,
     #[allow(clippy::type_complexity)]
     make: Box<dyn FnMut(DomainId, &Bench<I>) -> Result<S, LabError>>,
 }
@@ -169,6 +174,8 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
             held: Vec::new(),
             segments: Vec::new(),
             platform,
+            refused: 0,
+            first_refusal: None,
             make: Box::new(make),
         }
     }
@@ -210,7 +217,10 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
                     .attach(DeviceId::new(device.0), Iova::new(u64::MAX), |domain| {
                         make(domain, platform)
                     })
-                    .map_err(|_| LabError::TooManyDevices)?;
+                    .map_err(|error| match error {
+                        AttachError::Space(error) => error,
+                        _ => LabError::TooManyDevices,
+                    })?;
                 self.attached[device.index()] = Some(at);
             }
         }
@@ -220,6 +230,11 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
             self.segments.resize(longest, Segment { range });
         }
         Ok(())
+    }
+
+    /// Maps that the layer refused, and the first.
+    pub fn refusals(&self) -> Option<(u64, MapError)> {
+        self.first_refusal.map(|first| (self.refused, first))
     }
 
     /// Performs the steps of `plan` and tells `clock` of each. With a tape, notes the ranges that the maps got.
@@ -263,8 +278,8 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
                             *piece,
                             direction,
                         ) {
-                            Ok((mapping, _)) => Held::Single(mapping),
-                            Err(_) => Held::None,
+                            Ok((mapping, _)) => Ok(Held::Single(mapping)),
+                            Err((_, error)) => Err(error),
                         }
                     } else {
                         match self.dma.map_sg(
@@ -279,10 +294,15 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
                                 out: &mut self.segments,
                             },
                         ) {
-                            Ok((mapping, _)) => Held::List(mapping),
-                            Err(_) => Held::None,
+                            Ok((mapping, _)) => Ok(Held::List(mapping)),
+                            Err((_, error)) => Err(error),
                         }
                     };
+                    let held = held.unwrap_or_else(|error| {
+                        self.refused += 1;
+                        self.first_refusal.get_or_insert(error);
+                        Held::None
+                    });
                     if let Some(tape) = tape {
                         tape.record(reserved(&self.dma, at, &held));
                     }

@@ -3,9 +3,12 @@
 use std::collections::HashMap;
 
 use ringfence_devices::{Attacker, Event, Mapping as Target, Passive, Port, Request};
-use ringfence_dma::flush::Flush;
+use ringfence_dma::flush::{Flush, Released};
 use ringfence_dma::space::Space;
-use ringfence_dma::{Attachment, Cpu, Dma, Outcome, Segment, SgLimits, SgRequest};
+use ringfence_dma::{
+    Attachment, Cpu, Dma, MapError, Outcome, Owed, Segment, SgLimits, SgRequest, UnmapError,
+    UnmapReason,
+};
 use ringfence_hw::Stats;
 use ringfence_trace::{DeviceIndex, Devices, MappingId};
 use ringfence_types::{
@@ -39,9 +42,11 @@ pub struct Outcomes {
     /// Maps that the layer refused.
     pub refused_maps: u64,
     /// The first refusal.
-    pub first_refusal: Option<String>,
-    /// Unmaps that the layer refused.
+    pub first_refusal: Option<MapError>,
+    /// Unmaps that the layer refused: nothing changed.
     pub refused_unmaps: u64,
+    /// Buffers that never came back because their invalidation failed, to the end.
+    pub not_flushed: u64,
     /// Verdicts.
     pub tally: Tally,
     /// Accesses of the attackers.
@@ -86,6 +91,8 @@ pub struct Judged<H, S: Space, F: Flush<S, u64>, X> {
     rows: DeviceRows,
     windows: Windows,
     withheld: HashMap<u64, Nanos>,
+    /// Mappings whose invalidation failed: their buffers are withheld until it succeeds.
+    owed: Vec<(Attachment, Owed<u64>)>,
     attacker: X,
     live: u64,
     scratch: Vec<IovaRange>,
@@ -134,6 +141,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             rows: DeviceRows::default(),
             windows: Windows::default(),
             withheld: HashMap::new(),
+            owed: Vec::new(),
             attacker,
             live: 0,
             scratch: Vec::new(),
@@ -169,6 +177,9 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
                     if let Some(own) = self.cpus.first_mut() {
                         // A failed flush shows as stale windows that stay open.
                         let _ = self.dma.tick(own, &mut self.machine);
+                    }
+                    if !self.owed.is_empty() {
+                        self.settle();
                     }
                     self.attack(&Event::Other);
                 }
@@ -279,9 +290,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             Ok(made) => made,
             Err((_, error)) => {
                 self.outcomes.refused_maps += 1;
-                self.outcomes
-                    .first_refusal
-                    .get_or_insert_with(|| error.to_string());
+                self.outcomes.first_refusal.get_or_insert(error);
                 return Ok(());
             }
         };
@@ -370,14 +379,43 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
                         }
                     }
                 } else {
-                    self.oracle.withhold(grant);
-                    self.withheld.insert(raw, self.machine.now);
+                    self.withhold(grant);
                 }
+            }
+            Err(UnmapError {
+                reason: UnmapReason::NotFlushed(_, owed),
+                ..
+            }) => {
+                self.withhold(grant);
+                self.owed.push((at, owed));
             }
             Err(_) => self.outcomes.refused_unmaps += 1,
         }
         if used {
             self.attack(&Event::Unmapped(target));
+        }
+    }
+
+    /// The buffer stays with the layer.
+    fn withhold(&mut self, grant: GrantId) {
+        self.oracle.withhold(grant);
+        self.withheld.insert(grant.to_raw(), self.machine.now);
+    }
+
+    /// Tries the invalidations again that have failed.
+    #[cold]
+    fn settle(&mut self) {
+        let Some(own) = self.cpus.first_mut() else {
+            return;
+        };
+        for (at, owed) in core::mem::take(&mut self.owed) {
+            match self.dma.settle(own, &mut self.machine, &at, owed) {
+                Ok(Released(raw)) => {
+                    let (oracle, withheld) = (&mut self.oracle, &mut self.withheld);
+                    give_back(oracle, withheld, &mut self.outcomes, raw, self.machine.now);
+                }
+                Err((_, owed)) => self.owed.push((at, owed)),
+            }
         }
     }
 
@@ -431,11 +469,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
         let _ = self
             .dma
             .end_burst(own, &mut self.machine, at, direction, |raw| {
-                oracle.release(GrantId::from_raw(raw));
-                if let Some(since) = withheld.remove(&raw) {
-                    let delay = now.since(since);
-                    outcomes.release_delay_max_ns = outcomes.release_delay_max_ns.max(delay);
-                }
+                give_back(oracle, withheld, outcomes, raw, now);
             });
     }
 
@@ -446,6 +480,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
         self.outcomes.hardware = *self.machine.stats();
         self.outcomes.table_bytes = self.machine.table_bytes().1;
         self.outcomes.alive_at_end = self.live;
+        self.outcomes.not_flushed = self.withheld.len() as u64;
         let now = self.machine.now;
         self.windows.finish(now);
         self.outcomes.stale_max_ns = self.windows.longest_ns;
@@ -454,5 +489,20 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             self.unmap(*id, *device, 0, false);
         }
         self.outcomes.clone()
+    }
+}
+
+/// A withheld buffer is back with its owner.
+fn give_back(
+    oracle: &mut Oracle,
+    withheld: &mut HashMap<u64, Nanos>,
+    outcomes: &mut Outcomes,
+    raw: u64,
+    now: Nanos,
+) {
+    oracle.release(GrantId::from_raw(raw));
+    if let Some(since) = withheld.remove(&raw) {
+        let delay = now.since(since);
+        outcomes.release_delay_max_ns = outcomes.release_delay_max_ns.max(delay);
     }
 }

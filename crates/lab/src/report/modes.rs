@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::answers::Answer;
 use super::grid::{Cell, Column, Grid, Look, Tone};
-use crate::modes::{Mode, Safety};
+use crate::modes::{Alloc, FlushKind, Mode, Safety, TableKind, Who};
 
 /// A mode, as `ringfence modes --json` prints it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -68,6 +68,37 @@ pub fn modes_table(modes: &[Mode], look: Look) -> String {
             Cell::new(row.bound.unwrap_or_else(|| "-".into())),
             Cell::toned(row.about, Tone::Faint),
         ]);
+    }
+    grid.render(look)
+}
+
+/// The answers that `--mode` takes, for people.
+pub fn answers_table(look: Look) -> String {
+    let mut grid = Grid::new(&[Column::left("question"), Column::left("answers")]);
+    for (question, names) in [
+        (Alloc::QUESTION, Alloc::names()),
+        (TableKind::QUESTION, TableKind::names()),
+        (FlushKind::QUESTION, FlushKind::names()),
+        (Who::QUESTION, Who::names()),
+    ] {
+        // Lines of a width that most terminals have.
+        let mut line = String::new();
+        let mut label = question;
+        for name in &names {
+            if line.len() + name.len() > 60 {
+                grid.rows.push(vec![
+                    Cell::toned(label, Tone::Strong),
+                    Cell::new(std::mem::take(&mut line)),
+                ]);
+                label = "";
+            }
+            if !line.is_empty() {
+                line.push_str(", ");
+            }
+            line.push_str(name);
+        }
+        grid.rows
+            .push(vec![Cell::toned(label, Tone::Strong), Cell::new(line)]);
     }
     grid.render(look)
 }

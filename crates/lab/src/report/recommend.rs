@@ -6,7 +6,7 @@ use crate::row::Row;
 
 /// Two sentences: what to use if nothing may get through, and what a mode with a window would give and expose instead.
 pub fn recommend(rows: &[&Row], profile: &Profile) -> String {
-    if let Some(row) = rows.iter().find(|row| row.status != "ok") {
+    if let Some(row) = rows.iter().find(|row| !row.status.is_ok()) {
         return format!(
             "No mode is recommended on this trace: {}. Record it again so that every unmap is seen before comparing safety.",
             row.status
@@ -133,7 +133,6 @@ mod tests {
         Row {
             mode: mode.into(),
             safety: safety.into(),
-            status: "ok".into(),
             unmaps: 1000,
             invalidations,
             relative_throughput: throughput,
@@ -194,7 +193,7 @@ mod tests {
         let text = recommend(&[&leaking[0]], &Profile::r210_2015());
         assert!(text.contains("that is a defect"), "{text}");
         let mut broken = row("fence", "strict", 1000, 0.9, 0);
-        broken.status = "the kernel lost 3 events".into();
+        broken.status = crate::Status::LostEvents(3);
         let text = recommend(&[&broken], &Profile::r210_2015());
         assert!(text.starts_with("No mode is recommended"), "{text}");
         let only = [row("defer", "bounded", 4, 0.9, 1)];

@@ -248,7 +248,7 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
     if let Some(warning) = untrustworthy(report, rows) {
         out.push(warning);
     }
-    for row in rows.iter().filter(|row| row.status != "ok") {
+    for row in rows.iter().filter(|row| !row.status.is_ok()) {
         out.push(format!("{}: {}", row.mode, row.status));
         if rows.iter().all(|other| other.status == row.status) {
             break;

@@ -2,6 +2,7 @@
 
 mod comparison;
 mod composed;
+mod failures;
 mod plans;
 mod replays;
 mod script;

@@ -140,6 +140,35 @@ fn a_map_of_a_withheld_page_ends_the_bursts_that_withhold_it_and_is_counted() {
 }
 
 #[test]
+fn a_burst_of_all_of_memory_is_one_run() {
+    // Page by page, the first two would take for ever.
+    let all = memory(0, u64::MAX);
+    let top = memory(u64::MAX - 9, 10);
+    let large = memory(7 << 12, 64 << 30);
+    let mut script = Script::default();
+    for (id, piece) in [all, large, top].iter().enumerate() {
+        script.map(0, (0, 0, RX), id as u32, &[*piece]);
+    }
+    for id in 0..3 {
+        script.unmap((id + 1) * US, (0, id as u16), id as u32);
+    }
+    script.map(4 * US, (0, 7, TX), 0, &[memory(1 << 40, 1)]);
+    script.map(5 * US, (0, 7, TX), 1, &[large, top]);
+    let (plan, planner) = planned(&script.chunk);
+    assert_eq!(
+        shown(&plan)[6..],
+        [
+            "4 end 0:0:from-device",
+            "4 map 0",
+            "5 end 0:1:from-device",
+            "5 end 0:2:from-device",
+            "5 map 1",
+        ]
+    );
+    assert_eq!((planner.bursts, planner.bursts_cut_by_map), (3, 3));
+}
+
+#[test]
 fn timers_run_through_quiet_time_and_the_clock_jumps_over_the_rest() {
     let mut script = Script::default();
     script.map(0, (0, 0, RX), 0, &[memory(0x1000, 64)]);

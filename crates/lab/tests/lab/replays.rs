@@ -212,12 +212,7 @@ fn what_is_refused_is_counted_and_changes_nothing() {
     for outcomes in [&metered, &hostile] {
         assert_eq!((outcomes.maps, outcomes.unmaps), (1, 1));
         assert_eq!(outcomes.refused_maps, 1);
-        assert!(
-            outcomes
-                .first_refusal
-                .as_ref()
-                .is_some_and(|why| !why.is_empty())
-        );
+        assert!(outcomes.first_refusal.is_some());
         assert_eq!(outcomes.invalidations, 1);
         assert_eq!(outcomes.tally.violations() + outcomes.tally.false_faults, 0);
     }

@@ -3,11 +3,12 @@
 //! Beside maps and unmaps a plan says where bursts end. A burst is a run of unmaps of one (device, direction, CPU); it ends at any other
 //! event of that key, 50 us after its first unmap, or before a map of a page that it still withholds (decision 0005).
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+mod withheld;
 
 use ringfence_trace::{Chunk, DeviceIndex, Devices, MappingId, Op, OpKind};
 use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
+
+use withheld::{Run, Withheld};
 
 /// How long a burst may last on the trace's clock.
 pub const BURST_NS: u64 = 50_000;
@@ -99,7 +100,7 @@ type Key = (DeviceIndex, u16, Direction);
 struct Open {
     key: Key,
     since: Nanos,
-    pages: Vec<u64>,
+    runs: Vec<Run>,
 }
 
 /// Turns chunks into plans. Remembers what is live and which bursts are open between chunks.
@@ -113,7 +114,7 @@ pub struct Planner {
     pages: Vec<Vec<PhysRange>>,
     /// Oldest first.
     open: Vec<Open>,
-    withheld: HashMap<u64, u32>,
+    withheld: Withheld,
     ticked: Nanos,
     /// Time of the operation before the last.
     last: Nanos,
@@ -124,6 +125,9 @@ pub struct Planner {
     pub bursts_cut_by_map: u64,
     /// Bursts.
     pub bursts: u64,
+    live_pages: u64,
+    /// Most pages mapped at once, counted once for each mapping.
+    pub live_pages_max: u64,
     /// Devices to keep; none means all.
     only: Option<Vec<DeviceIndex>>,
 }
@@ -142,13 +146,15 @@ impl Planner {
             cpus: Vec::new(),
             pages: Vec::new(),
             open: Vec::new(),
-            withheld: HashMap::new(),
+            withheld: Withheld::default(),
             ticked: Nanos(0),
             last: Nanos(0),
             now: Nanos(0),
             first: true,
             bursts_cut_by_map: 0,
             bursts: 0,
+            live_pages: 0,
+            live_pages_max: 0,
             only: None,
         }
     }
@@ -221,6 +227,8 @@ impl Planner {
                 self.live[slot] = Some((op.device, direction));
                 self.pages[slot].clear();
                 self.pages[slot].extend_from_slice(pieces);
+                self.live_pages = self.live_pages.saturating_add(pages_of(pieces));
+                self.live_pages_max = self.live_pages_max.max(self.live_pages);
                 plan.maps += 1;
                 plan.steps.push(Timed {
                     time,
@@ -239,6 +247,8 @@ impl Planner {
                 let Some((_, direction)) = self.live.get_mut(slot).and_then(Option::take) else {
                     return;
                 };
+                let gone = pages_of(&self.pages[slot]);
+                self.live_pages = self.live_pages.saturating_sub(gone);
                 plan.unmaps += 1;
                 plan.steps.push(Timed {
                     time,
@@ -305,31 +315,23 @@ impl Planner {
                 self.open.push(Open {
                     key,
                     since: time,
-                    pages: Vec::new(),
+                    runs: Vec::new(),
                 });
                 self.open.len() - 1
             }
         };
         for piece in &self.pages[slot] {
-            let pages = piece.to_pages(PageSize::Size4K);
-            let first = pages.start().get() >> 12;
-            for page in first..first + pages.pages(PageSize::Size4K) {
-                self.open[index].pages.push(page);
-                *self.withheld.entry(page).or_default() += 1;
-            }
+            let run = Run::of(piece);
+            self.open[index].runs.push(run);
+            self.withheld.add(run);
         }
     }
 
     fn end(&mut self, key: Key, time: Nanos, plan: &mut Plan) {
         if let Some(index) = self.open.iter().position(|open| open.key == key) {
             let open = self.open.remove(index);
-            for page in open.pages {
-                if let Entry::Occupied(mut count) = self.withheld.entry(page) {
-                    *count.get_mut() -= 1;
-                    if *count.get() == 0 {
-                        count.remove();
-                    }
-                }
+            for run in open.runs {
+                self.withheld.remove(run);
             }
             let (device, cpu, direction) = key;
             plan.steps.push(Timed {
@@ -357,19 +359,22 @@ impl Planner {
             return;
         }
         for piece in pieces {
-            let pages = piece.to_pages(PageSize::Size4K);
-            let first = pages.start().get() >> 12;
-            for page in first..first + pages.pages(PageSize::Size4K) {
-                while self.withheld.contains_key(&page) {
-                    let Some(open) = self.open.iter().find(|open| open.pages.contains(&page))
-                    else {
-                        break;
-                    };
-                    let key = open.key;
-                    self.bursts_cut_by_map += 1;
-                    self.end(key, time, plan);
-                }
+            let wanted = Run::of(piece);
+            while self.withheld.any(&wanted) {
+                let holds = |open: &&Open| open.runs.iter().any(|run| run.overlaps(&wanted));
+                let Some(open) = self.open.iter().find(holds) else {
+                    break;
+                };
+                let key = open.key;
+                self.bursts_cut_by_map += 1;
+                self.end(key, time, plan);
             }
         }
     }
+}
+
+/// Pages that the entries of a table for `pieces` would be.
+fn pages_of(pieces: &[PhysRange]) -> u64 {
+    let pages = pieces.iter().map(|piece| piece.pages(PageSize::Size4K));
+    pages.fold(0, u64::saturating_add)
 }

@@ -1,0 +1,228 @@
+//! What a replay says when its hardware or its memory fails.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use ringfence_devices::{Observer, Request};
+use ringfence_dma::Platform;
+use ringfence_dma::space::Paged;
+use ringfence_hw::Stats;
+use ringfence_iova::IovaAllocator;
+use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
+use ringfence_lab::compare::{Options, compare};
+use ringfence_lab::hardware::{Directed, Hardware, Vtd};
+use ringfence_lab::machine::Machine;
+use ringfence_lab::meter::{Bench, Clock, FlushFor, Immediate, Replica};
+use ringfence_lab::modes::TableKind;
+use ringfence_lab::oracle::Ownership;
+use ringfence_lab::plan::Plan;
+use ringfence_lab::replay::{Judged, Nobody, Outcomes};
+use ringfence_lab::{LabError, Profile, Status};
+use ringfence_memory::{Arena, Frames};
+use ringfence_trace::Devices;
+use ringfence_types::{
+    DeviceId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr,
+    PhysRange, Ticket,
+};
+
+use crate::script::*;
+
+thread_local! {
+    /// Invalidations that succeed, and after them those that fail.
+    static FORTUNE: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+}
+
+/// A VT-d unit that fails as [`FORTUNE`] has it.
+#[derive(Debug)]
+struct Fickle(Vtd);
+
+impl Invalidator for Fickle {
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        match FORTUNE.get() {
+            (0, 0) => self.0.submit(request),
+            (0, failing) => {
+                FORTUNE.set((0, failing - 1));
+                Err(InvalidationError::Failed)
+            }
+            (good, failing) => {
+                FORTUNE.set((good - 1, failing));
+                self.0.submit(request)
+            }
+        }
+    }
+
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.0.poll(ticket)
+    }
+}
+
+impl Hardware for Fickle {
+    fn new(
+        profile: &Profile,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
+    ) -> Result<Self, LabError> {
+        Vtd::new(profile, memory, frames).map(Self)
+    }
+
+    fn switch_off(&mut self) {
+        self.0.switch_off();
+    }
+
+    fn requester(row: u16, recorded: DeviceId) -> Option<DeviceId> {
+        Vtd::requester(row, recorded)
+    }
+
+    fn attach(
+        &mut self,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
+        device: DeviceId,
+        domain: DomainId,
+        to: Directed,
+    ) -> Result<(), LabError> {
+        self.0.attach(memory, frames, device, domain, to)
+    }
+
+    fn probe<O: Observer>(
+        &mut self,
+        memory: &Arena,
+        request: &Request,
+        observer: O,
+    ) -> Result<(), Fault> {
+        self.0.probe(memory, request, observer)
+    }
+
+    fn stats(&self) -> &Stats {
+        self.0.stats()
+    }
+}
+
+struct OnFickle<'a>(&'a Plan);
+
+impl Job for OnFickle<'_> {
+    type Output = Outcomes;
+
+    fn identity(self, _: TableKind) -> Outcomes {
+        unreachable!("no mode here")
+    }
+
+    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Outcomes
+    where
+        A: IovaAllocator + 'static,
+        T: TableMaker,
+        F: FlushFor<A, T> + 'static,
+    {
+        let make = move |domain: DomainId, machine: &Machine<Fickle>| {
+            let (memory, frames) = (machine.arena(), machine.frames());
+            let table = T::make(domain, machine.coherency(), memory, frames)?;
+            let directed = Directed::Table(table.root());
+            let alloc = recipe.allocator(memory, frames, Some(&table))?;
+            Ok((Paged::new(alloc, table, recipe.rounding), directed))
+        };
+        let machine = Machine::new(&Profile::r210_2015(), true).unwrap();
+        let flush = (recipe.flush)();
+        let mut judged = Judged::new(machine, flush, Ownership::Page, Nobody, Box::new(make));
+        judged.run(self.0, &Devices::new()).unwrap();
+        judged.finish(&[])
+    }
+}
+
+#[test]
+fn a_buffer_whose_invalidation_failed_is_withheld_until_it_succeeds() {
+    const MS: u64 = 1_000_000;
+    let mut script = Script::default();
+    for id in 0..3 {
+        let at = u64::from(id) * 1_000;
+        script.map(at, (0, 0, RX), id, &[memory(u64::from(id + 1) << 12, 100)]);
+    }
+    for id in 0..3 {
+        script.unmap(10_000, (0, 0), id);
+    }
+    // The replay goes on for 12 ms, and looks at timers every millisecond.
+    let (plan, _) = planned(&script.chunk);
+    let run = |fortune| {
+        FORTUNE.set(fortune);
+        dispatch(&mode("strict"), OnFickle(&plan)).unwrap()
+    };
+    let fine = run((0, 0));
+    assert_eq!((fine.not_flushed, fine.release_delay_max_ns), (0, 0));
+
+    // Two fail at their unmaps; at the first tick one of them fails again, and is settled at the second.
+    let settled = run((1, 3));
+    assert_eq!((settled.unmaps, settled.refused_unmaps), (3, 0));
+    assert_eq!(settled.not_flushed, 0);
+    assert_eq!(settled.release_delay_max_ns, 2 * MS - 10_000);
+    assert_eq!(settled.tally.violations() + settled.tally.false_faults, 0);
+    assert_eq!(settled.stale_max_ns, 0, "it was not handed back");
+
+    let never = run((1, u32::MAX));
+    assert_eq!((never.unmaps, never.not_flushed), (3, 2));
+}
+
+/// What the maps of a replica with `frames` frames for tables came to.
+struct Cramped<'a>(&'a Plan, u64);
+
+impl Job for Cramped<'_> {
+    type Output = Option<u64>;
+
+    fn identity(self, _: TableKind) -> Self::Output {
+        None
+    }
+
+    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
+    where
+        A: IovaAllocator + 'static,
+        T: TableMaker,
+        F: FlushFor<A, T> + 'static,
+    {
+        let arena = Rc::new(Arena::new(self.1 << 12).unwrap());
+        let region = PhysRange::new(PhysAddr::new(0), self.1 << 12).unwrap();
+        let bench = Bench {
+            frames: Frames::new(Rc::clone(&arena), region),
+            arena,
+            invalidator: Immediate,
+            now: Nanos(0),
+        };
+        let coherency = Profile::r210_2015().coherency();
+        let mut replica = Replica::new((recipe.flush)(), bench, move |domain, bench| {
+            let table = T::make(domain, coherency, &bench.arena, &bench.frames)?;
+            let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
+            Ok(Paged::new(alloc, table, recipe.rounding))
+        });
+        replica.prepare(self.0).unwrap();
+        replica.run(self.0, &mut Clock::blocks(), None);
+        replica.refusals().map(|(count, _)| count)
+    }
+}
+
+#[test]
+fn maps_that_a_timed_replay_refuses_are_counted() {
+    let mut script = Script::default();
+    // Two maps that need a leaf table each: 2 MiB apart in a tree that hands out downwards.
+    for id in 0..2 {
+        script.map(u64::from(id), (0, 0, RX), id, &[memory(0, 2 << 20)]);
+    }
+    let (plan, _) = planned(&script.chunk);
+    let refused = |frames| dispatch(&mode("strict"), Cramped(&plan, frames)).unwrap();
+    assert_eq!(refused(64), None);
+    // The root and a table of each of three levels: no room for the second leaf table.
+    assert_eq!(refused(4), Some(1));
+}
+
+#[test]
+fn what_is_too_large_to_be_timed_is_judged_and_says_so() {
+    let lines = [map_line("eth", 1 << 30, 13 << 30)];
+    let options = Options {
+        modes: vec![mode("none")],
+        repetitions: 21,
+        ..judged_only(false)
+    };
+    let row = compare("script", trace(&lines), &options, |_| {})
+        .unwrap()
+        .rows
+        .remove(0);
+    assert_eq!(row.status, Status::NotTimed { bytes: 13 << 30 });
+    assert_eq!((row.maps, row.status_code), (1, "not-timed"));
+    assert_eq!(row.components.executed.to_bits(), 0);
+}

@@ -15,7 +15,7 @@ Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if or --fail
 
 /// What DMA protection costs on your workload, what it leaves exposed, and what would be better.
 #[derive(Debug, Parser)]
-#[command(name = "ringfence", version, about, after_help = EXIT_CODES)]
+#[command(name = "ringfence", version, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -67,6 +67,7 @@ Examples:
   ringfence compare a.zst b.zst --json > now.json     for programs; see docs/JSON.md
   ringfence compare --modes linux-strict,linux-lazy,fence,fence-burst --plot plots
   ringfence compare --mode alloc=eiovar-64,table=cached-radix,flush=burst
+  ringfence compare --mode alloc=table-bitmap,table=flat,flush=per-wrap
   ringfence compare --iotlb 64x8 --non-coherent --c-none 2500
   ringfence compare --fail-if 'fence:violations>0,false_faults>0'
 
@@ -114,7 +115,7 @@ pub(crate) struct CompareArgs {
     pub profile: String,
 
     /// Cycles that a packet costs without protection, per mapping [default: from the profile]
-    #[arg(long, value_name = "CYCLES", value_parser = positive, help_heading = "Platform")]
+    #[arg(long, allow_negative_numbers = true, value_name = "CYCLES", value_parser = positive, help_heading = "Platform")]
     pub c_none: Option<f64>,
 
     /// Geometry of the IOTLB [default: from the profile]
@@ -143,7 +144,7 @@ pub(crate) struct CompareArgs {
 
     // The brackets are the help text's, not a link.
     #[allow(rustdoc::broken_intra_doc_links)]
-    /// End with code 3 if this holds for a row: [MODE:]FIELD OP NUMBER, several joined by commas. FIELD is a field of a JSON row
+    /// End with code 3 if this holds for a row: [MODE:]FIELD OP NUMBER, several joined by commas. FIELD is a field of a JSON row (docs/JSON.md)
     #[arg(long, value_name = "CONDITION", value_parser = conditions, help_heading = "Output")]
     pub fail_if: Vec<std::vec::Vec<Condition>>,
 }

@@ -54,6 +54,8 @@ pub(crate) enum Failure {
     Workload(ExitStatus),
     /// Standard input was named where a trace is read twice.
     ReadTwice,
+    /// Standard input was named as two traces.
+    StdinTwice,
     /// The reader of our output has gone.
     Closed,
 }
@@ -69,7 +71,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Held(_) | Self::Worse(_) => CONDITION,
-            Self::Condition(_) | Self::Platform(_) => USAGE,
+            Self::Condition(_) | Self::Platform(_) | Self::StdinTwice => USAGE,
             Self::Closed => 0,
             _ => ERROR,
         })
@@ -127,6 +129,7 @@ impl fmt::Display for Failure {
             Self::ReadTwice => {
                 f.write_str("anonymising reads the trace twice: it has to be a file")
             }
+            Self::StdinTwice => f.write_str("standard input is one trace: name - once"),
             Self::Closed => f.write_str("output closed"),
         }
     }

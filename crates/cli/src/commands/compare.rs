@@ -28,6 +28,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     }
 
     let inputs = Input::all(&args.traces);
+    check(args, &inputs)?;
     let repetitions = args.repeat.unwrap_or_else(|| default_repetitions(&inputs));
     let mut report = Report::new(
         profile.clone(),
@@ -36,9 +37,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         !args.no_hostile,
     );
     for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
-        let mut reading = TraceOptions::default();
-        reading.lenient = args.lenient;
-        let operations = input.operations(reading)?;
+        let operations = input.operations(reading(args))?;
         let options = Options {
             modes: modes.clone(),
             profile: profile.clone(),
@@ -78,9 +77,40 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     }
 }
 
+/// Finds out before the replay what would spoil it at its end: traces that cannot be opened, devices that they do not name, a
+/// directory for the plots that cannot be made. What comes from standard input is seen only once.
+fn check(args: &CompareArgs, inputs: &[Input]) -> Result<(), Failure> {
+    if inputs
+        .iter()
+        .filter(|&input| *input == Input::Stdin)
+        .count()
+        > 1
+    {
+        return Err(Failure::StdinTwice);
+    }
+    for (input, name) in inputs.iter().zip(Input::names(inputs)) {
+        if *input == Input::Stdin {
+            continue;
+        }
+        let operations = input.operations(reading(args))?;
+        if !args.devices.is_empty() {
+            compare::check_devices(&name, operations, &args.devices)?;
+        }
+    }
+    if let Some(dir) = &args.plot {
+        fs::create_dir_all(dir).map_err(Failure::io(dir))?;
+    }
+    Ok(())
+}
+
+fn reading(args: &CompareArgs) -> TraceOptions {
+    let mut options = TraceOptions::default();
+    options.lenient = args.lenient;
+    options
+}
+
 /// Writes the plots and says where, on standard error: standard output is the report's.
 fn draw(report: &Report, dir: &Path) -> Result<(), Failure> {
-    fs::create_dir_all(dir).map_err(Failure::io(dir))?;
     for plot in plots(report) {
         let path = dir.join(&plot.file);
         fs::write(&path, plot.svg).map_err(Failure::io(&path))?;

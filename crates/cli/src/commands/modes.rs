@@ -1,7 +1,7 @@
 //! `ringfence modes`.
 
 use ringfence_lab::modes::Mode;
-use ringfence_lab::report::{mode_rows, modes_table};
+use ringfence_lab::report::{answers_table, mode_rows, modes_table};
 
 use super::json;
 use crate::args::ModesArgs;
@@ -14,6 +14,11 @@ pub(crate) fn modes(args: &ModesArgs) -> Result<(), Failure> {
     if args.json {
         print(&json(&mode_rows(&modes)))
     } else {
-        print(&modes_table(&modes, look()))
+        let look = look();
+        let named = modes_table(&modes, look);
+        let answers = answers_table(look);
+        print(&format!(
+            "{named}\nAnswers for compare --mode alloc=A,table=T,flush=F (eiovar-K: freelists of at most K):\n{answers}"
+        ))
     }
 }

@@ -45,7 +45,11 @@ fn conditions_that_do_not_hold_end_with_0() {
 #[test]
 fn conditions_about_nothing_are_wrong_usage() {
     for (condition, expected) in [
-        ("violation>0", "no number called \"violation\""),
+        (
+            "violation>0",
+            "no number called \"violation\"; did you mean violations?",
+        ),
+        ("speed>0", "they have maps, "),
         ("strict:violations>0", "mode \"strict\" was not run"),
     ] {
         let text = failed(&fail_if(&[condition]), 2);
@@ -58,8 +62,8 @@ fn conditions_about_nothing_are_wrong_usage() {
 
 #[test]
 fn wrong_usage_ends_with_2_and_says_what_would_be_right() {
-    let cases: [(&[&str], &str); 9] = [
-        (&["compare", "--modes", "fense"], "no mode is called fense"),
+    let cases: [(&[&str], &str); 12] = [
+        (&["compare", "--modes", "fense"], "did you mean fence?"),
         (
             &["compare", "--mode", "alloc=magazine"],
             "table is not answered",
@@ -70,12 +74,15 @@ fn wrong_usage_ends_with_2_and_says_what_would_be_right() {
                 "--mode",
                 "alloc=magazine,table=radix,flush=per-wrap",
             ],
-            "only the bitmap",
+            "only the bitmaps",
         ),
         (
             &["compare", "--mode", "alloc=slab,table=radix,flush=burst"],
             "cached-rbtree",
         ),
+        (&["compare", "-", "-"], "name - once"),
+        (&["compare", "--mode", "fence"], "--modes fence"),
+        (&["compare", "--c-none", "-1"], "above 0"),
         (&["compare", "--iotlb", "16"], "SETSxWAYS"),
         (&["compare", "--iotlb", "15x4"], "powers of two"),
         (&["compare", "--walk-cache", "1,2"], "three numbers"),
@@ -102,7 +109,7 @@ fn errors_end_with_1() {
         ),
         (
             &["compare", "--repeat", "0", "--device", "0000:99:00.0"],
-            "names no device 0000:99:00.0",
+            "did you mean 0000:00:03.0? it names 0000:00:03.0",
         ),
         (
             &["diff", "/nonexistent/a", "/nonexistent/b"],

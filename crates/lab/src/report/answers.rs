@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::hint;
 use crate::modes::{Alloc, FlushKind, TableKind, Who};
 
 /// An answer that has a name on the command line.
@@ -42,7 +43,8 @@ impl fmt::Display for ParseAnswerError {
         } = self;
         write!(
             f,
-            "no {question} is called {given:?}; there are {}",
+            "no {question} is called {given:?}; {}there are {}",
+            hint(given, known),
             known.join(", ")
         )
     }

@@ -35,7 +35,11 @@ impl fmt::Display for ComposeError {
                 write!(
                     f,
                     "{part:?} is no answer; write alloc=...,table=...,flush=..."
-                )
+                )?;
+                match Mode::find(part) {
+                    Some(_) => write!(f, ", or --modes {part} for the mode of that name"),
+                    None => Ok(()),
+                }
             }
             Self::NoSuchQuestion(key) => {
                 write!(

@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde_json::Value;
 
+use super::hint;
 use crate::row::Row;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,14 +81,22 @@ impl fmt::Display for ConditionError {
                 write!(f, "{condition:?}: {given:?} is no number")
             }
             Self::NoSuchField { field, known } => {
-                write!(
-                    f,
-                    "rows have no number called {field:?}; they have {}",
-                    known.join(", ")
-                )
+                let hint = hint(field, known);
+                write!(f, "rows have no number called {field:?}; {hint}")?;
+                // The whole list is longer than a screen is wide: only where nothing is near.
+                if hint.is_empty() {
+                    write!(f, "they have {}", known.join(", "))
+                } else {
+                    f.write_str("docs/JSON.md lists all")
+                }
             }
             Self::NoSuchMode { mode, ran } => {
-                write!(f, "mode {mode:?} was not run; {} were", ran.join(", "))
+                let hint = hint(mode, ran);
+                write!(
+                    f,
+                    "mode {mode:?} was not run; {hint}{} were",
+                    ran.join(", ")
+                )
             }
         }
     }

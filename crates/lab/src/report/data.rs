@@ -62,7 +62,7 @@ pub struct TraceNotes {
     pub fresh_frames: u64,
     /// Maps of an address that was mapped: the old mapping was ended first.
     pub replaced: u64,
-    /// Mappings moved from above 64 GiB.
+    /// Mappings above 64 GiB, renamed to fit.
     pub renamed: u64,
     /// Mappings alive at the end.
     pub live_at_end: u64,

@@ -5,7 +5,14 @@ use super::number::count;
 
 /// One sentence for each way in which the replay is not all of the trace, or the trace not all of what happened; the worst first.
 pub fn oddities(notes: &TraceNotes) -> Vec<String> {
-    let mut out = Vec::new();
+    let mut out: Vec<String> = Vec::new();
+    if notes.lines_replayed == 0 {
+        // The first thing that anyone has to know.
+        out.push(match notes.lines {
+            0 => "the trace is empty: nothing was replayed".into(),
+            _ => "no event of the trace maps anything: nothing was replayed; is it a recording of dma:* or iommu:*?".into(),
+        });
+    }
     let mut say = |number: u64, one: &str, many: &str| {
         if number > 0 {
             let what = if number == 1 { one } else { many };
@@ -59,8 +66,8 @@ pub fn oddities(notes: &TraceNotes) -> Vec<String> {
     );
     say(
         notes.renamed,
-        "mapping lay above 64 GiB and was moved below",
-        "mappings lay above 64 GiB and were moved below",
+        "mapping lay above 64 GiB and was renamed",
+        "mappings lay above 64 GiB and were renamed",
     );
     say(
         notes.setup_maps,
@@ -103,8 +110,15 @@ mod tests {
 
     #[test]
     fn only_what_happened_is_said_and_the_worst_first() {
-        assert!(oddities(&TraceNotes::default()).is_empty());
+        let fine = TraceNotes {
+            lines: 9,
+            lines_replayed: 2,
+            ..TraceNotes::default()
+        };
+        assert!(oddities(&fine).is_empty());
+        assert!(oddities(&TraceNotes::default())[0].contains("empty"));
         let notes = TraceNotes {
+            lines_replayed: 2,
             unknown: 12_345,
             lost: 1,
             skips_unmaps: vec!["nvme0".into()],

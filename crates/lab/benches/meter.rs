@@ -124,7 +124,7 @@ impl Job for MakeFull {
         };
         let coherency = Profile::r210_2015().coherency();
         let replica = Replica::new((recipe.flush)(), bench, move |domain, bench| {
-            let table = T::make(domain, coherency, &*bench.arena, &bench.frames)?;
+            let table = T::make(domain, coherency, &bench.arena, &bench.frames)?;
             let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
         });

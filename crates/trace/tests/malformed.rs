@@ -421,7 +421,7 @@ fn what_stands_before_an_error_is_delivered_however_full_the_chunk_is() {
 fn the_first_error_is_the_only_one() {
     // Eight maps of 64 GiB one behind the other touch a GiB more than there is room for.
     let maps = (0..8).map(|n| {
-        let at = (n * 64_u64 << 30) + 0x1000;
+        let at = ((n * 64_u64) << 30) + 0x1000;
         format!("t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr={at:x} size=68719476736 phys_addr={at:x} attrs=\n")
     });
     let text: String = maps.chain(["nonsense\n".to_owned()]).collect();

@@ -76,7 +76,7 @@ impl Job for AllReplicas<'_> {
         let rounding = recipe.rounding;
         fn table<T: TableMaker, I>(domain: DomainId, bench: &Bench<I>) -> Result<T, LabError> {
             let coherency = Coherency::Coherent;
-            Ok(T::make(domain, coherency, &*bench.arena, &bench.frames)?)
+            Ok(T::make(domain, coherency, &bench.arena, &bench.frames)?)
         }
         let (full, tape) = answers(flush(), bench(queued), plan, None, move |domain, bench| {
             let table = table::<T, _>(domain, bench)?;

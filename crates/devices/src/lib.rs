@@ -10,17 +10,20 @@
 //! | [`api`] | DMA as a driver sees it |
 //! | [`ring`] | descriptors in memory, completions, interrupts in bursts |
 //! | [`nic`] | network adapters of the shapes mlx and brcm |
+//! | [`block`] | disks: NVMe, AHCI, and an adapter that only pretends |
 //! | [`workload`] | who sends which packet when |
 #![forbid(unsafe_code)]
 
 mod access;
 pub mod api;
 mod attack;
+pub mod block;
 mod buffer;
 mod bytes;
 pub mod nic;
 mod observer;
 mod request;
+mod returns;
 pub mod ring;
 mod seed;
 mod transfer;

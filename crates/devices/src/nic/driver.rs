@@ -6,13 +6,13 @@ use core::fmt;
 
 use ringfence_types::{Direction, PhysAddr, PhysRange};
 
-use super::arrivals::Arrivals;
 use super::device::Lane;
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
 use super::layout::{Completion, SEGMENT_BYTES, Segment, Status};
 use super::profile::{Profile, Rings};
 use crate::api::{ApiError, DmaApi, Ring, Stop};
 use crate::buffer::PoolError;
+use crate::returns::Returns;
 use crate::ring::{CompletionError, DeviceLie, LieKind, OrderedRing, RawCompletion, RingAddresses};
 use crate::{Buffer, Pool, Unreachable};
 
@@ -85,6 +85,8 @@ pub enum NicError {
     },
     /// There is no room for the port's buffers.
     Pool(PoolError),
+    /// The layer has fewer entries than buffers are to stay mapped.
+    NoEntries,
     /// Buffers did not come back until the port was closed.
     Lost {
         /// How many.
@@ -106,6 +108,7 @@ impl fmt::Display for NicError {
             Self::NoSuchQueue { lane, index } => write!(f, "no {lane:?} queue {index}"),
             Self::FrameLength { bytes } => write!(f, "a frame of {bytes} bytes"),
             Self::Pool(error) => error.fmt(f),
+            Self::NoEntries => f.write_str("the ring has too few entries"),
             Self::Lost { buffers } => write!(f, "{buffers} buffers never came back"),
             Self::ForeignBuffer { at } => write!(f, "a buffer at {at} that was never given"),
         }
@@ -178,7 +181,8 @@ pub struct Nic<H> {
     pub(super) pools: Pools,
     pub(super) receive: Vec<ReceiveRing<H>>,
     pub(super) transmit: Vec<OrderedRing<Packet<H>>>,
-    pub(super) arrivals: Arrivals,
+    /// Received packets, with the bytes of the frame in each buffer.
+    pub(super) arrivals: Returns<[u32; MAX_BUFFERS], [Option<Buffer>; MAX_BUFFERS]>,
     pub(super) stats: DriverStats,
     pub(super) scratch: Vec<u8>,
 }
@@ -214,7 +218,7 @@ impl<H> Nic<H> {
             pools: pools(&profile, memory)?,
             receive: Vec::new(),
             transmit: Vec::new(),
-            arrivals: Arrivals::default(),
+            arrivals: Returns::default(),
             stats: DriverStats::default(),
             scratch: Vec::new(),
         };

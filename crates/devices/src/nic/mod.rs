@@ -7,15 +7,15 @@
 //! | `device.rs` | the device side: fetches descriptors, moves frames, completes (OS05) |
 //! | `driver.rs` | the driver side: rings, pools, opening and closing |
 //! | `receive.rs`, `transmit.rs` | the driver's two loops |
-//! | `arrivals.rs` | received packets whose buffers the layer still withholds |
+//! | `premapped.rs` | buffers that stay mapped, sent by a program itself |
 //! | `frame.rs` | what stands in a frame |
 //! | `station.rs` | a driver and its device run by a workload |
 
-mod arrivals;
 mod device;
 mod driver;
 mod frame;
 mod layout;
+mod premapped;
 mod profile;
 mod receive;
 mod station;
@@ -25,6 +25,7 @@ pub use device::{DeviceStats, Lane, NicDevice, Reception};
 pub use driver::{DriverStats, Nic, NicError};
 pub use frame::{FRAME_HEADER_BYTES, Frame, FrameError, MAX_BODY_BYTES};
 pub use layout::{Completion, SEGMENT_BYTES, Segment, Status};
+pub use premapped::{Choice, Premapped};
 pub use profile::{Profile, Rings};
 pub use receive::{Preemption, Received};
 pub use station::{Station, StationError, StationStats, World};

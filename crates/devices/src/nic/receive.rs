@@ -106,7 +106,9 @@ impl<H> Nic<H> {
             [0; MAX_BUFFERS]
         };
         let buffers = packet.iter().flatten().count();
-        let number = self.arrivals.begin(buffers, bytes);
+        let number = self
+            .arrivals
+            .begin(bytes, [const { None }; MAX_BUFFERS], buffers);
         for (which, held) in packet.into_iter().enumerate() {
             let Some(held) = held else { continue };
             self.before_call(api, calls)?;
@@ -213,9 +215,9 @@ impl<H> Nic<H> {
     ) -> Result<u32, NicError> {
         let mut frames = 0;
         let mut result = Ok(());
-        while let Some(arrival) = self.arrivals.next() {
+        while let Some((bytes, buffers)) = self.arrivals.next() {
             self.scratch.clear();
-            for (buffer, bytes) in arrival.buffers.into_iter().zip(arrival.bytes) {
+            for (buffer, bytes) in buffers.into_iter().zip(bytes) {
                 let Some(buffer) = buffer else { continue };
                 let start = self.scratch.len();
                 self.scratch.resize(start + bytes as usize, 0);

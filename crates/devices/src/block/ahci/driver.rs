@@ -1,0 +1,279 @@
+//! The driver's side of a port.
+
+use ringfence_types::{Direction, Iova};
+
+use super::layout::{
+    CommandHeader, Fis, HEADER_BYTES, MAX_PAGES, PhysicalRegion, RECEIVED_BYTES, REGIONS_AT, SLOTS,
+    TABLE_BYTES,
+};
+use super::port::Registers;
+use crate::api::{DmaApi, Ring};
+use crate::block::pages::{Finishing, MappedPage, check_size, map};
+use crate::block::{BLOCK_BYTES, BlockError, Done, Io, Operation, Rejected};
+use crate::ring::{DeviceLie, LieKind, RingMemory, RingSize};
+use crate::{Buffer, ByteMemory};
+
+/// Where a port finds its structures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AhciAddresses {
+    /// The command list (PxCLB).
+    pub commands: Iova,
+    /// The received FIS area (PxFB).
+    pub received: Iova,
+}
+
+#[derive(Debug)]
+struct Slot<H> {
+    operation: Operation,
+    pages: Vec<MappedPage<H>>,
+}
+
+/// A port as its driver keeps it. `H` is the API's handle of a mapping.
+#[derive(Debug)]
+pub struct AhciDriver<H> {
+    commands: RingMemory,
+    tables: RingMemory,
+    received: RingMemory,
+    slots: [Option<Slot<H>>; SLOTS as usize],
+    finishing: Finishing,
+}
+
+/// A port has one queue, both ways; its structures are read by the device.
+const fn ring(direction: Direction) -> Ring {
+    Ring {
+        queue: 0,
+        direction,
+    }
+}
+
+const STATIC: Ring = ring(Direction::ToDevice);
+
+const fn size(entries: u32) -> RingSize {
+    match RingSize::new(entries) {
+        Some(size) => size,
+        None => panic!("evaluated at compile time"),
+    }
+}
+
+impl<H> AhciDriver<H> {
+    /// Allocates a port's structures.
+    ///
+    /// # Errors
+    /// The allocation's; nothing stays allocated.
+    pub fn open<A: DmaApi<Handle = H>>(api: &mut A) -> Result<Self, BlockError> {
+        let shapes = [
+            (const { size(SLOTS) }, HEADER_BYTES as u32),
+            (const { size(SLOTS) }, TABLE_BYTES as u32),
+            (const { size(2) }, RECEIVED_BYTES),
+        ];
+        let mut memories = Vec::new();
+        for (size, entry_bytes) in shapes {
+            match RingMemory::alloc(api, STATIC, size, entry_bytes) {
+                Ok(memory) => memories.push(memory),
+                Err(error) => {
+                    for memory in memories {
+                        memory.free(api, STATIC)?;
+                    }
+                    return Err(error.into());
+                }
+            }
+        }
+        let mut memories = memories.into_iter();
+        let (Some(commands), Some(tables), Some(received)) =
+            (memories.next(), memories.next(), memories.next())
+        else {
+            return Err(BlockError::TooFewBuffers);
+        };
+        Ok(Self {
+            commands,
+            tables,
+            received,
+            slots: [const { None }; SLOTS as usize],
+            finishing: Finishing::default(),
+        })
+    }
+
+    /// For the port's base registers.
+    pub fn addresses(&self) -> AhciAddresses {
+        AhciAddresses {
+            commands: self.commands.base().at,
+            received: self.received.base().at,
+        }
+    }
+
+    /// Slots that the drive owns, as bits.
+    pub fn outstanding(&self) -> u32 {
+        let used = self.slots.iter().zip(0_u32..);
+        used.filter(|(slot, _)| slot.is_some())
+            .fold(0, |bits, (_, number)| bits | 1 << number)
+    }
+
+    /// Maps the buffers of a request and fills a slot; its number. Issue it afterwards.
+    ///
+    /// # Errors
+    /// Nothing was submitted; the buffers come back with the reason.
+    pub fn submit<A: DmaApi<Handle = H>>(&mut self, api: &mut A, io: Io) -> Result<u16, Rejected> {
+        if let Err(error) = check_size(io.bytes, io.buffers.len(), MAX_PAGES) {
+            return Err(Rejected {
+                buffers: io.buffers,
+                error,
+            });
+        }
+        let free = self.slots.iter().position(Option::is_none);
+        let Some(number) = free else {
+            return Err(Rejected {
+                buffers: io.buffers,
+                error: BlockError::Full,
+            });
+        };
+        let (tag, direction) = (number as u16, io.operation.direction());
+        let pages = map(
+            api,
+            ring(direction),
+            io.buffers,
+            io.bytes,
+            &mut self.finishing,
+        )?;
+        if let Err(error) = self.write(api, tag, io.operation, io.block, io.bytes, &pages) {
+            let mut back = Vec::new();
+            let request = (tag, io.operation, false);
+            let unmapped = self.finishing.finish(api, ring(direction), request, pages);
+            let ended = self.finishing.end_bursts(api, 0);
+            self.finishing.deliver(|done| back.extend(done.buffers));
+            let error = unmapped.and(ended).err().unwrap_or(error);
+            return Err(Rejected {
+                buffers: back,
+                error,
+            });
+        }
+        if let Some(slot) = self.slots.get_mut(number) {
+            *slot = Some(Slot {
+                operation: io.operation,
+                pages,
+            });
+        }
+        Ok(tag)
+    }
+
+    /// The command table, and then the header that leads to it.
+    fn write<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        tag: u16,
+        operation: Operation,
+        block: u64,
+        bytes: u32,
+        pages: &[MappedPage<H>],
+    ) -> Result<(), BlockError> {
+        let fis = Fis {
+            operation,
+            block,
+            blocks: (u64::from(bytes) / BLOCK_BYTES) as u32,
+            tag: tag as u8,
+        };
+        let mut table = vec![0; REGIONS_AT];
+        table[..Fis::BYTES].copy_from_slice(&fis.encode());
+        for page in pages {
+            let region = PhysicalRegion {
+                base: page.iova,
+                bytes: page.bytes,
+            };
+            table.extend(region.encode());
+        }
+        self.tables.write(api.memory(), u32::from(tag), &table)?;
+        let header = CommandHeader {
+            operation,
+            regions: pages.len() as u16,
+            table: self.tables.base().entry(u32::from(tag)),
+        };
+        self.commands
+            .write(api.memory(), u32::from(tag), &header.encode())?;
+        Ok(())
+    }
+
+    /// Makes what was submitted visible to the hardware; what to write into PxSACT and PxCI, of which the port takes the new bits.
+    pub fn publish<A: DmaApi<Handle = H>>(&self, api: &mut A) -> u32 {
+        for operation in [Operation::Read, Operation::Write] {
+            api.publish(ring(operation.direction()));
+        }
+        self.outstanding()
+    }
+
+    /// Handles the slots that the port's registers say are done as one burst, lowest first; `each` receives them. How many.
+    ///
+    /// # Errors
+    /// The first error. Slots that the registers name without being outstanding are a lie, told after those that are true.
+    pub fn complete<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        registers: Registers,
+        each: impl FnMut(Done),
+    ) -> Result<u32, BlockError> {
+        let mut done = 0;
+        let mut result = Ok(());
+        for (slot, number) in self.slots.iter_mut().zip(0_u16..) {
+            let bit = 1 << number;
+            if registers.active & bit != 0 {
+                if slot.is_none() {
+                    result = result.and(Err(BlockError::Device(DeviceLie {
+                        ring: STATIC,
+                        kind: LieKind::Index {
+                            found: u32::from(number),
+                            expected: None,
+                        },
+                    })));
+                }
+                continue;
+            }
+            let Some(Slot { operation, pages }) = slot.take() else {
+                continue;
+            };
+            done += 1;
+            let request = (number, operation, registers.failed & bit == 0);
+            let ring = ring(operation.direction());
+            let finished = self.finishing.finish(api, ring, request, pages);
+            result = result.and(finished);
+        }
+        if done > 0 {
+            result = result.and(self.finishing.end_bursts(api, 0));
+        }
+        self.finishing.deliver(each);
+        result.map(|()| done)
+    }
+
+    /// The last Set Device Bits FIS, as the device left it.
+    ///
+    /// # Errors
+    /// Memory's.
+    pub fn set_device_bits<M: ByteMemory>(&self, memory: &M) -> Result<[u8; 8], BlockError> {
+        let mut area = [0; super::layout::SET_DEVICE_BITS_AT as usize + 8];
+        self.received.read(memory, 0, &mut area)?;
+        let mut fis = [0; 8];
+        fis.copy_from_slice(&area[super::layout::SET_DEVICE_BITS_AT as usize..]);
+        Ok(fis)
+    }
+
+    /// Frees a port that has been stopped; `each` receives the buffers of slots that were never done. Goes on after errors.
+    ///
+    /// # Errors
+    /// The first one.
+    pub fn close<A: DmaApi<Handle = H>>(
+        mut self,
+        api: &mut A,
+        mut each: impl FnMut(Buffer),
+    ) -> Result<(), BlockError> {
+        let stopped = Registers {
+            active: 0,
+            failed: u32::MAX,
+        };
+        let completed = self.complete(api, stopped, |done| {
+            done.buffers.into_iter().for_each(&mut each);
+        });
+        let mut result = completed.map(|_| ());
+        self.finishing.abandon(each);
+        for memory in [self.commands, self.tables, self.received] {
+            result = result.and(memory.free(api, STATIC).map_err(BlockError::from));
+        }
+        result
+    }
+}

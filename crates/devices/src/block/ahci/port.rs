@@ -1,0 +1,141 @@
+//! The device's side of a port.
+
+use ringfence_types::DeviceId;
+
+use super::driver::AhciAddresses;
+use super::layout::{
+    CommandHeader, Fis, HEADER_BYTES, PhysicalRegion, REGION_BYTES, REGIONS_AT, SET_DEVICE_BITS_AT,
+    SLOTS, set_device_bits,
+};
+use crate::block::{BLOCK_BYTES, Operation, RamDisk};
+use crate::seed::Seed;
+use crate::{DmaError, Transfer};
+
+/// What a driver reads after an interrupt.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Registers {
+    /// Slots that are not done (PxSACT).
+    pub active: u32,
+    /// Slots that failed. A real port tells through its error log, one slot at a time.
+    pub failed: u32,
+}
+
+/// A port with a drive that executes the slots it was issued in an order drawn from a seed.
+#[derive(Debug)]
+pub struct AhciPort {
+    id: DeviceId,
+    at: AhciAddresses,
+    registers: Registers,
+    seed: Seed,
+}
+
+/// Why a slot failed; the drive tells only that it did.
+struct Failed;
+
+impl AhciPort {
+    /// A port whose base registers hold `at`.
+    pub fn new(id: DeviceId, at: AhciAddresses, seed: u64) -> Self {
+        Self {
+            id,
+            at,
+            registers: Registers::default(),
+            seed: Seed::new(seed),
+        }
+    }
+
+    /// Sets the bits of slots in PxSACT and PxCI. Those already set stay as they are.
+    pub fn issue(&mut self, slots: u32) {
+        self.registers.active |= slots;
+        self.registers.failed &= !slots;
+    }
+
+    /// The registers.
+    pub fn registers(&self) -> Registers {
+        self.registers
+    }
+
+    /// Executes at most `count` slots; how many.
+    ///
+    /// # Errors
+    /// The received FIS area could not be written: the port is dead.
+    pub fn run<T: Transfer>(
+        &mut self,
+        bus: &mut T,
+        disk: &mut RamDisk,
+        count: u32,
+    ) -> Result<u32, DmaError> {
+        let mut done = 0;
+        while done < count && self.registers.active != 0 {
+            let slot = self.draw();
+            let failed = self.execute(bus, disk, slot).is_err();
+            self.registers.active &= !(1 << slot);
+            self.registers.failed |= u32::from(failed) << slot;
+            let at = self.at.received.wrapping_add(SET_DEVICE_BITS_AT);
+            bus.write(self.id, at, &set_device_bits(1 << slot, failed))?;
+            done += 1;
+        }
+        Ok(done)
+    }
+
+    /// One of the slots that are active.
+    fn draw(&mut self) -> u32 {
+        let mut left = self
+            .seed
+            .below(u64::from(self.registers.active.count_ones()));
+        let mut slot = 0;
+        for number in 0..SLOTS {
+            if self.registers.active & 1 << number != 0 {
+                slot = number;
+                if left == 0 {
+                    break;
+                }
+                left -= 1;
+            }
+        }
+        slot
+    }
+
+    fn execute<T: Transfer>(
+        &self,
+        bus: &mut T,
+        disk: &mut RamDisk,
+        slot: u32,
+    ) -> Result<(), Failed> {
+        let id = self.id;
+        let mut raw = [0; HEADER_BYTES];
+        let at = self
+            .at
+            .commands
+            .wrapping_add(u64::from(slot) * HEADER_BYTES as u64);
+        bus.read(id, at, &mut raw).map_err(|_| Failed)?;
+        let header = CommandHeader::decode(&raw);
+        let mut raw = [0; Fis::BYTES];
+        bus.read(id, header.table, &mut raw).map_err(|_| Failed)?;
+        let fis = Fis::decode(&raw).ok_or(Failed)?;
+        if fis.operation != header.operation || u32::from(fis.tag) != slot {
+            return Err(Failed);
+        }
+        let bytes = u64::from(fis.blocks) * BLOCK_BYTES;
+        let mut rest = disk.at(fis.block, bytes).map_err(|_| Failed)?;
+        for number in 0..u64::from(header.regions) {
+            let at = REGIONS_AT as u64 + number * REGION_BYTES as u64;
+            let at = header.table.checked_add(at).ok_or(Failed)?;
+            let mut raw = [0; REGION_BYTES];
+            bus.read(id, at, &mut raw).map_err(|_| Failed)?;
+            let region = PhysicalRegion::decode(&raw);
+            let here = rest.len().min(region.bytes as usize);
+            let (part, behind) = rest.split_at_mut(here);
+            rest = behind;
+            if part.is_empty() {
+                break;
+            }
+            match fis.operation {
+                Operation::Read => bus.write(id, region.base, part),
+                Operation::Write => bus.read(id, region.base, part),
+            }
+            .map_err(|_| Failed)?;
+        }
+        // Regions that do not hold all of the data are an overflow (section 5.4.1).
+        if rest.is_empty() { Ok(()) } else { Err(Failed) }
+    }
+}

@@ -1,0 +1,167 @@
+//! The controller's side of a queue pair.
+
+use ringfence_types::{DeviceId, Iova};
+
+use super::layout::{COMMAND_BYTES, Command, CommandDone, LIST_ENTRIES, Opcode, Status};
+use super::queue::NvmeAddresses;
+use crate::block::{BLOCK_BYTES, PAGE_BYTES, RamDisk};
+use crate::ring::CompletionWriter;
+use crate::seed::Seed;
+use crate::{DmaError, Transfer};
+
+/// A controller with one queue pair in front of a disk. It fetches commands in order and executes those it holds in an order drawn from a
+/// seed, as flash behind several channels does.
+#[derive(Debug)]
+pub struct NvmeController {
+    id: DeviceId,
+    at: NvmeAddresses,
+    completions: CompletionWriter,
+    head: u32,
+    tail: u32,
+    completion_head: u32,
+    fetched: Vec<Command>,
+    seed: Seed,
+}
+
+impl NvmeController {
+    /// A controller told of the queue pair at `at`.
+    pub fn new(id: DeviceId, at: NvmeAddresses, seed: u64) -> Self {
+        Self {
+            id,
+            completions: CompletionWriter::new(at.completions),
+            at,
+            head: 0,
+            tail: 0,
+            completion_head: 0,
+            fetched: Vec::new(),
+            seed: Seed::new(seed),
+        }
+    }
+
+    /// The submission queue's tail doorbell. A value beyond the queue is ignored (base specification: Invalid Doorbell Write Value).
+    pub fn submission_doorbell(&mut self, tail: u32) {
+        if tail < self.at.submissions.size.entries() {
+            self.tail = tail;
+        }
+    }
+
+    /// The completion queue's head doorbell.
+    pub fn completion_doorbell(&mut self, head: u32) {
+        if head < self.at.completions.size.entries() {
+            self.completion_head = head;
+        }
+    }
+
+    /// Fetches every command offered and executes all it holds; how many. It stops early when the completion queue is full.
+    ///
+    /// # Errors
+    /// A command could not be fetched or a completion not be written: the controller is dead.
+    pub fn run<T: Transfer>(&mut self, bus: &mut T, disk: &mut RamDisk) -> Result<u32, DmaError> {
+        let size = self.at.submissions.size;
+        while self.head != self.tail {
+            let mut raw = [0; COMMAND_BYTES];
+            let iova = self.at.submissions.entry(self.head);
+            bus.read(self.id, iova, &mut raw)?;
+            self.fetched.push(Command::decode(&raw));
+            self.head = size.index(self.head.wrapping_add(1));
+        }
+        let mut done = 0;
+        while !self.fetched.is_empty() && !self.is_full() {
+            let which = self.seed.below(self.fetched.len() as u64) as usize;
+            let command = self.fetched.swap_remove(which);
+            let status = match execute(self.id, bus, disk, &command) {
+                Ok(()) => Status::Success,
+                Err(status) => status,
+            };
+            let completion = CommandDone {
+                head: self.head as u16,
+                queue: self.at.queue,
+                id: command.id,
+                status: status as u16,
+            };
+            self.completions.post(bus, self.id, completion.encode())?;
+            done += 1;
+        }
+        Ok(done)
+    }
+
+    fn is_full(&self) -> bool {
+        let size = self.at.completions.size;
+        size.index(self.completions.tail().wrapping_add(1)) == self.completion_head
+    }
+}
+
+/// Moves the data of one command, page by page as its PRPs name them.
+fn execute<T: Transfer>(
+    id: DeviceId,
+    bus: &mut T,
+    disk: &mut RamDisk,
+    command: &Command,
+) -> Result<(), Status> {
+    let opcode = Opcode::from_raw(command.opcode).ok_or(Status::InvalidOpcode)?;
+    let bytes = (u64::from(command.blocks_less_one) + 1) * BLOCK_BYTES;
+    let data = disk
+        .at(command.block, bytes)
+        .map_err(|_| Status::LbaOutOfRange)?;
+    let mut rest = data;
+    let mut page = command.prp1;
+    if !page.is_aligned(4) {
+        return Err(Status::PrpOffsetInvalid);
+    }
+    let first = (PAGE_BYTES - page.offset_in(PAGE_BYTES)).min(bytes);
+    let mut pages = Pages::new(command, bytes - first);
+    let mut here = first;
+    loop {
+        let (part, behind) = rest.split_at_mut(here as usize);
+        rest = behind;
+        let moved = match opcode {
+            Opcode::Read => bus.write(id, page, part),
+            Opcode::Write => bus.read(id, page, part),
+        };
+        moved.map_err(|_| Status::DataTransferError)?;
+        if rest.is_empty() {
+            return Ok(());
+        }
+        page = pages.next(id, bus)?;
+        here = PAGE_BYTES.min(rest.len() as u64);
+    }
+}
+
+/// The pages behind the first one.
+struct Pages {
+    /// The second page, where there are only two.
+    only: Option<Iova>,
+    list: Iova,
+    index: u64,
+}
+
+impl Pages {
+    fn new(command: &Command, bytes_behind: u64) -> Self {
+        let only = (bytes_behind <= PAGE_BYTES).then_some(command.prp2);
+        Self {
+            only,
+            list: command.prp2,
+            index: 0,
+        }
+    }
+
+    fn next<T: Transfer>(&mut self, id: DeviceId, bus: &mut T) -> Result<Iova, Status> {
+        let page = match self.only {
+            Some(page) => page,
+            None => {
+                // Chained lists are not taken: drivers keep below that.
+                let at = self.list.checked_add(8 * self.index);
+                let at = at.filter(|_| self.index < LIST_ENTRIES as u64);
+                let mut raw = [0; 8];
+                bus.read(id, at.ok_or(Status::PrpOffsetInvalid)?, &mut raw)
+                    .map_err(|_| Status::DataTransferError)?;
+                self.index += 1;
+                Iova::new(u64::from_le_bytes(raw))
+            }
+        };
+        if !page.is_aligned(PAGE_BYTES) {
+            return Err(Status::PrpOffsetInvalid);
+        }
+        Ok(page)
+    }
+}

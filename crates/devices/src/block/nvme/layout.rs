@@ -1,0 +1,203 @@
+//! Commands and completions in bits.
+
+use ringfence_types::{Iova, PageSize};
+
+use crate::ring::RawCompletion;
+
+/// Bytes of a submission queue entry.
+pub const COMMAND_BYTES: usize = 64;
+
+/// Pages that a command can name: one in PRP1, and a list of one page in PRP2. Lists could be chained; drivers keep below that.
+pub const MAX_PAGES: usize = 1 + LIST_ENTRIES;
+
+/// Entries of a PRP list of one page.
+pub(super) const LIST_ENTRIES: usize = PageSize::Size4K.bytes() as usize / 8;
+
+/// The commands of the NVM command set that are used here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Opcode {
+    /// From memory onto the disk.
+    Write = 0x01,
+    /// From the disk into memory.
+    Read = 0x02,
+}
+
+impl Opcode {
+    /// `None` if it is another one.
+    pub const fn from_raw(raw: u8) -> Option<Self> {
+        Some(match raw {
+            0x01 => Self::Write,
+            0x02 => Self::Read,
+            _ => return None,
+        })
+    }
+}
+
+/// Generic command status (base specification, "Status Code"): what these controllers report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Status {
+    /// Successful completion.
+    Success = 0x00,
+    /// Invalid command opcode.
+    InvalidOpcode = 0x01,
+    /// Data transfer error: an access was stopped.
+    DataTransferError = 0x04,
+    /// PRP offset invalid.
+    PrpOffsetInvalid = 0x13,
+    /// LBA out of range.
+    LbaOutOfRange = 0x80,
+}
+
+/// A read or write command. Opcodes are numbers, because memory may hold any.
+///
+/// | dword | field |
+/// |---|---|
+/// | 0 | bits 7-0 opcode, 31-16 command identifier |
+/// | 1 | namespace |
+/// | 6-7 | PRP entry 1 |
+/// | 8-9 | PRP entry 2 |
+/// | 10-11 | starting LBA |
+/// | 12 | bits 15-0 number of blocks less one |
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Command {
+    /// An [`Opcode`].
+    pub opcode: u8,
+    /// Names the command in its completion.
+    pub id: u16,
+    /// The first page, at any offset in multiples of 4 bytes.
+    pub prp1: Iova,
+    /// The second page, or the list of all but the first one.
+    pub prp2: Iova,
+    /// First block.
+    pub block: u64,
+    /// Blocks less one.
+    pub blocks_less_one: u16,
+}
+
+/// There is one namespace.
+const NAMESPACE: u32 = 1;
+
+impl Command {
+    /// Into bits.
+    pub fn encode(&self) -> [u8; COMMAND_BYTES] {
+        let mut raw = [0; COMMAND_BYTES];
+        raw[0] = self.opcode;
+        raw[2..4].copy_from_slice(&self.id.to_le_bytes());
+        raw[4..8].copy_from_slice(&NAMESPACE.to_le_bytes());
+        raw[24..32].copy_from_slice(&self.prp1.get().to_le_bytes());
+        raw[32..40].copy_from_slice(&self.prp2.get().to_le_bytes());
+        raw[40..48].copy_from_slice(&self.block.to_le_bytes());
+        raw[48..50].copy_from_slice(&self.blocks_less_one.to_le_bytes());
+        raw
+    }
+
+    /// From bits, whatever they are.
+    pub fn decode(raw: &[u8; COMMAND_BYTES]) -> Self {
+        let quad = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&raw[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        Self {
+            opcode: raw[0],
+            id: u16::from_le_bytes([raw[2], raw[3]]),
+            prp1: Iova::new(quad(24)),
+            prp2: Iova::new(quad(32)),
+            block: quad(40),
+            blocks_less_one: u16::from_le_bytes([raw[48], raw[49]]),
+        }
+    }
+}
+
+/// A completion.
+///
+/// | dword | field |
+/// |---|---|
+/// | 2 | bits 15-0 submission queue head, 31-16 submission queue |
+/// | 3 | bits 15-0 command identifier, 16 phase, 24-17 status code, 27-25 status code type |
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommandDone {
+    /// Entries up to here have been fetched.
+    pub head: u16,
+    /// Which submission queue.
+    pub queue: u16,
+    /// Which command.
+    pub id: u16,
+    /// Status code and type, 15 bits with what follows them; 0 is success.
+    pub status: u16,
+}
+
+impl CommandDone {
+    /// Into bits, without the phase.
+    pub fn encode(&self) -> RawCompletion {
+        let word = u128::from(self.head) << 64
+            | u128::from(self.queue) << 80
+            | u128::from(self.id) << 96
+            | u128::from(self.status & 0x7fff) << 113;
+        word.to_le_bytes()
+    }
+
+    /// From bits, whatever they are.
+    pub fn decode(raw: &RawCompletion) -> Self {
+        let word = u128::from_le_bytes(*raw);
+        Self {
+            head: (word >> 64) as u16,
+            queue: (word >> 80) as u16,
+            id: (word >> 96) as u16,
+            status: (word >> 113) as u16,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_are_where_the_specification_has_them() {
+        let command = Command {
+            opcode: Opcode::Read as u8,
+            id: 0x1234,
+            prp1: Iova::new(0x1111_2222_3333_4444),
+            prp2: Iova::new(0x5555_6666_7777_8888),
+            block: 0x9999_aaaa_bbbb_cccc,
+            blocks_less_one: 0xddee,
+        };
+        let raw = command.encode();
+        let dword = |n: usize| u32::from_le_bytes(raw[4 * n..4 * n + 4].try_into().unwrap());
+        let dwords: Vec<_> = (0..16).map(dword).collect();
+        assert_eq!(
+            dwords,
+            [
+                0x1234_0002,
+                1,
+                0,
+                0,
+                0,
+                0,
+                0x3333_4444,
+                0x1111_2222,
+                0x7777_8888,
+                0x5555_6666,
+                0xbbbb_cccc,
+                0x9999_aaaa,
+                0xddee,
+                0,
+                0,
+                0
+            ]
+        );
+        assert_eq!(Command::decode(&raw), command);
+        let done = CommandDone {
+            head: 0x0102,
+            queue: 0x0304,
+            id: 0x0506,
+            status: Status::LbaOutOfRange as u16,
+        };
+        let raw = done.encode();
+        assert_eq!(raw[8..], [2, 1, 4, 3, 6, 5, 0, 1]);
+        assert_eq!(CommandDone::decode(&raw), done);
+    }
+}

@@ -1,0 +1,316 @@
+//! The driver's side of a queue pair.
+
+use ringfence_types::Direction;
+
+use super::layout::{COMMAND_BYTES, Command, CommandDone, MAX_PAGES, Opcode};
+use crate::Buffer;
+use crate::api::{ApiError, DmaApi, Ring};
+use crate::block::pages::{Finishing, MappedPage, check_size, map};
+use crate::block::{BLOCK_BYTES, BlockError, Done, Io, Operation, PAGE_BYTES, Rejected};
+use crate::ring::{
+    COMPLETION_BYTES, CompletionQueue, DeviceLie, LieKind, RingBase, RingMemory, RingSize,
+};
+
+/// Where a controller finds a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NvmeAddresses {
+    /// The queue's identifier.
+    pub queue: u16,
+    /// Submission queue.
+    pub submissions: RingBase,
+    /// Completion queue.
+    pub completions: RingBase,
+}
+
+/// A command that the controller owns.
+#[derive(Debug)]
+struct Outstanding<H> {
+    operation: Operation,
+    pages: Vec<MappedPage<H>>,
+}
+
+/// A queue pair as its driver keeps it. `H` is the API's handle of a mapping.
+///
+/// Submissions go round the ring; the controller fetches them in order and completes them in any. A ring IOMMU sees two rings a queue: what
+/// is read and what is written.
+#[derive(Debug)]
+pub struct NvmeQueue<H> {
+    queue: u16,
+    submissions: RingMemory,
+    completions: CompletionQueue,
+    /// A page for each command: its PRP list.
+    lists: RingMemory,
+    tail: u32,
+    /// By command identifier.
+    commands: Vec<Option<Outstanding<H>>>,
+    free: Vec<u16>,
+    finishing: Finishing,
+}
+
+impl<H> NvmeQueue<H> {
+    /// Creates queue pair `queue` of `size` entries. One entry stays empty, so there are `size - 1` commands at a time.
+    ///
+    /// # Errors
+    /// The allocation's; nothing stays allocated.
+    pub fn open<A: DmaApi<Handle = H>>(
+        api: &mut A,
+        queue: u16,
+        size: RingSize,
+    ) -> Result<Self, BlockError> {
+        let ring = static_ring(queue);
+        let mut memories = Vec::new();
+        for entry_bytes in [COMMAND_BYTES as u32, COMPLETION_BYTES, PAGE_BYTES as u32] {
+            match RingMemory::alloc(api, ring, size, entry_bytes) {
+                Ok(memory) => memories.push(memory),
+                Err(error) => {
+                    for memory in memories {
+                        memory.free(api, ring)?;
+                    }
+                    return Err(error.into());
+                }
+            }
+        }
+        let mut memories = memories.into_iter();
+        let (Some(submissions), Some(completions), Some(lists)) =
+            (memories.next(), memories.next(), memories.next())
+        else {
+            return Err(BlockError::TooFewBuffers);
+        };
+        let commands = size.entries() - 1;
+        Ok(Self {
+            queue,
+            submissions,
+            completions: CompletionQueue::new(completions),
+            lists,
+            tail: 0,
+            commands: (0..commands).map(|_| None).collect(),
+            // Entries are at most 65536, so identifiers fit. The lowest one is taken first.
+            free: (0..commands).rev().map(|id| id as u16).collect(),
+            finishing: Finishing::default(),
+        })
+    }
+
+    /// For the Create I/O Queue commands.
+    pub fn addresses(&self) -> NvmeAddresses {
+        NvmeAddresses {
+            queue: self.queue,
+            submissions: self.submissions.base(),
+            completions: self.completions.base(),
+        }
+    }
+
+    /// Commands that the controller owns.
+    pub fn outstanding(&self) -> usize {
+        self.commands.len() - self.free.len()
+    }
+
+    /// Maps the buffers of a request and writes its command; the command's identifier. Ring the doorbell afterwards.
+    ///
+    /// # Errors
+    /// Nothing was submitted; the buffers come back with the reason.
+    pub fn submit<A: DmaApi<Handle = H>>(&mut self, api: &mut A, io: Io) -> Result<u16, Rejected> {
+        if let Err(error) = check_size(io.bytes, io.buffers.len(), MAX_PAGES) {
+            return Err(Rejected {
+                buffers: io.buffers,
+                error,
+            });
+        }
+        let Some(id) = self.free.pop() else {
+            return Err(Rejected {
+                buffers: io.buffers,
+                error: BlockError::Full,
+            });
+        };
+        let ring = Ring {
+            queue: self.queue,
+            direction: io.operation.direction(),
+        };
+        let pages = match map(api, ring, io.buffers, io.bytes, &mut self.finishing) {
+            Ok(pages) => pages,
+            Err(refused) => {
+                self.free.push(id);
+                return Err(refused);
+            }
+        };
+        let command = Command {
+            opcode: match io.operation {
+                Operation::Read => Opcode::Read,
+                Operation::Write => Opcode::Write,
+            } as u8,
+            id,
+            prp1: pages
+                .first()
+                .map_or(ringfence_types::Iova::ZERO, |page| page.iova),
+            prp2: match pages.as_slice() {
+                [_, second] => second.iova,
+                [_, _, _, ..] => self.lists.base().entry(u32::from(id)),
+                _ => ringfence_types::Iova::ZERO,
+            },
+            block: io.block,
+            blocks_less_one: (u64::from(io.bytes) / BLOCK_BYTES - 1) as u16,
+        };
+        if let Err(error) = self.write(api, &command, &pages) {
+            self.free.push(id);
+            let mut back = Vec::new();
+            let request = (id, io.operation, false);
+            let unmapped = self.finishing.finish(api, ring, request, pages);
+            let ended = self.finishing.end_bursts(api, self.queue);
+            self.finishing.deliver(|done| back.extend(done.buffers));
+            let error = unmapped.and(ended).err().unwrap_or(error);
+            return Err(Rejected {
+                buffers: back,
+                error,
+            });
+        }
+        if let Some(place) = self.commands.get_mut(usize::from(id)) {
+            *place = Some(Outstanding {
+                operation: io.operation,
+                pages,
+            });
+        }
+        Ok(id)
+    }
+
+    /// The PRP list, if there is one, and then the command.
+    fn write<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        command: &Command,
+        pages: &[MappedPage<H>],
+    ) -> Result<(), BlockError> {
+        if let [_, rest @ ..] = pages
+            && rest.len() > 1
+        {
+            let list: Vec<u8> = rest
+                .iter()
+                .flat_map(|page| page.iova.get().to_le_bytes())
+                .collect();
+            let id = u32::from(command.id);
+            self.lists.write(api.memory(), id, &list)?;
+        }
+        self.submissions
+            .write(api.memory(), self.tail, &command.encode())?;
+        self.tail = self.tail.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Makes what was submitted visible to the hardware; what to write into the submission queue's tail doorbell.
+    pub fn publish<A: DmaApi<Handle = H>>(&self, api: &mut A) -> u32 {
+        for operation in [Operation::Read, Operation::Write] {
+            api.publish(Ring {
+                queue: self.queue,
+                direction: operation.direction(),
+            });
+        }
+        self.submissions.size().index(self.tail)
+    }
+
+    /// What to write into the completion queue's head doorbell.
+    pub fn completion_head(&self) -> u32 {
+        self.completions.head()
+    }
+
+    /// Handles at most `budget` completions as one burst; `each` receives what is done. How many.
+    ///
+    /// # Errors
+    /// The first error. After a lie the queue stands still until it is closed.
+    pub fn complete<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        budget: u32,
+        each: impl FnMut(Done),
+    ) -> Result<u32, BlockError> {
+        let mut done = 0;
+        let mut result = Ok(());
+        while done < budget && result.is_ok() {
+            match self.complete_one(api) {
+                Ok(true) => done += 1,
+                Ok(false) => break,
+                Err(error) => result = Err(error),
+            }
+        }
+        if done > 0 || result.is_err() {
+            result = result.and(self.finishing.end_bursts(api, self.queue));
+        }
+        self.finishing.deliver(each);
+        result.map(|()| done)
+    }
+
+    fn complete_one<A: DmaApi<Handle = H>>(&mut self, api: &mut A) -> Result<bool, BlockError> {
+        let Some(raw) = self.completions.peek(api.memory())? else {
+            return Ok(false);
+        };
+        let claim = CommandDone::decode(&raw);
+        let lie = |kind| {
+            Err(BlockError::Device(DeviceLie {
+                ring: static_ring(self.queue),
+                kind,
+            }))
+        };
+        if claim.queue != self.queue {
+            return lie(LieKind::Queue(claim.queue));
+        }
+        // Whether the head is true does not matter: no entry is written before the command that was in it has completed.
+        let command = self.commands.get_mut(usize::from(claim.id));
+        let Some(Outstanding { operation, pages }) = command.and_then(Option::take) else {
+            return lie(LieKind::Index {
+                found: u32::from(claim.id),
+                expected: None,
+            });
+        };
+        self.completions.advance();
+        self.free.push(claim.id);
+        let ring = Ring {
+            queue: self.queue,
+            direction: operation.direction(),
+        };
+        let request = (claim.id, operation, claim.status == 0);
+        self.finishing.finish(api, ring, request, pages)?;
+        Ok(true)
+    }
+
+    /// Deletes the queue, whose controller has been told: unmaps everything and frees the memory. `each` receives the buffers of commands
+    /// that were never completed. Goes on after errors.
+    ///
+    /// # Errors
+    /// The first one.
+    pub fn close<A: DmaApi<Handle = H>>(
+        mut self,
+        api: &mut A,
+        mut each: impl FnMut(Buffer),
+    ) -> Result<(), BlockError> {
+        let mut result = Ok(());
+        for (id, command) in self.commands.iter_mut().enumerate() {
+            if let Some(Outstanding { operation, pages }) = command.take() {
+                let ring = Ring {
+                    queue: self.queue,
+                    direction: operation.direction(),
+                };
+                let request = (id as u16, operation, false);
+                result = result.and(self.finishing.finish(api, ring, request, pages));
+            }
+        }
+        result = result.and(self.finishing.end_bursts(api, self.queue));
+        self.finishing
+            .deliver(|done| done.buffers.into_iter().for_each(&mut each));
+        self.finishing.abandon(each);
+        let ring = static_ring(self.queue);
+        let freed: [Result<(), ApiError>; 3] = [
+            self.submissions.free(api, ring),
+            self.completions.free(api, ring),
+            self.lists.free(api, ring),
+        ];
+        for freed in freed {
+            result = result.and(freed.map_err(BlockError::from));
+        }
+        result
+    }
+}
+
+/// The ring whose table of descriptors holds the queue pair: that of its commands, which the controller reads.
+const fn static_ring(queue: u16) -> Ring {
+    Ring {
+        queue,
+        direction: Direction::ToDevice,
+    }
+}

@@ -1,0 +1,56 @@
+//! A disk that is an array of bytes.
+
+use core::fmt;
+
+/// Bytes of a block.
+pub const BLOCK_BYTES: u64 = 512;
+
+/// The medium behind a controller.
+#[derive(Debug, Clone)]
+pub struct RamDisk {
+    bytes: Vec<u8>,
+}
+
+/// A request beyond the last block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutOfRange {
+    /// First block.
+    pub block: u64,
+    /// How many bytes.
+    pub bytes: u64,
+}
+
+impl fmt::Display for OutOfRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes from block {}", self.bytes, self.block)
+    }
+}
+
+impl core::error::Error for OutOfRange {}
+
+impl RamDisk {
+    /// A disk of `blocks` zeroed blocks.
+    pub fn new(blocks: usize) -> Self {
+        Self {
+            bytes: vec![0; blocks.saturating_mul(BLOCK_BYTES as usize)],
+        }
+    }
+
+    /// How many blocks.
+    pub fn blocks(&self) -> u64 {
+        self.bytes.len() as u64 / BLOCK_BYTES
+    }
+
+    /// The `bytes` bytes from `block` on.
+    ///
+    /// # Errors
+    /// They do not all exist.
+    pub fn at(&mut self, block: u64, bytes: u64) -> Result<&mut [u8], OutOfRange> {
+        let wrong = OutOfRange { block, bytes };
+        let start = block.checked_mul(BLOCK_BYTES).ok_or(wrong)?;
+        let end = start.checked_add(bytes).ok_or(wrong)?;
+        let start = usize::try_from(start).map_err(|_| wrong)?;
+        let end = usize::try_from(end).map_err(|_| wrong)?;
+        self.bytes.get_mut(start..end).ok_or(wrong)
+    }
+}

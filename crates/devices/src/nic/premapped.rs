@@ -1,0 +1,123 @@
+//! Buffers that stay mapped while a user-level program sends them: what an IOTLB miss costs when nothing else does (rIOMMU section 5.3).
+
+use ringfence_types::{DeviceId, Direction, Iova, PhysRange};
+
+use super::driver::NicError;
+use crate::api::{ApiError, DmaApi, Mapped, Ring, Stop};
+use crate::seed::Seed;
+use crate::{Buffer, DmaError, Pool, Transfer};
+
+/// Which of the buffers is sent.
+#[derive(Debug, Clone)]
+pub enum Choice {
+    /// One drawn at random for every packet: the IOTLB hardly ever has it.
+    Random(Seed),
+    /// Always the first one: the IOTLB always has it.
+    Same,
+}
+
+/// A pool of mapped buffers. `H` is the API's handle of a mapping.
+#[derive(Debug)]
+pub struct Premapped<H> {
+    mapped: Vec<(Iova, H)>,
+    bytes: u32,
+    packet: Vec<u8>,
+}
+
+/// The queue pair of the program.
+const RING: Ring = Ring {
+    queue: 0,
+    direction: Direction::ToDevice,
+};
+
+impl<H> Premapped<H> {
+    /// Buffers of the pool in the documents' experiment (decision 0011).
+    pub const BUFFERS: u64 = 16_384;
+
+    /// Maps a packet of `bytes` bytes in each buffer of `slot_bytes` bytes that fits `memory`.
+    ///
+    /// # Errors
+    /// Nothing stays mapped.
+    pub fn open<A: DmaApi<Handle = H>>(
+        api: &mut A,
+        memory: PhysRange,
+        slot_bytes: u64,
+        bytes: u32,
+    ) -> Result<Self, NicError> {
+        let mut pool = Pool::new(memory, slot_bytes).map_err(NicError::Pool)?;
+        let mut opened = Self {
+            mapped: Vec::with_capacity(pool.slots()),
+            bytes,
+            packet: vec![0; bytes as usize],
+        };
+        while let Some(buffer) = pool.take() {
+            if let Err(error) = opened.map(api, &pool, buffer) {
+                opened.close(api)?;
+                return Err(error);
+            }
+        }
+        api.publish(RING);
+        Ok(opened)
+    }
+
+    fn map<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        pool: &Pool,
+        buffer: Buffer,
+    ) -> Result<(), NicError> {
+        let range = pool.range(&buffer, u64::from(self.bytes));
+        let range = range.ok_or(NicError::FrameLength {
+            bytes: self.bytes as usize,
+        })?;
+        match api.map(RING, buffer, range) {
+            Ok(Mapped { iova, handle }) => {
+                self.mapped.push((iova, handle));
+                Ok(())
+            }
+            Err(refused) => Err(match refused.stop {
+                Stop::Busy => NicError::NoEntries,
+                Stop::NoSuchRing => ApiError::NoSuchRing(RING).into(),
+                Stop::Failed(error) => ApiError::Map(error).into(),
+            }),
+        }
+    }
+
+    /// How many buffers are mapped.
+    pub fn buffers(&self) -> usize {
+        self.mapped.len()
+    }
+
+    /// The device sends one packet.
+    ///
+    /// # Errors
+    /// The access was stopped.
+    pub fn send<T: Transfer>(
+        &mut self,
+        bus: &mut T,
+        device: DeviceId,
+        choice: &mut Choice,
+    ) -> Result<(), DmaError> {
+        let which = match choice {
+            Choice::Random(seed) => seed.below(self.mapped.len() as u64) as usize,
+            Choice::Same => 0,
+        };
+        match self.mapped.get(which) {
+            Some((iova, _)) => bus.read(device, *iova, &mut self.packet),
+            None => Ok(()),
+        }
+    }
+
+    /// Unmaps everything.
+    ///
+    /// # Errors
+    /// The first one; all are tried.
+    pub fn close<A: DmaApi<Handle = H>>(self, api: &mut A) -> Result<(), NicError> {
+        let mut result = Ok(());
+        for (_, handle) in self.mapped {
+            let unmapped = api.unmap(RING, handle).map(|_| ());
+            result = result.and(unmapped.map_err(NicError::from));
+        }
+        result.and(api.end_burst(RING, |_| {}).map_err(NicError::from))
+    }
+}

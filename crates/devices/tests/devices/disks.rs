@@ -1,0 +1,544 @@
+//! Disks: what is read is what was written, whatever the order in which a drive works, and every page comes back.
+
+use proptest::prelude::*;
+use ringfence_devices::api::{DmaApi, Ring};
+use ringfence_devices::block::ahci::{AhciDriver, AhciPort, Registers};
+use ringfence_devices::block::nvme::{
+    Command, CommandDone, NvmeController, NvmeQueue, Opcode, Status,
+};
+use ringfence_devices::block::{
+    BlockError, Done, Io, Operation, PAGE_BYTES, PseudoScsi, RamDisk, Rejected,
+};
+use ringfence_devices::nic::World;
+use ringfence_devices::ring::{DeviceLie, LieKind, RingSize};
+use ringfence_devices::{Buffer, ByteMemory, Pool};
+use ringfence_dma::Mapping;
+use ringfence_dma::ring::{RingSetup, SlotChoice};
+use ringfence_types::{Direction, Iova};
+
+use super::rig::{self, Judged, RingRig};
+
+const BLOCKS: usize = 4096;
+const QUEUE: u16 = 1;
+
+/// A driver with its device: what a request goes through, so that one test serves both.
+trait Disk<W: World> {
+    fn submit(&mut self, world: &mut W, io: Io) -> Result<u16, Rejected>;
+    /// The device does some of its work, the driver takes it back.
+    fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<Done>;
+    fn outstanding(&self) -> usize;
+    fn close(self, world: &mut W, each: impl FnMut(Buffer));
+}
+
+struct Nvme<H> {
+    queue: NvmeQueue<H>,
+    controller: NvmeController,
+}
+
+impl<H> Nvme<H> {
+    fn open<W: World<Handle = H>>(world: &mut W, entries: u32, seed: u64) -> Self {
+        let size = RingSize::new(entries).unwrap();
+        let queue = NvmeQueue::open(&mut world.api(), QUEUE, size).unwrap();
+        let controller = NvmeController::new(rig::NIC, queue.addresses(), seed);
+        Self { queue, controller }
+    }
+}
+
+impl<W: World> Disk<W> for Nvme<W::Handle> {
+    fn submit(&mut self, world: &mut W, io: Io) -> Result<u16, Rejected> {
+        self.queue.submit(&mut world.api(), io)
+    }
+
+    fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<Done> {
+        let tail = self.queue.publish(&mut world.api());
+        self.controller.submission_doorbell(tail);
+        self.controller.run(&mut world.bus(), disk).unwrap();
+        let mut all = Vec::new();
+        self.queue
+            .complete(&mut world.api(), u32::MAX, |done| all.push(done))
+            .unwrap();
+        self.controller
+            .completion_doorbell(self.queue.completion_head());
+        all
+    }
+
+    fn outstanding(&self) -> usize {
+        self.queue.outstanding()
+    }
+
+    fn close(self, world: &mut W, each: impl FnMut(Buffer)) {
+        self.queue.close(&mut world.api(), each).unwrap();
+    }
+}
+
+struct Ahci<H> {
+    driver: AhciDriver<H>,
+    port: AhciPort,
+}
+
+impl<H> Ahci<H> {
+    fn open<W: World<Handle = H>>(world: &mut W, seed: u64) -> Self {
+        let driver = AhciDriver::open(&mut world.api()).unwrap();
+        let port = AhciPort::new(rig::NIC, driver.addresses(), seed);
+        Self { driver, port }
+    }
+}
+
+impl<W: World> Disk<W> for Ahci<W::Handle> {
+    fn submit(&mut self, world: &mut W, io: Io) -> Result<u16, Rejected> {
+        let tag = self.driver.submit(&mut world.api(), io)?;
+        let slots = self.driver.publish(&mut world.api());
+        self.port.issue(slots);
+        Ok(tag)
+    }
+
+    fn work(&mut self, world: &mut W, disk: &mut RamDisk) -> Vec<Done> {
+        self.port.run(&mut world.bus(), disk, 3).unwrap();
+        let mut all = Vec::new();
+        self.driver
+            .complete(&mut world.api(), self.port.registers(), |done| {
+                all.push(done);
+            })
+            .unwrap();
+        all
+    }
+
+    fn outstanding(&self) -> usize {
+        self.driver.outstanding().count_ones() as usize
+    }
+
+    fn close(self, world: &mut W, each: impl FnMut(Buffer)) {
+        self.driver.close(&mut world.api(), each).unwrap();
+    }
+}
+
+/// A request of a test: reads and writes in flight at a time touch different blocks, as a file system sees to.
+#[derive(Debug, Clone)]
+struct Request {
+    operation: Operation,
+    block: u64,
+    blocks: u32,
+    fill: u8,
+}
+
+fn requests() -> impl Strategy<Value = Vec<Request>> {
+    // Mostly a page or two, sometimes so many that a PRP list is needed.
+    let blocks = prop_oneof![1_u32..20, 1_u32..200];
+    let request = (any::<bool>(), 0..(BLOCKS as u64 - 200), blocks, any::<u8>()).prop_map(
+        |(read, block, blocks, fill)| Request {
+            operation: if read {
+                Operation::Read
+            } else {
+                Operation::Write
+            },
+            block,
+            blocks,
+            fill,
+        },
+    );
+    prop::collection::vec(request, 1..60)
+}
+
+/// Byte `at` of what a write of `fill` leaves.
+fn pattern(fill: u8, at: usize) -> u8 {
+    fill.wrapping_add((at % 251) as u8).wrapping_mul(3)
+}
+
+struct Pending {
+    tag: u16,
+    request: Request,
+    /// What a read must find.
+    expected: Vec<u8>,
+}
+
+/// Runs `requests`, checking every byte against a plain array; pages lost, and how often there was no room.
+fn drive<W: Judged, D: Disk<W>>(world: &mut W, mut driver: D, requests: &[Request]) -> usize {
+    let mut pool = Pool::new(rig::buffers(64 << 20), PAGE_BYTES).unwrap();
+    let mut disk = RamDisk::new(BLOCKS);
+    let mut model = vec![0_u8; BLOCKS * 512];
+    let mut pending: Vec<Pending> = Vec::new();
+    let mut full = 0;
+    for request in requests {
+        let bytes = request.blocks as usize * 512;
+        let range = request.block as usize * 512..request.block as usize * 512 + bytes;
+        // What overlaps goes first.
+        let overlaps = |pending: &[Pending]| {
+            pending.iter().any(|other| {
+                let (a, b) = (&other.request, request);
+                a.block < b.block + u64::from(b.blocks) && b.block < a.block + u64::from(a.blocks)
+            })
+        };
+        while overlaps(&pending) {
+            settle(world, &mut driver, &mut disk, &mut pool, &mut pending);
+        }
+        loop {
+            let mut buffers = Vec::new();
+            for page in 0..bytes.div_ceil(PAGE_BYTES as usize) {
+                let buffer = pool.take().unwrap();
+                let here: Vec<u8> = (0..PAGE_BYTES as usize)
+                    .map(|at| pattern(request.fill, page * PAGE_BYTES as usize + at))
+                    .collect();
+                if request.operation == Operation::Write {
+                    world.api().memory().write(buffer.start(), &here).unwrap();
+                }
+                buffers.push(buffer);
+            }
+            let io = Io {
+                operation: request.operation,
+                block: request.block,
+                bytes: bytes as u32,
+                buffers,
+            };
+            match driver.submit(world, io) {
+                Ok(tag) => {
+                    if request.operation == Operation::Write {
+                        for (at, byte) in model[range.clone()].iter_mut().enumerate() {
+                            *byte = pattern(request.fill, at);
+                        }
+                    }
+                    pending.push(Pending {
+                        tag,
+                        request: request.clone(),
+                        expected: model[range].to_vec(),
+                    });
+                    break;
+                }
+                Err(rejected) => {
+                    assert_eq!(rejected.error, BlockError::Full);
+                    for buffer in rejected.buffers {
+                        pool.give(buffer).unwrap();
+                    }
+                    full += 1;
+                    assert!(!pending.is_empty(), "no room, and nothing outstanding");
+                    settle(world, &mut driver, &mut disk, &mut pool, &mut pending);
+                }
+            }
+        }
+    }
+    while driver.outstanding() > 0 {
+        settle(world, &mut driver, &mut disk, &mut pool, &mut pending);
+    }
+    assert!(pending.is_empty());
+    assert_eq!(pool.out(), 0);
+    driver.close(world, |_| panic!("nothing was outstanding"));
+    assert_eq!(disk.at(0, model.len() as u64).unwrap(), &model[..]);
+    let judge = world.judge();
+    assert_eq!((judge.violations, judge.faults, judge.live()), (0, 0, 0));
+    full
+}
+
+/// Some of the outstanding requests finish.
+fn settle<W: Judged, D: Disk<W>>(
+    world: &mut W,
+    driver: &mut D,
+    disk: &mut RamDisk,
+    pool: &mut Pool,
+    pending: &mut Vec<Pending>,
+) {
+    for done in driver.work(world, disk) {
+        assert!(done.succeeded);
+        let place = pending.iter().position(|other| other.tag == done.tag);
+        let Pending {
+            request, expected, ..
+        } = pending.swap_remove(place.unwrap());
+        assert_eq!(done.operation, request.operation);
+        let mut found = Vec::new();
+        for buffer in done.buffers {
+            let mut page = vec![0; PAGE_BYTES as usize];
+            world
+                .api()
+                .memory()
+                .read(buffer.start(), &mut page)
+                .unwrap();
+            found.extend(page);
+            pool.give(buffer).unwrap();
+        }
+        assert_eq!(found.len().div_ceil(4096), expected.len().div_ceil(4096));
+        assert_eq!(found[..expected.len()], expected[..], "{request:?}");
+    }
+}
+
+/// A ring unit with as many slots as a queue could need at most, less as many as `short` says.
+fn rings(queue: u16, slots: u32, choice: SlotChoice) -> RingRig<()> {
+    let rings = [Direction::ToDevice, Direction::FromDevice].map(|direction| {
+        let ring = Ring { queue, direction };
+        (ring, slots)
+    });
+    let setup = RingSetup {
+        choice,
+        ..rig::TAIL
+    };
+    RingRig::rings(rings, setup, ())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn nvme_reads_what_was_written(
+        requests in requests(),
+        entries in 1_u32..6,
+        seed in any::<u64>(),
+        slots in 26_u32..200,
+    ) {
+        fn run<W: Judged>(mut world: W, entries: u32, seed: u64, requests: &[Request]) -> usize {
+            let driver = Nvme::open(&mut world, 1 << entries, seed);
+            drive(&mut world, driver, requests)
+        }
+        run(rig::strict(), entries, seed, &requests);
+        run(rig::burst(7), entries, seed, &requests);
+        run(rig::deferred(), entries, seed, &requests);
+        run(rig::unprotected(), entries, seed, &requests);
+        run(rings(QUEUE, slots, SlotChoice::Tail), entries, seed, &requests);
+        run(rings(QUEUE, slots, SlotChoice::NextFree), entries, seed, &requests);
+    }
+
+    #[test]
+    fn ahci_reads_what_was_written(
+        requests in requests(),
+        seed in any::<u64>(),
+        slots in 26_u32..200,
+    ) {
+        fn run<W: Judged>(mut world: W, seed: u64, requests: &[Request]) -> usize {
+            let driver = Ahci::open(&mut world, seed);
+            drive(&mut world, driver, requests)
+        }
+        run(rig::strict(), seed, &requests);
+        run(rig::burst(7), seed, &requests);
+        run(rig::unprotected(), seed, &requests);
+        run(rings(0, slots, SlotChoice::Tail), seed, &requests);
+    }
+}
+
+#[test]
+fn arbitrary_order_is_what_rings_are_not_for() {
+    // RI18: 64 requests of a page with a table of 40 slots. A drive in arbitrary order leaves the slot at the tail live while others are
+    // free, so the bare tail waits where a choice of slots does not.
+    let requests: Vec<_> = (0..640)
+        .map(|number| Request {
+            operation: Operation::Read,
+            block: number * 8 % 4000,
+            blocks: 8,
+            fill: 0,
+        })
+        .collect();
+    let waits = |choice| {
+        let mut world = rings(0, 64, choice);
+        let driver = Ahci::open(&mut world, 5);
+        drive(&mut world, driver, &requests)
+    };
+    let (tail, any) = (waits(SlotChoice::Tail), waits(SlotChoice::NextFree));
+    assert!(tail > any, "{tail} waits at the tail, {any} otherwise");
+}
+
+#[test]
+fn sizes_are_checked_before_anything_is_mapped() {
+    let mut world = rig::strict();
+    let mut pool = Pool::new(rig::buffers(4 << 20), PAGE_BYTES).unwrap();
+    let mut nvme = Nvme::open(&mut world, 4, 1);
+    for (bytes, pages) in [
+        (0, 0),
+        (0, 1),
+        (511, 1),
+        (513, 1),
+        (512, 0),
+        (512, 2),
+        (4608, 1),
+        (514 * 4096, 514),
+    ] {
+        let buffers = (0..pages).map(|_| pool.take().unwrap()).collect();
+        let io = Io {
+            operation: Operation::Write,
+            block: 0,
+            bytes,
+            buffers,
+        };
+        let rejected = nvme.queue.submit(&mut world.api(), io).unwrap_err();
+        assert_eq!(rejected.error, BlockError::Size { bytes, pages });
+        for buffer in rejected.buffers {
+            pool.give(buffer).unwrap();
+        }
+    }
+    assert_eq!((pool.out(), world.judge().maps), (0, 0));
+    Disk::close(nvme, &mut world, |_| {});
+}
+
+#[test]
+fn a_disk_that_fails_says_so() {
+    let mut world = rig::strict();
+    let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
+    let mut disk = RamDisk::new(8);
+    let mut nvme = Nvme::open(&mut world, 4, 1);
+    let mut ahci = Ahci::open(&mut world, 1);
+    let mut io = || Io {
+        operation: Operation::Read,
+        block: 8,
+        bytes: 512,
+        buffers: vec![pool.take().unwrap()],
+    };
+    Disk::submit(&mut nvme, &mut world, io()).unwrap();
+    Disk::submit(&mut ahci, &mut world, io()).unwrap();
+    let done = [
+        nvme.work(&mut world, &mut disk),
+        ahci.work(&mut world, &mut disk),
+    ];
+    for done in done {
+        assert_eq!(done.len(), 1);
+        assert!(!done[0].succeeded);
+        assert_eq!(done[0].buffers.len(), 1);
+    }
+    let fis = {
+        let api = world.api();
+        ahci.driver.set_device_bits(api.memory()).unwrap()
+    };
+    assert_eq!(fis, [0xa1, 0x40, 0x41, 0, 1, 0, 0, 0]);
+    Disk::close(nvme, &mut world, |_| {});
+    Disk::close(ahci, &mut world, |_| {});
+}
+
+#[test]
+fn lies_of_a_controller_have_their_names() {
+    let done = |queue, id| CommandDone {
+        head: 0xffff,
+        queue,
+        id,
+        status: 0,
+    };
+    let found = |id| LieKind::Index {
+        found: id,
+        expected: None,
+    };
+    for (lie, kind) in [
+        (done(QUEUE + 1, 0), LieKind::Queue(QUEUE + 1)),
+        (done(QUEUE, 1), found(1)),
+        (done(QUEUE, 0xffff), found(0xffff)),
+    ] {
+        let mut world = rig::strict();
+        let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
+        let mut nvme = Nvme::open(&mut world, 4, 1);
+        let io = Io {
+            operation: Operation::Write,
+            block: 0,
+            bytes: 512,
+            buffers: vec![pool.take().unwrap()],
+        };
+        Disk::submit(&mut nvme, &mut world, io).unwrap();
+        let mut raw = lie.encode();
+        raw[14] |= 1;
+        let at = nvme.queue.addresses().completions.entry(0);
+        world.bus().write(rig::NIC, at, &raw).unwrap();
+        for _ in 0..2 {
+            let told = nvme
+                .queue
+                .complete(&mut world.api(), 9, |_| panic!("nothing is done"));
+            assert!(
+                matches!(told, Err(BlockError::Device(DeviceLie { kind: k, .. })) if k == kind)
+            );
+        }
+        let mut back = 0;
+        nvme.queue
+            .close(&mut world.api(), |buffer| {
+                pool.give(buffer).unwrap();
+                back += 1;
+            })
+            .unwrap();
+        assert_eq!((back, pool.out(), world.judge().live()), (1, 0, 0));
+    }
+}
+
+#[test]
+fn an_active_bit_of_an_empty_slot_is_a_lie() {
+    let mut world = rig::strict();
+    let mut ahci = Ahci::open(&mut world, 1);
+    let registers = Registers {
+        active: 1 << 31,
+        failed: 0,
+    };
+    let told = ahci.driver.complete(&mut world.api(), registers, |_| {});
+    assert!(matches!(told, Err(BlockError::Device(_))));
+    Disk::close(ahci, &mut world, |_| {});
+}
+
+/// A controller executes what stands in memory, which need not be what its driver wrote.
+#[test]
+fn hostile_commands_end_with_a_status() {
+    let read = Command {
+        opcode: Opcode::Read as u8,
+        id: 0,
+        prp1: Iova::new(0x5000),
+        prp2: Iova::ZERO,
+        block: 0,
+        blocks_less_one: 0,
+    };
+    let cases = [
+        (Command { opcode: 9, ..read }, Status::InvalidOpcode),
+        (
+            Command {
+                block: u64::MAX,
+                ..read
+            },
+            Status::LbaOutOfRange,
+        ),
+        (
+            Command {
+                prp1: Iova::new(0x5001),
+                ..read
+            },
+            Status::PrpOffsetInvalid,
+        ),
+        (
+            Command {
+                prp1: Iova::new(0x5ffc),
+                prp2: Iova::new(0x6004),
+                ..read
+            },
+            // The first page is not mapped at all.
+            Status::DataTransferError,
+        ),
+        (read, Status::DataTransferError),
+    ];
+    for (command, status) in cases {
+        let mut world = rig::strict();
+        let nvme = Nvme::open(&mut world, 4, 1);
+        let at = nvme.queue.addresses();
+        let mut controller = nvme.controller;
+        let entry = at.submissions.entry(0);
+        world
+            .bus()
+            .write(rig::NIC, entry, &command.encode())
+            .unwrap();
+        controller.submission_doorbell(1);
+        let mut disk = RamDisk::new(64);
+        assert_eq!(controller.run(&mut world.bus(), &mut disk), Ok(1));
+        let mut raw = [0; 16];
+        world
+            .bus()
+            .read(rig::NIC, at.completions.entry(0), &mut raw)
+            .unwrap();
+        assert_eq!(CommandDone::decode(&raw).status, status as u16);
+        nvme.queue.close(&mut world.api(), |_| {}).unwrap();
+    }
+}
+
+#[test]
+fn the_pseudo_adapter_maps_and_transfers_nothing() {
+    fn run<W: Judged + World<Handle = Mapping<B>>, B>(mut world: W) {
+        let memory = rig::buffers(16 * PAGE_BYTES);
+        let mut scsi = PseudoScsi::new(memory, PseudoScsi::REQUEST, Operation::Read).unwrap();
+        for _ in 0..100 {
+            scsi.request(&mut world.api()).unwrap();
+            assert_eq!(scsi.lost(), 0);
+        }
+        let judge = world.judge();
+        assert_eq!((judge.maps, judge.accesses, judge.live()), (100, 0, 0));
+    }
+    run(rig::strict());
+    run(rig::deferred());
+    run(rig::burst(250));
+    run(rig::unprotected());
+    run(rings(0, 2, SlotChoice::Tail));
+    for bytes in [0, 4097] {
+        assert!(PseudoScsi::new(rig::buffers(4096), bytes, Operation::Read).is_err());
+    }
+    assert!(PseudoScsi::new(rig::buffers(4095), 1, Operation::Read).is_err());
+}

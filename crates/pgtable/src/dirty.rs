@@ -63,8 +63,6 @@ pub struct Dirty {
     slots: [u64; SLOTS],
     /// A bit for each slot that holds a line.
     held: u64,
-    /// Some line was written back early and not waited for.
-    undrained: bool,
 }
 
 impl Default for Dirty {
@@ -79,14 +77,13 @@ impl Dirty {
         Self {
             slots: [NO_LINE; SLOTS],
             held: 0,
-            undrained: false,
         }
     }
 
     /// Whether every line touched has reached memory.
     #[inline]
     pub fn is_clean(&self) -> bool {
-        self.held == 0 && !self.undrained
+        self.held == 0
     }
 
     /// Lines waiting.
@@ -108,7 +105,6 @@ impl Dirty {
             self.held &= self.held.wrapping_sub(1);
         }
         mem.drain();
-        self.undrained = false;
     }
 
     /// `bytes` bytes from `at` were stored to.
@@ -139,8 +135,8 @@ impl Dirty {
         };
         let before = core::mem::replace(slot, line);
         if before != NO_LINE {
+            // The line that takes its place sees to the wait.
             write_back(mem, before);
-            self.undrained = true;
         }
         self.held |= 1 << index;
     }

@@ -107,14 +107,16 @@ impl LeafCache {
         request: MapRequest,
         mut sink: impl Sink,
     ) -> Result<(), MapError> {
-        if let Some(at) = self.entry(table, request.iova, request.pages) {
-            // The width needs no check: the whole run lies in a table that is linked.
-            table.check_granules(&request)?;
+        // The width needs no check: the whole run lies in a table that is linked.
+        if table.check_granules(&request).is_ok()
+            && let Some(at) = self.entry(table, request.iova, request.pages)
+        {
             table.fill_leaf_table(mem, at, &request, &mut sink)?;
             sink.finish(mem);
             return Ok(());
         }
-        self.map_missed(table, mem, frames, request, sink)
+        // A copy: the request itself stays in registers.
+        self.map_missed(table, mem, frames, MapRequest { ..request }, sink)
     }
 
     #[cold]

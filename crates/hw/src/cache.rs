@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use crate::Geometry;
 
@@ -19,11 +20,13 @@ pub enum Replacement {
 #[derive(Debug, Clone, Copy)]
 struct Slot<V> {
     key: u64,
+    /// When it was filled or, under LRU, used: the entry of a set with the lowest number goes next. Zero if free.
+    age: u64,
     value: V,
 }
 
-/// Sets of ways, each set kept in the order of replacement: the entry that is to go last stands first. This makes the LRU exact for any
-/// number of ways without a clock, and a repeated hit costs one comparison.
+/// Sets of ways. The youngest entry of a set, which is to go last, stands first, so that a repeated hit costs one comparison; the others
+/// stand anywhere, and their ages make the replacement exact for any number of ways.
 ///
 /// The caller chooses which bits form the key and which select the set; keys are never zero, and a key always goes with the
 /// same set.
@@ -34,6 +37,8 @@ pub(crate) struct SetAssociative<V> {
     ways: usize,
     way_shift: u32,
     live: u32,
+    /// The age given last.
+    clock: u64,
     replacement: Replacement,
 }
 
@@ -42,6 +47,7 @@ impl<V: Copy> SetAssociative<V> {
     pub(crate) fn new(geometry: Geometry, replacement: Replacement, filler: V) -> Self {
         let free = Slot {
             key: 0,
+            age: 0,
             value: filler,
         };
         let mut slots = Vec::new();
@@ -52,6 +58,7 @@ impl<V: Copy> SetAssociative<V> {
             ways: geometry.ways() as usize,
             way_shift: geometry.ways().trailing_zeros() & 31,
             live: 0,
+            clock: 0,
             replacement,
         }
     }
@@ -68,26 +75,30 @@ impl<V: Copy> SetAssociative<V> {
         self.set_mask.wrapping_add(1)
     }
 
+    /// Where the set of `selector` is.
+    #[inline]
+    fn places(&self, selector: u64) -> Range<usize> {
+        let first = ((selector & self.set_mask) as usize) << self.way_shift;
+        first..first.wrapping_add(self.ways)
+    }
+
     #[inline]
     fn set(&mut self, selector: u64) -> &mut [Slot<V>] {
-        let base = ((selector & self.set_mask) as usize) << self.way_shift;
-        self.slots
-            .get_mut(base..base.wrapping_add(self.ways))
-            .unwrap_or_default()
+        let places = self.places(selector);
+        self.slots.get_mut(places).unwrap_or_default()
     }
 
     /// The value under `key`, which counts as a use.
     #[inline]
     pub(crate) fn lookup(&mut self, selector: u64, key: u64) -> Option<&mut V> {
-        let lru = self.replacement == Replacement::Lru;
-        let set = self.set(selector);
+        let places = self.places(selector);
+        let set = self.slots.get_mut(places)?;
         let mut at = 0;
         if set.first()?.key != key {
             at = set.iter().position(|slot| slot.key == key)?;
-            if lru {
-                let used = set.get_mut(..=at)?;
-                let found = *used.last()?;
-                push_front(used, found);
+            if self.replacement == Replacement::Lru {
+                self.clock = self.clock.wrapping_add(1);
+                put_first(set, at)?.age = self.clock;
                 at = 0;
             }
         }
@@ -112,17 +123,16 @@ impl<V: Copy> SetAssociative<V> {
     /// Adds an entry whose key is not there yet; returns the key it took the place of.
     #[inline]
     pub(crate) fn insert(&mut self, selector: u64, key: u64, value: V) -> Option<u64> {
+        let age = self.clock.wrapping_add(1);
+        self.clock = age;
         let set = self.set(selector);
-        let last = set.len().checked_sub(1)?;
-        let at = set.iter().position(|slot| slot.key == 0).unwrap_or(last);
-        let used = set.get_mut(..=at)?;
-        match push_front(used, Slot { key, value }).key {
-            0 => {
-                self.live = self.live.wrapping_add(1);
-                None
-            }
-            old => Some(old),
+        let first = put_first(set, next_to_go(set))?;
+        let old = core::mem::replace(first, Slot { key, age, value }).key;
+        if old == 0 {
+            self.live = self.live.wrapping_add(1);
+            return None;
         }
+        Some(old)
     }
 
     /// Drops the entry under `key`; says whether there was one.
@@ -132,9 +142,8 @@ impl<V: Copy> SetAssociative<V> {
         let Some(at) = set.iter().position(|slot| slot.key == key) else {
             return false;
         };
-        // The hole stays where it is, and the next entry is put in front: the order of the others is unchanged.
         if let Some(slot) = set.get_mut(at) {
-            slot.key = 0;
+            slot.free();
         }
         self.live = self.live.wrapping_sub(1);
         true
@@ -159,20 +168,44 @@ impl<V: Copy> SetAssociative<V> {
             return;
         }
         for slot in &mut self.slots {
-            slot.key = 0;
+            slot.free();
         }
         self.live = 0;
     }
 }
 
-/// Puts `first` in front of `slots`; the last one falls out. By hand: for runs this short a call to memmove costs more.
-#[inline]
-fn push_front<V: Copy>(slots: &mut [Slot<V>], first: Slot<V>) -> Slot<V> {
-    let mut carried = first;
-    for slot in slots {
-        core::mem::swap(slot, &mut carried);
+impl<V> Slot<V> {
+    #[inline]
+    fn free(&mut self) {
+        self.key = 0;
+        self.age = 0;
     }
-    carried
+}
+
+/// The first free entry, or else the oldest.
+#[inline]
+fn next_to_go<V>(set: &[Slot<V>]) -> usize {
+    let mut found = 0;
+    let mut lowest = u64::MAX;
+    for (at, slot) in set.iter().enumerate() {
+        if slot.age < lowest {
+            (found, lowest) = (at, slot.age);
+            if lowest == 0 {
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// Lets the entry at `at` and the first change places.
+#[inline]
+fn put_first<V>(set: &mut [Slot<V>], at: usize) -> Option<&mut Slot<V>> {
+    let (first, others) = set.split_first_mut()?;
+    if let Some(before) = at.checked_sub(1) {
+        core::mem::swap(first, others.get_mut(before)?);
+    }
+    Some(first)
 }
 
 #[cfg(test)]

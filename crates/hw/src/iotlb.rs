@@ -55,6 +55,12 @@ impl Page {
         (0x1000_u64 << (9 * kind)).wrapping_sub(1)
     }
 
+    /// [`translate`](Self::translate) for a page of 4 KiB.
+    #[inline]
+    pub(crate) const fn translate_small(self, iova: Iova) -> PhysAddr {
+        PhysAddr::new(self.0.get() & BASE | iova.get() & !BASE)
+    }
+
     /// Where `iova`, an address on this page, leads.
     #[inline]
     pub(crate) const fn translate(self, iova: Iova) -> PhysAddr {

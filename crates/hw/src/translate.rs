@@ -49,14 +49,14 @@ impl<D: Directory> Iommu<D> {
             && iova <= context.highest
             && let Some(source) = context.source()
         {
-            let found = match self.walker.iotlb.newest(source.domain, iova) {
-                Some(page) if page.allows(access) => {
-                    self.walker.stats.iotlb_hits = self.walker.stats.iotlb_hits.wrapping_add(1);
-                    Ok(page)
-                }
-                _ => self.walker.page(mem, source, iova, access),
-            };
-            return match found {
+            if let Some(page) = self.walker.iotlb.newest(source.domain, iova)
+                && page.allows(access)
+                && let Some(range) = PhysRange::new(page.translate_small(iova), bytes)
+            {
+                self.walker.stats.iotlb_hits = self.walker.stats.iotlb_hits.wrapping_add(1);
+                return Ok(Translation::one(range));
+            }
+            return match self.walker.page(mem, source, iova, access) {
                 Ok(page) => match PhysRange::new(page.translate(iova), bytes) {
                     Some(range) => Ok(Translation::one(range)),
                     None => Err(self.fault_at(device, iova, access, FaultReason::TableAccess)),

@@ -44,10 +44,17 @@ fn every_kind_of_damage_is_one_clear_line() {
 #[test]
 fn missing_files_and_directories_are_named() {
     let scratch = Scratch::new("missing");
+    let plots = "/proc/no/plots";
     for path in [scratch.path("nothing"), scratch.path("")] {
         let text = failed(&ringfence(&["compare", &path]), 1);
-        assert!(text.contains(&path), "{text}");
+        assert!(text.contains(&format!("{path}: cannot be read")), "{text}");
+        // Before the first trace is replayed, so that nothing is printed.
+        let second = scratch.file("first", SAMPLE);
+        let output = ringfence(&["compare", "--repeat", "0", &second, &path]);
+        assert!(failed(&output, 1).contains(&path) && output.stdout.is_empty());
     }
+    let output = ringfence(&["compare", "--repeat", "0", "--plot", plots]);
+    assert!(failed(&output, 1).contains(plots) && output.stdout.is_empty());
 }
 
 #[test]

@@ -12,6 +12,15 @@ fn json(args: &[&str]) -> Value {
 #[test]
 fn modes_are_printed_for_people_and_programs() {
     let text = succeeded(&ringfence(&["modes"]));
+    for answer in [
+        "table-bitmap",
+        "eiovar-K",
+        "flat",
+        "per-cpu-queue",
+        "kernel",
+    ] {
+        assert!(text.contains(answer), "{answer}: {text}");
+    }
     let rows = json(&["modes", "--json"]);
     let rows = rows.as_array().unwrap();
     assert_eq!(rows.len(), ringfence_lab::modes::Mode::named().len());

@@ -86,6 +86,7 @@ pub fn answers_table(look: Look) -> String {
         let mut label = question;
         for name in &names {
             if line.len() + name.len() > 60 {
+                line.push(',');
                 grid.rows.push(vec![
                     Cell::toned(label, Tone::Strong),
                     Cell::new(std::mem::take(&mut line)),

@@ -10,7 +10,7 @@ pub fn oddities(notes: &TraceNotes) -> Vec<String> {
         // The first thing that anyone has to know.
         out.push(match notes.lines {
             0 => "the trace is empty: nothing was replayed".into(),
-            _ => "no event of the trace maps anything: nothing was replayed; is it a recording of dma:* or iommu:*?".into(),
+            _ => "no event of the trace maps anything (a recording needs dma:* or iommu:* events): nothing was replayed".into(),
         });
     }
     let mut say = |number: u64, one: &str, many: &str| {

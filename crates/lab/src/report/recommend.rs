@@ -2,13 +2,20 @@
 
 use super::number::{byte_seconds, count, cycles, percent, span};
 use crate::Profile;
+use crate::Status;
 use crate::row::Row;
 
 /// Two sentences: what to use if nothing may get through, and what a mode with a window would give and expose instead.
 pub fn recommend(rows: &[&Row], profile: &Profile) -> String {
     if let Some(row) = rows.iter().find(|row| !row.status.is_ok()) {
+        let advice = match row.status {
+            Status::LostEvents(_) | Status::SkipsUnmaps => {
+                "Record it again so that every unmap is seen before comparing safety."
+            }
+            _ => "Compare the rows whose status is ok with --modes.",
+        };
         return format!(
-            "No mode is recommended on this trace: {}. Record it again so that every unmap is seen before comparing safety.",
+            "No mode is recommended on this trace: {}. {advice}",
             row.status
         );
     }

@@ -249,10 +249,11 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
         out.push(warning);
     }
     for row in rows.iter().filter(|row| !row.status.is_ok()) {
-        out.push(format!("{}: {}", row.mode, row.status));
         if rows.iter().all(|other| other.status == row.status) {
+            out.push(format!("All modes: {}", row.status));
             break;
         }
+        out.push(format!("{}: {}", row.mode, row.status));
     }
     let odd = oddities(notes);
     if !odd.is_empty() {

@@ -29,9 +29,11 @@ const PARTS: [&str; 7] = [
     "other",
 ];
 
+/// What was executed, in parts that can be stacked: noise can make a part negative, and then the others are larger than the whole.
+/// They are drawn in their proportions, and as long as the whole, which is what the number beside them says.
 fn parts(row: &Row) -> [f64; 7] {
     let cycles = &row.components.cycles;
-    [
+    let positive = [
         cycles.map_iova_alloc,
         cycles.map_table,
         cycles.unmap_iova_find,
@@ -40,7 +42,14 @@ fn parts(row: &Row) -> [f64; 7] {
         cycles.unmap_invalidation,
         cycles.map_other + cycles.unmap_other,
     ]
-    .map(drawable)
+    .map(drawable);
+    let whole = drawable(cycles.map() + cycles.unmap() - cycles.unmap_invalidation_charged);
+    let sum: f64 = positive.iter().sum();
+    if sum > 0.0 {
+        positive.map(|part| part * whole / sum)
+    } else {
+        positive
+    }
 }
 
 pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
@@ -146,4 +155,24 @@ fn bar(svg: &mut Svg, scale: &Linear, y: f64, segments: &[(f64, String)]) {
 
 fn number(svg: &mut Svg, scale: &Linear, base: f64, value: f64, text: &str) {
     svg.text(scale.at(value) + 6.0, base, Anchor::Start, "", text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_as_long_as_its_row_says_even_where_a_part_is_negative() {
+        let mut row = Row::default();
+        let cycles = &mut row.components.cycles;
+        cycles.map_iova_alloc = 300.0;
+        cycles.map_table = 100.0;
+        cycles.unmap_table = -200.0;
+        cycles.unmap_invalidation_charged = 2150.0;
+        assert!((parts(&row).iter().sum::<f64>() - 200.0).abs() < 1e-9);
+        assert!((parts(&row)[0] - 150.0).abs() < 1e-9);
+        row.components.cycles.unmap_table = -900.0;
+        assert!(parts(&row).iter().all(|part| *part == 0.0));
+        assert!(parts(&Row::default()).iter().all(|part| *part == 0.0));
+    }
 }

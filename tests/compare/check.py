@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Holds reports of `ringfence compare --json` against what their modes promise.
+
+    ringfence compare --repeat 3 --json ../shared/traces/raw/*.zst > report.json
+    tests/compare/check.py report.json [more.json...]
+
+Rows whose status is not ok claim nothing; they are listed and left out. For the others:
+
+- strict modes: attempts >= unmaps, no violation, no false fault;
+- bounded modes: violations and a stale window where more than 1000 mappings ended;
+- modes that translate by pages: something colocated where more than 1000 mappings ended and not every buffer fills its pages;
+- where strict's mean search is 5 or more and cycles were measured, strict allocates at a higher price than strict+.
+
+Prints a line for each trace and one for each promise that is not kept; exits with 1 if there is one.
+"""
+
+import json
+import sys
+
+MANY = 1000
+
+
+def broken(row):
+    """The promises that a row does not keep."""
+    if row["false_faults"]:
+        yield f"{row['false_faults']} false faults"
+    if row["safety"] in ("strict", "byte-granular"):
+        if row["attempts"] < row["unmaps"]:
+            yield f"{row['attempts']} attempts on {row['unmaps']} unmaps"
+        if row["violations"]["total"]:
+            yield f"violations {row['violations']}"
+    if row["safety"] == "bounded" and row["unmaps"] > MANY:
+        if not row["violations"]["total"]:
+            yield "deferred, and no violation"
+        if not row["stale_window_max_ns"]:
+            yield "deferred, and no stale window"
+
+
+def main(paths):
+    traces = {}
+    timed = True
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            report = json.load(file)
+        timed = timed and report["repetitions"] > 0
+        for row in report["results"]:
+            traces.setdefault(row["trace"], {})[row["mode"]] = row
+    failures = 0
+    searched = []
+    for name, rows in traces.items():
+        told = []
+        for mode, row in rows.items():
+            if row["status"] != "ok":
+                told.append(f"{mode}: not judged: {row['status']}")
+                continue
+            found = list(broken(row))
+            failures += len(found)
+            told += [f"{mode}: BROKEN: {what}" for what in found]
+        judged = [row for row in rows.values() if row["status"] == "ok"]
+        paged = [row for row in judged if row["mode"] not in ("none", "hwpt", "swpt")]
+        beside = [row for row in paged if row["colocated"]]
+        if 0 < len(beside) < len(paged):
+            failures += 1
+            told.append(f"BROKEN: colocated in {len(beside)} of {len(paged)} modes that translate")
+        if len(told) == len(rows) and len({line.split(": ", 1)[1] for line in told}) == 1:
+            told = [f"all modes: {told[0].split(': ', 1)[1]}"]
+        strict, plus = rows.get("strict"), rows.get("strict+")
+        if strict and plus and strict["search_len_mean"] >= 5 and timed:
+            costs = [row["components"]["map_iova_alloc"] for row in (strict, plus)]
+            searched.append(f"{name} {costs[0]:.0f}/{costs[1]:.0f}")
+            if costs[0] <= costs[1]:
+                failures += 1
+                told.append(f"BROKEN: strict allocates in {costs[0]:.0f} cycles, strict+ in {costs[1]:.0f}")
+        unmaps = max(row["unmaps"] for row in rows.values())
+        page = "colocated" if beside else "nothing colocated"
+        print(f"{name}: {len(judged)} of {len(rows)} modes judged, {unmaps} unmaps, {page}")
+        for line in told:
+            print(f"  {line}")
+    print(f"strict searches 5 or more on {len(searched)} traces; cycles of alloc, strict/strict+: {', '.join(searched)}")
+    print(f"{len(traces)} traces, {sum(map(len, traces.values()))} rows, {failures} promises not kept")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -6,6 +6,7 @@
 
 pub mod corpus;
 mod memory;
+pub mod parquet;
 mod pieces;
 pub mod random;
 pub mod rtranslate;
@@ -29,6 +30,11 @@ pub struct Target {
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
+    Target {
+        name: "parquet",
+        run: parquet::run,
+        outcomes: parquet::OUTCOMES,
+    },
     Target {
         name: "rtranslate",
         run: rtranslate::run,

@@ -119,7 +119,7 @@ fn read(data: impl Read, options: Options) -> Outcome {
         }
     };
     let ids: Vec<MappingId> = operations.live().collect();
-    assert_eq!(ids, live.devices.keys().copied().collect::<Vec<_>>());
+    assert_eq!(ids, live.ids());
     let summary = operations.summary().clone();
     if error.is_none() {
         assert_eq!(summary.live_at_end, ids.len() as u64);
@@ -150,7 +150,7 @@ fn read(data: impl Read, options: Options) -> Outcome {
 }
 
 /// Adds the operations of a chunk, with their segments for the spans, which depend on where a chunk begins.
-fn gather(chunk: &Chunk, ops: &mut Vec<(Op, Vec<PhysRange>)>) {
+pub(crate) fn gather(chunk: &Chunk, ops: &mut Vec<(Op, Vec<PhysRange>)>) {
     for op in &chunk.ops {
         let mut op = *op;
         let mut segments = Vec::new();
@@ -164,7 +164,7 @@ fn gather(chunk: &Chunk, ops: &mut Vec<(Op, Vec<PhysRange>)>) {
 
 /// What operations promise: dense ids, pairs, a clock that never runs backwards, segments within the arena.
 #[derive(Default)]
-struct Live {
+pub(crate) struct Live {
     devices: BTreeMap<MappingId, DeviceIndex>,
     /// Ids ever used.
     used: usize,
@@ -175,7 +175,12 @@ struct Live {
 }
 
 impl Live {
-    fn take(&mut self, op: &Op, chunk: &Chunk) {
+    /// Of the mappings alive.
+    pub(crate) fn ids(&self) -> Vec<MappingId> {
+        self.devices.keys().copied().collect()
+    }
+
+    pub(crate) fn take(&mut self, op: &Op, chunk: &Chunk) {
         assert!(op.time.0 >= self.time, "{op:?}");
         self.time = op.time.0;
         self.lines += u64::from(op.lines);

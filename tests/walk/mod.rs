@@ -167,6 +167,10 @@ impl Translations for Traced {
         Ok(done)
     }
 
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool {
+        self.inner.is_empty(platform)
+    }
+
     fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P) {
         self.log.borrow_mut().push(Sync);
         self.inner.sync(cpu, platform);

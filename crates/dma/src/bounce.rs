@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use ringfence_types::{Direction, PhysAddr, PhysMemory, PhysRange};
 
 use crate::flush::Flush;
-use crate::map::{Shape, refused};
+use crate::map::{Wanted, refused};
 use crate::mapping::Live;
 use crate::sg::segments;
 use crate::space::{Placed, Space};
@@ -181,7 +181,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             let error = refused(at, Some(memory), MapReason::BeyondMask);
             return Err((buffer, error));
         };
-        match self.place(cpu, platform, at, Shape::Run, &[slot.copy], direction) {
+        match self.place(cpu, platform, at, Wanted::one(&slot.copy, direction)) {
             Ok(placed) => Ok((
                 Mapping {
                     live: Live::new(at, placed.range, direction, buffer),
@@ -211,6 +211,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         done.map(|()| slot)
     }
 
+    /// Copies of a mapping whose domain was detached are of no use to anyone.
+    #[cold]
+    fn forget_copies(&self, error: &UnmapError<B>, slots: &[BounceSlot]) {
+        if let UnmapReason::Detached(_) = error.reason {
+            self.free_slots(slots);
+        }
+    }
+
     fn free_slots(&self, slots: &[BounceSlot]) {
         if let Some(pool) = &self.bounce {
             slots.iter().for_each(|slot| pool.free(slot));
@@ -232,12 +240,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let mut bounced = Vec::new();
         let mut failed = None;
         for piece in request.pieces {
-            let direct = core::slice::from_ref(piece);
-            let placed = match self.place(cpu, platform, at, Shape::Run, direct, direction) {
+            let placed = match self.place(cpu, platform, at, Wanted::one(piece, direction)) {
                 Err(MapReason::BeyondMask) => match self.copied(platform, *piece) {
                     Some(slot) => {
                         bounced.push(slot);
-                        self.place(cpu, platform, at, Shape::Run, &[slot.copy], direction)
+                        self.place(cpu, platform, at, Wanted::one(&slot.copy, direction))
                     }
                     None => Err(MapReason::BeyondMask),
                 },
@@ -283,7 +290,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ) -> Result<F::Outcome, UnmapError<B>> {
         let direction = mapping.direction();
         let SgMapping { live, bounced, .. } = mapping;
-        let outcome = self.take_down(cpu, platform, at, live)?;
+        let outcome = self.take_down(cpu, platform, at, live);
+        let outcome = outcome.inspect_err(|error| self.forget_copies(error, &bounced))?;
         if let Some(pool) = &self.bounce {
             for slot in &bounced {
                 pool.finish(platform.memory(), slot, direction);
@@ -324,7 +332,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             });
         };
         let direction = mapping.direction();
-        let outcome = self.take_down(cpu, platform, at, mapping.live)?;
+        let outcome = self.take_down(cpu, platform, at, mapping.live);
+        let outcome = outcome.inspect_err(|error| self.forget_copies(error, &[slot]))?;
         pool.finish(platform.memory(), &slot, direction);
         Ok(outcome)
     }

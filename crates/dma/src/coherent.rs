@@ -2,14 +2,13 @@
 
 use alloc::vec::Vec;
 
-use ringfence_types::{
-    Direction, DomainId, FrameSource, InvalidationError, IovaRange, PhysAddr, PhysRange,
-};
+use ringfence_types::{Direction, FrameSource, InvalidationError, IovaRange, PhysAddr, PhysRange};
 
 use crate::flush::Flush;
 use crate::layer::GRANULE;
-use crate::map::{Shape, refused};
+use crate::map::{Shape, Wanted, refused};
 use crate::space::{Gone, Remains, Space};
+use crate::tenancy::Tenant;
 use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform};
 
 /// Memory shared with a device until it is freed: rings, completion queues, head registers.
@@ -17,7 +16,7 @@ use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform};
 #[derive(Debug, PartialEq, Eq)]
 pub struct Coherent {
     range: IovaRange,
-    domain: DomainId,
+    tenant: Tenant,
     frames: Vec<PhysAddr>,
     /// Taken down already, by a [`Dma::free_coherent`] whose invalidation failed.
     cleared: Option<Gone>,
@@ -70,17 +69,15 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 }
             }
         }
-        match self.place(
-            cpu,
-            platform,
-            at,
-            Shape::Run,
-            &pieces,
-            Direction::Bidirectional,
-        ) {
+        let wanted = Wanted {
+            pieces: &pieces,
+            shape: Shape::Run,
+            direction: Direction::Bidirectional,
+        };
+        match self.place(cpu, platform, at, wanted) {
             Ok(placed) => Ok(Coherent {
                 range: placed.range,
-                domain: at.domain(),
+                tenant: at.tenant,
                 frames,
                 cleared: None,
             }),
@@ -98,7 +95,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ///
     /// # Errors
     /// The memory comes back: neither pages nor addresses are reused, since the device may still reach them. If it was the invalidation
-    /// that failed, the memory is no longer mapped, and another call tries that invalidation again.
+    /// that failed, the memory is no longer mapped, and another call tries that invalidation again. Memory of a domain that was detached
+    /// is only freed.
     pub fn free_coherent<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -106,12 +104,16 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         mut memory: Coherent,
     ) -> Result<(), (FreeCoherentError, Coherent)> {
-        self.extend(cpu);
-        let (Some(space), Some(own)) = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index))
-        else {
+        self.catch_up(cpu);
+        let seat = self.seats.get(memory.tenant.index());
+        if seat.is_some_and(|seat| seat.has_seen_off(memory.tenant)) {
+            give_back(platform, &memory.frames);
+            return Ok(());
+        }
+        let Some((space, own)) = self.parts(&mut cpu.spaces, at) else {
             return Err((FreeCoherentError::NotMapped, memory));
         };
-        if memory.domain != at.domain() {
+        if memory.tenant != at.tenant {
             return Err((FreeCoherentError::NotMapped, memory));
         }
         let purged = match memory.cleared.take() {

@@ -44,13 +44,18 @@ pub enum MapReason {
     NotContiguous,
     /// The space must be flushed before addresses are reused, and the flush failed.
     Flush(InvalidationError),
+    /// So often was the domain flushed for addresses, and each time other processors took all that were released: try again later.
+    FlushedInVain {
+        /// Number of flushes.
+        flushes: u32,
+    },
     /// No memory for the layer's own records or for coherent pages.
     OutOfMemory,
     /// The ring's slot is not free: back-pressure and no error. Try again when the slot is unmapped, or its burst has ended.
     RingFull(RingFull),
     /// The ring cannot take the buffer.
     Ring(RingRefusal),
-    /// The attachment is not one of this layer.
+    /// The attachment is not one of this layer, or its domain was detached.
     NotAttached,
     /// The mapping failed half-way, and so did the invalidation that should undo it. The addresses are given up. No device was told of
     /// them, but one that guessed them may still reach the first pieces: the buffer comes back exposed.
@@ -69,6 +74,9 @@ impl fmt::Display for MapReason {
             Self::BeyondMask => f.write_str("beyond the device's DMA mask, and no bounce buffer"),
             Self::NotContiguous => f.write_str("scattered memory without translation"),
             Self::Flush(e) => e.fmt(f),
+            Self::FlushedInVain { flushes } => {
+                write!(f, "no address after {flushes} flushes of the domain")
+            }
             Self::OutOfMemory => f.write_str("out of memory"),
             Self::RingFull(full) => full.fmt(f),
             Self::Ring(refusal) => refusal.fmt(f),
@@ -117,6 +125,8 @@ pub enum UnmapReason<B> {
     NotFlushed(InvalidationError, Owed<B>),
     /// The attachment is not one of this layer.
     NotAttached(B),
+    /// The mapping's domain was detached with it, so that no device reaches the buffer any more. It is the driver's again.
+    Detached(B),
     /// The mapping belongs to this domain, which is not the attachment's (attack A25). Nothing was changed: the device still reaches the
     /// buffer. [`Mapping::claim`](crate::Mapping::claim) it for its own device.
     OtherDomain(DomainId, B),
@@ -148,6 +158,7 @@ impl<B> fmt::Display for UnmapError<B> {
             }
             UnmapReason::NotFlushed(e, _) => e.fmt(f),
             UnmapReason::NotAttached(_) => f.write_str("device is not attached"),
+            UnmapReason::Detached(_) => f.write_str("its domain was detached"),
             UnmapReason::OtherDomain(domain, _) => write!(f, "mapped in domain {domain}"),
             UnmapReason::OtherRing(ring, _) => write!(f, "mapped in ring {ring}"),
         }

@@ -13,27 +13,38 @@ use crate::Platform;
 use crate::bounce::BouncePool;
 use crate::flush::{Flush, Home};
 use crate::space::{Limits, Space};
+use crate::tenancy::{Seat, Tenant};
 
 /// The mapping layer of one IOMMU. `S` answers where addresses come from and what the hardware looks up, `F` when a stale translation
 /// dies; `B` stands for a driver's buffer.
 pub struct Dma<S: Space, F: Flush<S, B>, B> {
-    pub(crate) spaces: Vec<S>,
-    pub(crate) shared: Vec<F::PerDomain>,
+    pub(crate) seats: Vec<Seat<S>>,
+    /// By seat: what the processors share of the flush policy.
+    pub(crate) shared: Vec<Option<F::PerDomain>>,
+    /// Changes with every domain that comes or goes: a handle that knows another epoch must catch up.
+    pub(crate) epoch: u64,
     pub(crate) flush: F,
     pub(crate) bounce: Option<BouncePool>,
 }
 
-/// One processor's handle to a [`Dma`].
+/// One processor's handle to a [`Dma`]. A processor that goes away gives it to [`Dma::retire_cpu`]. Dropping it instead is safe and
+/// leaks: the addresses in its magazines stay allocated until their domain is detached, and buffers that its bursts withhold never come
+/// back, as a device may still reach them. What it has queued in a deferred mode is flushed by the timer.
 pub struct Cpu<S: Space, F: Flush<S, B>, B> {
-    pub(crate) spaces: Vec<S::PerCpu>,
-    pub(crate) flush: Vec<F::PerCpu>,
+    pub(crate) epoch: u64,
+    pub(crate) spaces: Vec<Option<S::PerCpu>>,
+    pub(crate) flush: Vec<Option<F::PerCpu>>,
+    /// Whose parts these are, by seat.
+    tenants: Vec<Tenant>,
+    /// Parts of detached domains that withhold buffers still.
+    pub(crate) left: Vec<(Tenant, F::PerCpu)>,
 }
 
-/// A device attached to a domain.
+/// A device attached to a domain. Worth nothing once [`Dma::detach`] has ended the domain, whoever has its identifier then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attachment {
     pub(crate) device: DeviceId,
-    pub(crate) index: usize,
+    pub(crate) tenant: Tenant,
     pub(crate) limits: Limits,
 }
 
@@ -45,7 +56,7 @@ impl Attachment {
 
     /// The domain.
     pub fn domain(&self) -> DomainId {
-        DomainId::new(self.index as u16 + 1)
+        self.tenant.domain()
     }
 
     /// Which of the device's rings its mappings go to: the first one unless [`Dma::on_ring`] has named another.
@@ -109,8 +120,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// A layer without domains.
     pub fn new(flush: F) -> Self {
         Self {
-            spaces: Vec::new(),
+            seats: Vec::new(),
             shared: Vec::new(),
+            epoch: 0,
             flush,
             bounce: None,
         }
@@ -120,6 +132,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     pub fn with_bounce(mut self, pool: BouncePool) -> Self {
         self.bounce = Some(pool);
         self
+    }
+
+    /// That pool, for a look at how full it is.
+    pub fn bounce(&self) -> Option<&BouncePool> {
+        self.bounce.as_ref()
     }
 
     /// Makes a new domain with the space that `make` returns, and attaches `device` to it. `mask` is the highest address that the
@@ -134,9 +151,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         make: impl FnOnce(DomainId) -> Result<S, E>,
     ) -> Result<Attachment, AttachError<E>> {
         let limits = limits(mask).ok_or(AttachError::BadMask)?;
-        let index = self.spaces.len();
-        let number = u16::try_from(index + 1).map_err(|_| AttachError::TooManyDomains)?;
-        let domain = DomainId::new(number);
+        let vacant = self.seats.iter().position(Seat::is_vacant);
+        let index = vacant.unwrap_or(self.seats.len());
+        let new = Seat::new(index).ok_or(AttachError::TooManyDomains)?;
+        let domain = new.tenant().domain();
         let space = make(domain).map_err(AttachError::Space)?;
         if space.domain() != domain {
             return Err(AttachError::WrongDomain);
@@ -144,11 +162,20 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if !space.serves(device) {
             return Err(AttachError::OtherDevice);
         }
-        self.shared.push(self.flush.per_domain());
-        self.spaces.push(space);
+        if index == self.seats.len() {
+            self.seats.push(new);
+            self.shared.push(None);
+        }
+        let (Some(seat), Some(shared)) = (self.seats.get_mut(index), self.shared.get_mut(index))
+        else {
+            return Err(AttachError::TooManyDomains);
+        };
+        *shared = Some(self.flush.per_domain());
+        let tenant = seat.take(space, device);
+        self.epoch = self.epoch.wrapping_add(1);
         Ok(Attachment {
             device,
-            index,
+            tenant,
             limits,
         })
     }
@@ -164,16 +191,18 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         other: &Attachment,
     ) -> Result<Attachment, AttachError<core::convert::Infallible>> {
         let limits = limits(mask).ok_or(AttachError::BadMask)?;
-        let space = self
-            .spaces
-            .get(other.index)
-            .ok_or(AttachError::NoSuchDomain)?;
+        let space = self.space(other).ok_or(AttachError::NoSuchDomain)?;
         if !space.serves(device) {
             return Err(AttachError::OtherDevice);
         }
+        if let Some(seat) = self.seats.get_mut(other.tenant.index())
+            && !seat.devices.contains(&device)
+        {
+            seat.devices.push(device);
+        }
         Ok(Attachment {
             device,
-            index: other.index,
+            tenant: other.tenant,
             limits,
         })
     }
@@ -181,7 +210,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// The same attachment for mappings of another of the device's rings; `None` if it has no such ring. A space without rings counts
     /// as one ring.
     pub fn on_ring(&self, at: &Attachment, ring: RingId) -> Option<Attachment> {
-        let rings = self.spaces.get(at.index)?.rings();
+        let rings = self.space(at)?.rings();
         (u32::from(ring.get()) < rings).then_some(Attachment {
             limits: Limits { ring, ..at.limits },
             ..*at
@@ -191,35 +220,101 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// A handle for one more processor.
     pub fn cpu(&self) -> Cpu<S, F, B> {
         let mut cpu = Cpu {
+            epoch: self.epoch,
             spaces: Vec::new(),
             flush: Vec::new(),
+            tenants: Vec::new(),
+            left: Vec::new(),
         };
-        self.extend(&mut cpu);
+        self.refresh(&mut cpu);
         cpu
     }
 
-    /// Gives a handle its parts of domains that were made after it.
-    #[cold]
-    pub(crate) fn extend(&self, cpu: &mut Cpu<S, F, B>) {
-        for (space, shared) in self.spaces.iter().zip(&self.shared).skip(cpu.spaces.len()) {
-            cpu.spaces.push(space.per_cpu());
-            cpu.flush.push(self.flush.per_cpu(shared));
+    /// Makes a handle's parts those of the present domains.
+    #[inline]
+    pub(crate) fn catch_up(&self, cpu: &mut Cpu<S, F, B>) {
+        if cpu.epoch != self.epoch {
+            self.refresh(cpu);
         }
+    }
+
+    /// Gives a handle its parts of domains that are new to it, and takes away those of domains that are gone.
+    #[cold]
+    #[inline(never)]
+    fn refresh(&self, cpu: &mut Cpu<S, F, B>) {
+        for (index, (seat, shared)) in self.seats.iter().zip(&self.shared).enumerate() {
+            let tenant = seat.tenant();
+            if index == cpu.tenants.len() {
+                cpu.spaces.push(None);
+                cpu.flush.push(None);
+                cpu.tenants.push(tenant);
+            }
+            let (Some(space), Some(flush), Some(of)) = (
+                cpu.spaces.get_mut(index),
+                cpu.flush.get_mut(index),
+                cpu.tenants.get_mut(index),
+            ) else {
+                continue;
+            };
+            if *of != tenant {
+                *space = None;
+                if let Some(old) = flush.take().filter(|old| self.flush.withholds(old)) {
+                    cpu.left.push((*of, old));
+                }
+                *of = tenant;
+            }
+            if space.is_none() {
+                *space = seat.space().map(Space::per_cpu);
+                *flush = shared.as_ref().map(|shared| self.flush.per_cpu(shared));
+            }
+        }
+        cpu.epoch = self.epoch;
     }
 
     /// Where ranges of the device's domain go home through this processor.
     #[inline]
     pub(crate) fn home<'a>(&'a self, cpu: &'a mut Cpu<S, F, B>, at: &Attachment) -> Home<'a, S> {
         Home {
-            spaces: &self.spaces,
+            seats: &self.seats,
             cpus: &mut cpu.spaces,
-            here: at.index,
+            here: at.tenant.index(),
         }
     }
 
-    /// The space of an attached device.
+    /// The space of an attached device; none if it is detached.
+    #[inline]
     pub fn space(&self, at: &Attachment) -> Option<&S> {
-        self.spaces.get(at.index)
+        self.space_of(at.tenant)
+    }
+
+    /// The space of a domain, unless that is gone.
+    #[inline]
+    pub(crate) fn space_of(&self, tenant: Tenant) -> Option<&S> {
+        self.seats.get(tenant.index())?.space_of(tenant)
+    }
+
+    /// The space of an attached device with this processor's part of it. The handle has caught up.
+    #[inline]
+    pub(crate) fn parts<'a>(
+        &'a self,
+        own: &'a mut [Option<S::PerCpu>],
+        at: &Attachment,
+    ) -> Option<(&'a S, &'a mut S::PerCpu)> {
+        let space = self.space(at)?;
+        let own = own.get_mut(at.tenant.index())?.as_mut()?;
+        Some((space, own))
+    }
+
+    /// What the processors share of the flush policy for the device's domain, and this processor's part. The handle has caught up.
+    #[inline]
+    pub(crate) fn policies<'a>(
+        &'a self,
+        own: &'a mut [Option<F::PerCpu>],
+        at: &Attachment,
+    ) -> Option<(&'a F::PerDomain, &'a mut F::PerCpu)> {
+        let shared = self.shared.get(at.tenant.index())?.as_ref()?;
+        let own = own.get_mut(at.tenant.index())?.as_mut()?;
+        Some((shared, own))
     }
 
     /// The flush policy.
@@ -236,11 +331,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
     ) -> Result<(), InvalidationError> {
-        self.extend(cpu);
+        self.catch_up(cpu);
         let mut result = Ok(());
         for (here, shared) in self.shared.iter().enumerate() {
+            let Some(shared) = shared else { continue };
             let home = Home {
-                spaces: &self.spaces,
+                seats: &self.seats,
                 cpus: &mut cpu.spaces,
                 here,
             };
@@ -260,28 +356,24 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         platform: &mut P,
         at: &Attachment,
     ) -> Result<(), InvalidationError> {
-        self.extend(cpu);
-        let Some(shared) = self.shared.get(at.index) else {
+        self.catch_up(cpu);
+        let shared = self.shared.get(at.tenant.index()).and_then(Option::as_ref);
+        let (Some(_), Some(shared)) = (self.space(at), shared) else {
             return Ok(());
         };
-        let home = Home {
-            spaces: &self.spaces,
-            cpus: &mut cpu.spaces,
-            here: at.index,
-        };
-        self.flush.flush(shared, home, platform)
+        self.flush.flush(shared, self.home(cpu, at), platform)
     }
 
-    /// Invalidates the whole domain at `index` and tells its space, so that an allocator that has handed out every address
+    /// Invalidates the device's whole domain and tells its space, so that an allocator that has handed out every address
     /// may start over.
     #[cold]
     pub(crate) fn flush_domain<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
-        index: usize,
+        at: &Attachment,
     ) -> Result<(), InvalidationError> {
-        let (Some(space), Some(own)) = (self.spaces.get(index), cpu.spaces.get_mut(index)) else {
+        let Some((space, own)) = self.parts(&mut cpu.spaces, at) else {
             return Ok(());
         };
         space.sync(own, platform);

@@ -7,6 +7,8 @@
 //! | file | one concept |
 //! |---|---|
 //! | `layer.rs` | the layer of one IOMMU: domains, attach, per-CPU handles |
+//! | `tenancy.rs` | who holds a domain identifier, and since when |
+//! | `detach.rs` | domains and processors that go away |
 //! | `map.rs` | `map_single`, `unmap_single`: the path of one DMA |
 //! | `sg.rs`, `multi.rs`, `coherent.rs` | the other shapes of mapping |
 //! | `premapped.rs` | buffers mapped once and used many times |
@@ -21,6 +23,7 @@ extern crate alloc;
 
 mod bounce;
 mod coherent;
+mod detach;
 mod error;
 pub mod flush;
 mod layer;
@@ -32,9 +35,11 @@ mod premapped;
 pub mod ring;
 mod sg;
 pub mod space;
+mod tenancy;
 
 pub use bounce::{BouncePool, BounceSlot};
 pub use coherent::{Coherent, FreeCoherentError};
+pub use detach::{DetachError, Detached, Teardown};
 pub use error::{MapError, MapReason, Owed, UnmapError, UnmapReason};
 pub use flush::{Flush, Lane, Outcome, Released, ReleasedStale, Withheld};
 pub use layer::{AttachError, Attachment, Cpu, Dma};

@@ -3,10 +3,12 @@
 //! Map (rIOMMU Fig. 4): allocate an IOVA, install the translation, make it visible, return the address to write into the
 //! descriptor. Unmap (Fig. 6), in this order: remove the entry, purge the IOTLB, free the IOVA, hand the buffer up.
 
+use core::mem::ManuallyDrop;
+
 use ringfence_iova::AllocError;
 use ringfence_types::{Direction, InvalidationError, PhysRange};
 
-use crate::flush::{Cleared, Flush, Home, Lane, Released, Strict};
+use crate::flush::{Flush, Home, Lane, Released, Strict};
 use crate::mapping::Live;
 use crate::space::{Placed, Space};
 use crate::{
@@ -21,6 +23,30 @@ pub(crate) enum Shape {
     /// Wherever the space puts each.
     List,
 }
+
+/// Memory that is to be made reachable.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) pieces: &'a [PhysRange],
+    pub(crate) shape: Shape,
+    pub(crate) direction: Direction,
+}
+
+impl<'a> Wanted<'a> {
+    /// One buffer.
+    #[inline]
+    pub(crate) fn one(memory: &'a PhysRange, direction: Direction) -> Self {
+        Self {
+            pieces: core::slice::from_ref(memory),
+            shape: Shape::Run,
+            direction,
+        }
+    }
+}
+
+/// How often a map flushes the domain for addresses. One flush releases all that was freed before it; another is needed only if other
+/// processors took, used and freed all of that in the meantime.
+const FLUSHES: u32 = 8;
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into custody until unmap.
@@ -37,14 +63,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         memory: PhysRange,
         direction: Direction,
     ) -> Result<(Mapping<B>, Placed), (B, MapError)> {
-        match self.place(
-            cpu,
-            platform,
-            at,
-            Shape::Run,
-            core::slice::from_ref(&memory),
-            direction,
-        ) {
+        match self.place(cpu, platform, at, Wanted::one(&memory, direction)) {
             Ok(placed) => Ok((
                 Mapping {
                     live: Live::new(at, placed.range, direction, buffer),
@@ -77,33 +96,17 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.take_down(cpu, platform, at, mapping.live)
     }
 
-    /// Finds addresses for `pieces` and installs them; flushes and tries once more when addresses have run out.
+    /// Finds addresses for what is wanted and installs it; flushes and tries again when addresses have run out.
     #[inline]
     pub(crate) fn place<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        shape: Shape,
-        pieces: &[PhysRange],
-        direction: Direction,
+        wanted: Wanted<'_>,
     ) -> Result<Placed, MapReason> {
-        match self.try_place(cpu, platform, at, shape, pieces, direction) {
-            Err(MapReason::Alloc(AllocError::NeedsFlush)) => {
-                self.flush_domain(cpu, platform, at.index)
-                    .map_err(MapReason::Flush)?;
-                self.try_place(cpu, platform, at, shape, pieces, direction)
-            }
-            Err(MapReason::Alloc(AllocError::Exhausted { .. })) => {
-                // Addresses may be waiting for their flush, or in this processor's caches.
-                self.flush(cpu, platform, at).map_err(MapReason::Flush)?;
-                if let (Some(space), Some(own)) =
-                    (self.spaces.get(at.index), cpu.spaces.get_mut(at.index))
-                {
-                    space.drain(own);
-                }
-                self.try_place(cpu, platform, at, shape, pieces, direction)
-            }
+        match self.try_place(cpu, platform, at, wanted) {
+            Err(MapReason::Alloc(error)) => self.place_again(cpu, platform, at, wanted, error),
             other => other,
         }
     }
@@ -114,21 +117,52 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        shape: Shape,
-        pieces: &[PhysRange],
-        direction: Direction,
+        wanted: Wanted<'_>,
     ) -> Result<Placed, MapReason> {
-        if at.index >= cpu.spaces.len() {
-            self.extend(cpu);
+        self.catch_up(cpu);
+        let parts = self.parts(&mut cpu.spaces, at);
+        let (space, own) = parts.ok_or(MapReason::NotAttached)?;
+        let permissions = wanted.direction.permissions();
+        match wanted.shape {
+            Shape::Run => space.map(own, platform, wanted.pieces, permissions, at.limits),
+            Shape::List => space.map_list(own, platform, wanted.pieces, permissions, at.limits),
         }
-        let (Some(space), Some(own)) = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index))
-        else {
-            return Err(MapReason::NotAttached);
-        };
-        let permissions = direction.permissions();
-        match shape {
-            Shape::Run => space.map(own, platform, pieces, permissions, at.limits),
-            Shape::List => space.map_list(own, platform, pieces, permissions, at.limits),
+    }
+
+    /// Does what makes addresses free, as the allocator's `error` asks for, and tries again.
+    #[cold]
+    #[inline(never)]
+    fn place_again<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        wanted: Wanted<'_>,
+        mut error: AllocError,
+    ) -> Result<Placed, MapReason> {
+        let (mut flushes, mut gathered) = (0, false);
+        loop {
+            match error {
+                AllocError::NeedsFlush if flushes < FLUSHES => {
+                    flushes += 1;
+                    self.flush_domain(cpu, platform, at)
+                        .map_err(MapReason::Flush)?;
+                }
+                AllocError::NeedsFlush => return Err(MapReason::FlushedInVain { flushes }),
+                // Addresses may be waiting for their flush, or in this processor's caches.
+                AllocError::Exhausted { .. } if !gathered => {
+                    gathered = true;
+                    self.flush(cpu, platform, at).map_err(MapReason::Flush)?;
+                    if let Some((space, own)) = self.parts(&mut cpu.spaces, at) {
+                        space.drain(own);
+                    }
+                }
+                other => return Err(MapReason::Alloc(other)),
+            }
+            match self.try_place(cpu, platform, at, wanted) {
+                Err(MapReason::Alloc(next)) => error = next,
+                other => return other,
+            }
         }
     }
 
@@ -141,26 +175,22 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         live: Live<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
-        let (range, domain) = (live.range, live.domain);
+        let range = live.range;
         let failed = |reason| UnmapError {
             device: at.device,
             range,
             reason,
         };
         // A queue that several domains share may hand this processor ranges of any of them to free.
-        if cpu.spaces.len() < self.spaces.len() {
-            self.extend(cpu);
+        self.catch_up(cpu);
+        if live.tenant != at.tenant {
+            return Err(failed(self.misplaced(live)));
         }
-        if domain != at.domain() {
-            return Err(failed(UnmapReason::OtherDomain(domain, live.into_buffer())));
-        }
-        let (Some(space), Some(shared), Some(own), Some(flush)) = (
-            self.spaces.get(at.index),
-            self.shared.get(at.index),
-            cpu.spaces.get_mut(at.index),
-            cpu.flush.get_mut(at.index),
+        let (Some((space, own)), Some((shared, flush))) = (
+            self.parts(&mut cpu.spaces, at),
+            self.policies(&mut cpu.flush, at),
         ) else {
-            return Err(failed(UnmapReason::NotAttached(live.into_buffer())));
+            return Err(failed(self.misplaced(live)));
         };
         let ring = space.ring_of(&range);
         if ring != at.ring() {
@@ -172,17 +202,33 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         };
         let item = live.retiring(gone, ring);
         let home = Home {
-            spaces: &self.spaces,
+            seats: &self.seats,
             cpus: &mut cpu.spaces,
-            here: at.index,
+            here: at.tenant.index(),
         };
         self.flush
             .retire(shared, flush, home, platform, item)
             .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
     }
 
-    /// Ends the burst of unmaps of one direction and, where the device has rings, of the attachment's ring on this processor: one invalidation, then `each` receives every withheld buffer.
-    /// Does nothing under policies that withhold nothing.
+    /// Why a mapping cannot be taken down as one of another domain, or by an attachment that is none.
+    #[cold]
+    pub(crate) fn misplaced(&self, live: Live<B>) -> UnmapReason<B> {
+        let seat = self.seats.get(live.tenant.index());
+        let (domain, tenant) = (live.tenant.domain(), live.tenant);
+        let buffer = live.into_buffer();
+        match seat {
+            Some(seat) if seat.space_of(tenant).is_some() => {
+                UnmapReason::OtherDomain(domain, buffer)
+            }
+            Some(seat) if seat.has_seen_off(tenant) => UnmapReason::Detached(buffer),
+            _ => UnmapReason::NotAttached(buffer),
+        }
+    }
+
+    /// Ends the burst of unmaps of one direction and, where the device has rings, of the attachment's ring on this processor: one
+    /// invalidation, then `each` receives every withheld buffer. Does nothing under policies that withhold nothing. If the domain was
+    /// detached meanwhile, `each` receives what this processor withheld in it, of all rings and directions.
     ///
     /// # Errors
     /// The invalidation failed: buffers that are not safe stay withheld.
@@ -195,13 +241,18 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         direction: Direction,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        let Some(flush) = cpu.flush.get_mut(at.index) else {
+        self.catch_up(cpu);
+        if self.space(at).is_none() {
+            self.let_go(cpu, Some(at.tenant), each);
+            return Ok(());
+        }
+        let Some((_, flush)) = self.policies(&mut cpu.flush, at) else {
             return Ok(());
         };
         let home = Home {
-            spaces: &self.spaces,
+            seats: &self.seats,
             cpus: &mut cpu.spaces,
-            here: at.index,
+            here: at.tenant.index(),
         };
         let lane = Lane {
             ring: at.ring(),
@@ -216,13 +267,13 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// write to its doorbell. Only rings leave that to this call, so that a burst of maps writes lines back and not entries.
     #[inline]
     pub fn doorbell<P: Platform>(&self, cpu: &mut Cpu<S, F, B>, platform: &mut P, at: &Attachment) {
-        if let (Some(space), Some(own)) = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index))
-        {
+        if let Some((space, own)) = self.parts(&mut cpu.spaces, at) {
             space.sync(own, platform);
         }
     }
 
-    /// Tries the invalidation of an owed mapping again, by itself.
+    /// Tries the invalidation of an owed mapping again, by itself. Needs none if its domain was detached meanwhile, with an invalidation of
+    /// its own.
     ///
     /// # Errors
     /// It failed again: what is owed comes back.
@@ -230,17 +281,20 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         &self,
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
-        at: &Attachment,
         owed: Owed<B>,
     ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
-        self.extend(cpu);
-        let mut home = self.home(cpu, at);
-        let Cleared {
-            gone,
-            direction,
-            buffer,
-        } = owed.cleared;
-        Strict::purge(&mut home, platform, gone, direction, buffer)
+        self.catch_up(cpu);
+        let tenant = owed.cleared.tenant;
+        let here = tenant.index();
+        if self.seats.get(here).is_some_and(|s| s.has_seen_off(tenant)) {
+            return Ok(Released(ManuallyDrop::into_inner(owed.cleared.buffer)));
+        }
+        let mut home = Home {
+            seats: &self.seats,
+            cpus: &mut cpu.spaces,
+            here,
+        };
+        Strict::purge(&mut home, platform, owed.cleared)
     }
 }
 

@@ -6,6 +6,7 @@ use ringfence_types::{Direction, DomainId, Iova, IovaRange, RingId};
 
 use crate::flush::{Lane, Retiring};
 use crate::space::Space;
+use crate::tenancy::Tenant;
 use crate::{Attachment, BounceSlot};
 
 /// A buffer that must not be dropped while a device may reach it.
@@ -15,7 +16,7 @@ pub(crate) type Custody<B> = ManuallyDrop<B>;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Live<B> {
     pub(crate) range: IovaRange,
-    pub(crate) domain: DomainId,
+    pub(crate) tenant: Tenant,
     pub(crate) direction: Direction,
     pub(crate) buffer: Custody<B>,
 }
@@ -26,7 +27,7 @@ impl<B> Live<B> {
     pub(crate) fn new(at: &Attachment, range: IovaRange, direction: Direction, buffer: B) -> Self {
         Self {
             range,
-            domain: at.domain(),
+            tenant: at.tenant,
             direction,
             buffer: ManuallyDrop::new(buffer),
         }
@@ -41,6 +42,7 @@ impl<B> Live<B> {
                 ring,
                 direction: self.direction,
             },
+            tenant: self.tenant,
             buffer: self.buffer,
         }
     }
@@ -90,7 +92,7 @@ impl<B> Mapping<B> {
     /// The domain whose devices reach it.
     #[inline]
     pub fn domain(&self) -> DomainId {
-        self.live.domain
+        self.live.tenant.domain()
     }
 
     /// The bounce slot that stands in for the buffer, if any.

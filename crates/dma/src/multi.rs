@@ -117,9 +117,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         platform: &mut P,
         at: &Attachment,
         mappings: Vec<Mapping<B>>,
-        each: impl FnMut(B),
+        mut each: impl FnMut(B),
     ) -> Result<(), MultiError<B>> {
-        self.extend(cpu);
+        self.catch_up(cpu);
         let mut failed = MultiError {
             refused: None,
             rest: Vec::new(),
@@ -131,6 +131,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         for mapping in mappings.by_ref() {
             match self.clear(cpu, platform, at, mapping) {
                 Ok(item) => items.push(item),
+                // No device reaches it any more.
+                Err(UnmapError {
+                    reason: UnmapReason::Detached(buffer),
+                    ..
+                }) => each(buffer),
                 Err(error) => {
                     failed.refused = Some(error);
                     break;
@@ -138,13 +143,13 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             }
         }
         failed.rest = mappings.collect();
-        if let (Some(shared), Some(flush)) =
-            (self.shared.get(at.index), cpu.flush.get_mut(at.index))
+        if let Some((shared, flush)) = self.policies(&mut cpu.flush, at)
+            && !items.is_empty()
         {
             let home = Home {
-                spaces: &self.spaces,
+                seats: &self.seats,
                 cpus: &mut cpu.spaces,
-                here: at.index,
+                here: at.tenant.index(),
             };
             let retired = self
                 .flush
@@ -170,15 +175,13 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ) -> Result<Retiring<S, B>, UnmapError<B>> {
         let Mapping { live, bounce } = mapping;
         let range = live.range;
-        let found = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index));
-        let reason = match found {
-            _ if live.domain != at.domain() => {
-                UnmapReason::OtherDomain(live.domain, live.into_buffer())
-            }
-            (Some(space), _) if space.ring_of(&range) != at.ring() => {
+        let here = live.tenant == at.tenant;
+        let parts = self.parts(&mut cpu.spaces, at).filter(|_| here);
+        let reason = match parts {
+            Some((space, _)) if space.ring_of(&range) != at.ring() => {
                 UnmapReason::OtherRing(space.ring_of(&range), live.into_buffer())
             }
-            (Some(space), Some(own)) => match space.unmap(own, platform, range) {
+            Some((space, own)) => match space.unmap(own, platform, range) {
                 Ok(gone) => {
                     if let (Some(pool), Some(slot)) = (&self.bounce, &bounce) {
                         pool.finish(platform.memory(), slot, live.direction);
@@ -187,8 +190,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 }
                 Err(refusal) => refusal.with(live.into_buffer()),
             },
-            _ => UnmapReason::NotAttached(live.into_buffer()),
+            None => self.misplaced(live),
         };
+        if let (UnmapReason::Detached(_), Some(pool), Some(slot)) = (&reason, &self.bounce, &bounce)
+        {
+            pool.free(slot);
+        }
         Err(UnmapError {
             device: at.device,
             range,
@@ -209,7 +216,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         range: IovaRange,
     ) -> Result<(), InvalidationError> {
-        if let (Some(space), Some(own)) = (self.spaces.get(at.index), cpu.spaces.get_mut(at.index))
+        if let Some((space, own)) = self.parts(&mut cpu.spaces, at)
             && let Ok(gone) = space.unmap(own, platform, range)
         {
             return gone

@@ -5,7 +5,7 @@ use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysRange};
 
 use crate::flush::Flush;
 use crate::layer::GRANULE;
-use crate::map::{Shape, refused};
+use crate::map::{Shape, Wanted, refused};
 use crate::mapping::Live;
 use crate::space::{Remains, Space};
 use crate::{Attachment, BounceSlot, Cpu, Dma, MapError, MapReason, Platform, Segment, UnmapError};
@@ -90,7 +90,7 @@ impl<B> SgMapping<B> {
     /// The domain whose devices reach it.
     #[inline]
     pub fn domain(&self) -> DomainId {
-        self.live.domain
+        self.live.tenant.domain()
     }
 }
 
@@ -161,7 +161,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             boundary: None,
             ..limits
         };
-        let Some(space) = self.spaces.get(at.index) else {
+        let Some(space) = self.space(at) else {
             return Err(request.refused(at, MapReason::NotAttached));
         };
         if request.out.len() < pieces.len()
@@ -169,7 +169,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         {
             return Err(request.refused(at, MapReason::TooManySegments));
         }
-        match self.place(cpu, platform, at, Shape::List, pieces, request.direction) {
+        let wanted = Wanted {
+            pieces,
+            shape: Shape::List,
+            direction: request.direction,
+        };
+        match self.place(cpu, platform, at, wanted) {
             Ok(found) => {
                 let ranges = space.pieces(found.range.start(), pieces);
                 let Some(used) = segments(ranges, limits, request.out) else {

@@ -1,116 +1,29 @@
 //! The deferred queues between processors under shuttle's schedules: no range is freed before its invalidation has completed, none
 //! twice, none never.
 
-use std::collections::{BTreeMap, BTreeSet};
+#[path = "support/machine.rs"]
+mod machine;
+
+use std::collections::BTreeSet;
 use std::sync::Mutex as Plain;
 
+use machine::{Port, Processor, Shuttled, shuttled};
+use ringfence_dma::Dma;
 use ringfence_dma::flush::{Deferred, Flush, PerCpuQueue, QueueConfig};
 use ringfence_dma::space::{Paged, PlainTable, Rounding};
-use ringfence_dma::{Dma, Platform};
 use ringfence_iova::{
     AllocError, Allocation, CachedTree, IovaAllocator, Locked, Request, Returned,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
 use ringfence_types::{
-    DeviceId, Direction, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Iova,
-    Lock, Nanos, Pfn, PfnRange, PhysAddr, PhysRange, Ticket,
+    DeviceId, Direction, DomainId, Flushed, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
 };
-use shuttle::sync::{Arc, Mutex};
+use shuttle::sync::Arc;
 use shuttle::thread;
 
 const PAGE: u64 = 4096;
 const DOMAINS: u16 = 2;
-
-/// The embedder's lock.
-struct Shuttled<T>(Mutex<T>);
-
-impl<T> Lock<T> for Shuttled<T> {
-    fn with<R>(&self, critical: impl FnOnce(&mut T) -> R) -> R {
-        critical(&mut self.0.lock().unwrap())
-    }
-}
-
-fn shuttled<T>(value: T) -> Shuttled<T> {
-    Shuttled(Mutex::new(value))
-}
-
-/// What the hardware caches, and what it has been told; outside of shuttle's sight, but for the yields between a request and its end.
-#[derive(Debug, Default)]
-struct Hardware {
-    cached: BTreeSet<(DomainId, u64)>,
-    /// What each request will have purged when it completes: only what was cached when it was submitted.
-    requests: BTreeMap<u64, (Invalidation, BTreeSet<(DomainId, u64)>)>,
-    submitted: u64,
-    /// Each of these requests fails.
-    failing: BTreeSet<u64>,
-}
-
-/// One processor's view of the machine.
-struct Processor {
-    arena: std::sync::Arc<Arena>,
-    frames: std::sync::Arc<Frames<std::sync::Arc<Arena>>>,
-    port: Port,
-    now: Nanos,
-}
-
-#[derive(Clone)]
-struct Port(std::sync::Arc<Plain<Hardware>>);
-
-impl Invalidator for Port {
-    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
-        thread::yield_now();
-        let mut hardware = self.0.lock().unwrap();
-        hardware.submitted += 1;
-        let number = hardware.submitted;
-        let named = hardware
-            .cached
-            .iter()
-            .filter(|(domain, page)| {
-                request.covers(*domain, &PfnRange::new(Pfn::new(*page), 1).unwrap())
-            })
-            .copied()
-            .collect();
-        hardware.requests.insert(number, (request, named));
-        Ok(Ticket::new(number))
-    }
-
-    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        // Others run between the request and its completion.
-        thread::yield_now();
-        let mut hardware = self.0.lock().unwrap();
-        let (_, named) = hardware.requests.remove(&ticket.get()).unwrap();
-        if hardware.failing.contains(&ticket.get()) {
-            return Err(InvalidationError::Failed);
-        }
-        for page in named {
-            hardware.cached.remove(&page);
-        }
-        Ok(true)
-    }
-}
-
-impl Platform for Processor {
-    type Memory = Arena;
-    type Frames = Frames<std::sync::Arc<Arena>>;
-    type Invalidator = Port;
-
-    fn memory(&self) -> &Arena {
-        &self.arena
-    }
-
-    fn frames(&self) -> &Self::Frames {
-        &self.frames
-    }
-
-    fn invalidator(&mut self) -> &mut Port {
-        &mut self.port
-    }
-
-    fn now(&self) -> Nanos {
-        self.now
-    }
-}
 
 /// Refuses a range that a device may still reach, or that is not out.
 struct Judge {
@@ -225,7 +138,7 @@ where
                         else {
                             panic!("{:?}", error.reason);
                         };
-                        while let Err((_, left)) = dma.settle(&mut cpu, &mut board, at, owed) {
+                        while let Err((_, left)) = dma.settle(&mut cpu, &mut board, owed) {
                             owed = left;
                         }
                     }

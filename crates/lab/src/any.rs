@@ -260,6 +260,35 @@ impl<S: Space<Gone = Gone>> Flush<S, u64> for AnyFlush {
         }
     }
 
+    fn leave<P: Platform>(
+        &self,
+        own: &mut AnyFlushCpu,
+        home: Home<'_, S>,
+        platform: &mut P,
+        each: impl FnMut(u64),
+    ) -> Result<(), InvalidationError> {
+        match (self, own) {
+            (Self::PerCpu(queues), AnyFlushCpu::Ring(own)) => {
+                queues.leave(own, home, platform, each)
+            }
+            (Self::Burst(burst), AnyFlushCpu::Burst(own)) => burst.leave(own, home, platform, each),
+            _ => Ok(()),
+        }
+    }
+
+    fn withholds(&self, own: &AnyFlushCpu) -> bool {
+        match (self, own) {
+            (Self::Burst(burst), AnyFlushCpu::Burst(own)) => Flush::<S, u64>::withholds(burst, own),
+            _ => false,
+        }
+    }
+
+    fn let_go(&self, own: AnyFlushCpu, each: impl FnMut(u64)) {
+        if let (Self::Burst(burst), AnyFlushCpu::Burst(own)) = (self, own) {
+            Flush::<S, u64>::let_go(burst, *own, each);
+        }
+    }
+
     fn end_burst<P: Platform>(
         &self,
         own: &mut AnyFlushCpu,

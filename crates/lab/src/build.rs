@@ -259,6 +259,10 @@ impl<const WHOLE: bool> Translations for Reclaimer<WHOLE> {
         self.0.unmap(cpu, platform, range)
     }
 
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool {
+        self.0.is_empty(platform)
+    }
+
     #[inline]
     fn sync<P: Platform>(&self, cpu: &mut (), platform: &mut P) {
         self.0.sync(cpu, platform);

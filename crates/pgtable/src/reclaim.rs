@@ -212,6 +212,11 @@ impl<F: Format> ReclaimingTable<F> {
         self.table.lookup(mem, iova)
     }
 
+    /// As [`Table::is_empty`].
+    pub fn is_empty<M: PhysMemory + ?Sized>(&self, mem: &M) -> bool {
+        self.table.is_empty(mem)
+    }
+
     /// Address of the root.
     #[inline]
     pub const fn root(&self) -> PhysAddr {

@@ -173,6 +173,33 @@ impl<F: Format> Table<F> {
         self.walk(mem, iova).ok()
     }
 
+    /// Whether the table holds no leaf. Reads all of it; what cannot be read counts as empty, for it translates nothing.
+    pub fn is_empty<M: PhysMemory + ?Sized>(&self, mem: &M) -> bool {
+        self.is_empty_below(mem, self.format.root_level(), self.root)
+    }
+
+    /// Depth is bounded by the level.
+    fn is_empty_below<M: PhysMemory + ?Sized>(
+        &self,
+        mem: &M,
+        level: Level,
+        table: PhysAddr,
+    ) -> bool {
+        let Ok(words) = mem.words(table, self.format.entries(level)) else {
+            return true;
+        };
+        words.iter().all(|word| {
+            match (
+                self.format.decode(level, word.load(Ordering::Acquire)),
+                level.below(),
+            ) {
+                (Entry::Leaf { .. }, _) => false,
+                (Entry::Table { at, .. }, Some(below)) => self.is_empty_below(mem, below, at),
+                _ => true,
+            }
+        })
+    }
+
     /// Gives all table pages back; the root only if it came from the frame source.
     ///
     /// The caller has detached every device, and `proof` is of a flush of the domain submitted after that.

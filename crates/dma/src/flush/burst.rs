@@ -82,6 +82,12 @@ impl Burst {
     }
 }
 
+impl<B> Open<B> {
+    fn is_empty(&self) -> bool {
+        self.withheld.is_empty() && self.safe.is_empty()
+    }
+}
+
 impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
     type PerCpu = BurstCpu<B>;
     type PerDomain = ();
@@ -120,6 +126,32 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
         open.ranges.push(item.gone);
         open.withheld.push(item.buffer);
         Ok(Withheld)
+    }
+
+    fn leave<P: Platform>(
+        &self,
+        own: &mut BurstCpu<B>,
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        mut each: impl FnMut(B),
+    ) -> Result<(), InvalidationError> {
+        let mut result = Ok(());
+        for open in &mut own.open {
+            result = result.and(Self::purge(open, &mut home, platform));
+            open.safe.drain(..).for_each(&mut each);
+        }
+        result
+    }
+
+    fn withholds(&self, own: &BurstCpu<B>) -> bool {
+        !own.open.iter().all(Open::is_empty)
+    }
+
+    fn let_go(&self, own: BurstCpu<B>, mut each: impl FnMut(B)) {
+        for open in own.open {
+            let withheld = open.withheld.into_iter().map(ManuallyDrop::into_inner);
+            open.safe.into_iter().chain(withheld).for_each(&mut each);
+        }
     }
 
     fn end_burst<P: Platform>(

@@ -47,6 +47,19 @@ impl<S: Space<Gone = Gone, Returned = Unmapped>, B> Flush<S, B> for LiteralBurst
         Ok(ReleasedStale(ManuallyDrop::into_inner(item.buffer)))
     }
 
+    fn leave<P: Platform>(
+        &self,
+        own: &mut Self::PerCpu,
+        _home: Home<'_, S>,
+        platform: &mut P,
+        _each: impl FnMut(B),
+    ) -> Result<(), InvalidationError> {
+        own.iter_mut()
+            .filter_map(Option::take)
+            .map(|request| invalidate(request, platform))
+            .fold(Ok(()), Result::and)
+    }
+
     /// "if( end_of_burst ) riotlb_invalidate( ... );"
     fn end_burst<P: Platform>(
         &self,
@@ -59,11 +72,18 @@ impl<S: Space<Gone = Gone, Returned = Unmapped>, B> Flush<S, B> for LiteralBurst
         let Some(request) = own.get_mut(lane.index()).and_then(Option::take) else {
             return Ok(());
         };
-        // Nothing has waited for it, so nothing is released.
-        Pending::submit(platform.invalidator(), request, ())
-            .map_err(|((), error)| error)?
-            .wait(platform.invalidator())
-            .map(|flushed| flushed.into_batch())
-            .map_err(|(_, error)| error)
+        invalidate(request, platform)
     }
+}
+
+/// Nothing has waited for it, so nothing is released.
+fn invalidate<P: Platform>(
+    request: Invalidation,
+    platform: &mut P,
+) -> Result<(), InvalidationError> {
+    Pending::submit(platform.invalidator(), request, ())
+        .map_err(|((), error)| error)?
+        .wait(platform.invalidator())
+        .map(|flushed| flushed.into_batch())
+        .map_err(|(_, error)| error)
 }

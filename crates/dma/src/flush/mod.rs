@@ -26,14 +26,16 @@ use ringfence_types::{
 };
 
 use crate::mapping::Custody;
-use crate::space::{Gone, Space};
+use crate::space::{Gone, Remains, Space};
+use crate::tenancy::{Seat, Tenant};
 use crate::{Owed, Platform};
 
 /// A mapping that has left the table, on its way through the flush policy.
 #[derive(Debug)]
-pub struct Cleared<B> {
-    pub(crate) gone: Gone,
+pub struct Cleared<B, T = ()> {
+    pub(crate) gone: Gone<T>,
     pub(crate) direction: Direction,
+    pub(crate) tenant: Tenant,
     pub(crate) buffer: Custody<B>,
 }
 
@@ -117,8 +119,8 @@ impl<B> Outcome<B> for Withheld {
 
 /// Where flushed ranges go: back to the space of their domain, through this processor's handles.
 pub struct Home<'a, S: Space> {
-    pub(crate) spaces: &'a [S],
-    pub(crate) cpus: &'a mut [S::PerCpu],
+    pub(crate) seats: &'a [Seat<S>],
+    pub(crate) cpus: &'a mut [Option<S::PerCpu>],
     /// Index of the domain at hand.
     pub(crate) here: usize,
 }
@@ -128,7 +130,7 @@ impl<S: Space> Home<'_, S> {
     #[inline]
     pub fn reborrow(&mut self) -> Home<'_, S> {
         Home {
-            spaces: self.spaces,
+            seats: self.seats,
             cpus: self.cpus,
             here: self.here,
         }
@@ -150,8 +152,19 @@ impl<S: Space> Home<'_, S> {
     }
 
     #[inline]
+    fn space(&self, index: usize) -> Option<&S> {
+        self.seats.get(index)?.space()
+    }
+
+    #[inline]
+    fn parts(&mut self, index: usize) -> Option<(&S, &mut S::PerCpu)> {
+        let space = self.seats.get(index)?.space()?;
+        Some((space, self.cpus.get_mut(index)?.as_mut()?))
+    }
+
+    #[inline]
     fn give_back(&mut self, index: usize, range: S::Returned) {
-        if let (Some(space), Some(cpu)) = (self.spaces.get(index), self.cpus.get_mut(index)) {
+        if let Some((space, cpu)) = self.parts(index) {
             space.release(cpu, range);
         }
     }
@@ -159,7 +172,7 @@ impl<S: Space> Home<'_, S> {
     /// The domain at hand. Domains are numbered from 1 in the order of their attachment.
     #[inline]
     pub fn domain(&self) -> DomainId {
-        match self.spaces.get(self.here) {
+        match self.space(self.here) {
             Some(space) => space.domain(),
             None => DomainId::new(0),
         }
@@ -179,17 +192,23 @@ impl<S: Space> Home<'_, S> {
         range: PfnRange,
         levels: CachedLevels,
     ) -> Invalidation {
-        match self.spaces.get(usize::from(domain.get()).wrapping_sub(1)) {
+        match self.space(usize::from(domain.get()).wrapping_sub(1)) {
             Some(space) => space.invalidation(range, levels),
             None => Invalidation::Domain(domain),
+        }
+    }
+
+    /// Gives what this processor caches of the space at hand back to it.
+    pub(crate) fn drain(&mut self) {
+        if let Some((space, cpu)) = self.parts(self.here) {
+            space.drain(cpu);
         }
     }
 
     /// Makes what was cleared in the space at hand visible to the hardware.
     #[inline]
     pub fn sync<P: Platform>(&mut self, platform: &mut P) {
-        if let (Some(space), Some(cpu)) = (self.spaces.get(self.here), self.cpus.get_mut(self.here))
-        {
+        if let Some((space, cpu)) = self.parts(self.here) {
             space.sync(cpu, platform);
         }
     }
@@ -285,6 +304,32 @@ pub trait Flush<S: Space, B> {
         Ok(())
     }
 
+    /// Gives up what one processor's part holds back: the processor leaves the domain, or the domain is going away.
+    ///
+    /// # Errors
+    /// An invalidation failed: what it was to release is held back still.
+    fn leave<P: Platform>(
+        &self,
+        own: &mut Self::PerCpu,
+        home: Home<'_, S>,
+        platform: &mut P,
+        each: impl FnMut(B),
+    ) -> Result<(), InvalidationError> {
+        let _ = (own, home, platform, each);
+        Ok(())
+    }
+
+    /// Whether one processor's part withholds buffers.
+    fn withholds(&self, own: &Self::PerCpu) -> bool {
+        let _ = own;
+        false
+    }
+
+    /// Hands up what one processor's part withholds, with no invalidation: the domain is gone, and was invalidated when it went.
+    fn let_go(&self, own: Self::PerCpu, each: impl FnMut(B)) {
+        let _ = (own, each);
+    }
+
     /// Ends the burst of one `lane` of one processor and hands its buffers up, each exactly once.
     fn end_burst<P: Platform>(
         &self,
@@ -305,8 +350,25 @@ pub struct Retiring<S: Space, B> {
     pub gone: S::Gone,
     /// The mapping's ring and direction.
     pub lane: Lane,
+    pub(crate) tenant: Tenant,
     /// The buffer; it may only be let go of once no device reaches it, or the policy's outcome says that one still may.
     pub buffer: ManuallyDrop<B>,
+}
+
+impl<T, S: Space<Gone = Gone<T>>, B> Retiring<S, B>
+where
+    S::Gone: Remains,
+{
+    /// What stays with whoever waits for the invalidation.
+    #[inline]
+    fn into_cleared(self) -> Cleared<B, T> {
+        Cleared {
+            gone: self.gone,
+            direction: self.lane.direction,
+            tenant: self.tenant,
+            buffer: self.buffer,
+        }
+    }
 }
 
 impl<S: Space<Gone = Gone>, B> Retiring<S, B> {
@@ -314,11 +376,7 @@ impl<S: Space<Gone = Gone>, B> Retiring<S, B> {
     #[cold]
     fn into_owed(self) -> Owed<B> {
         Owed {
-            cleared: Cleared {
-                gone: self.gone,
-                direction: self.lane.direction,
-                buffer: self.buffer,
-            },
+            cleared: self.into_cleared(),
         }
     }
 }

@@ -201,6 +201,18 @@ impl<S: Space<Gone = Gone>, B, L: Lock<Ring>, M: Lock<Vec<Arc<L>>>> Flush<S, B>
         })
     }
 
+    /// The ring itself is forgotten when the next handle is made.
+    fn leave<P: Platform>(
+        &self,
+        own: &mut Arc<L>,
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        _each: impl FnMut(B),
+    ) -> Result<(), InvalidationError> {
+        let domain = home.domain();
+        own.with(|ring| Self::flush_ring(ring, &mut home, platform, domain))
+    }
+
     fn tick<P: Platform>(
         &self,
         rings: &M,

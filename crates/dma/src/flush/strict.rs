@@ -3,13 +3,10 @@
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
-use ringfence_types::{
-    Direction, DrainUnmapped, Flushed, Invalidation, InvalidationError, Pending,
-};
+use ringfence_types::{DrainUnmapped, Flushed, Invalidation, InvalidationError, Pending};
 
 use super::batch::submit_and_release;
 use super::{Cleared, Flush, Home, RangeBatch, Released, Retiring};
-use crate::mapping::Custody;
 use crate::space::{Gone, Space, TablePages};
 use crate::{Owed, Platform};
 
@@ -24,22 +21,25 @@ impl Strict {
     pub(crate) fn purge<S: Space, T: TablePages, B, P: Platform>(
         home: &mut Home<'_, S>,
         platform: &mut P,
-        gone: Gone<T>,
-        direction: Direction,
-        buffer: Custody<B>,
+        cleared: Cleared<B, T>,
     ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
+        let Cleared {
+            gone,
+            direction,
+            tenant,
+            buffer,
+        } = cleared;
         match home.purge(gone, platform) {
             Ok(()) => Ok(Released(ManuallyDrop::into_inner(buffer))),
-            Err((error, gone)) => Err((
-                error,
-                Owed {
-                    cleared: Cleared {
-                        gone,
-                        direction,
-                        buffer,
-                    },
-                },
-            )),
+            Err((error, gone)) => {
+                let cleared = Cleared {
+                    gone,
+                    direction,
+                    tenant,
+                    buffer,
+                };
+                Err((error, Owed { cleared }))
+            }
         }
     }
 }
@@ -113,8 +113,7 @@ impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
         platform: &mut P,
         item: Retiring<S, B>,
     ) -> Result<Released<B>, (InvalidationError, Owed<B>)> {
-        let direction = item.lane.direction;
-        Self::purge(&mut home, platform, item.gone, direction, item.buffer)
+        Self::purge(&mut home, platform, item.into_cleared())
     }
 
     /// One invalidation for all of them; one each where unmap may take table pages away.
@@ -133,17 +132,18 @@ impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
         let mut batch = RangeBatch::with_capacity(items.len());
         let mut buffers = Vec::with_capacity(items.len());
         for item in items {
-            let Gone {
-                unmapped,
-                levels,
-                tables: _,
-            } = item.gone;
+            let Cleared {
+                gone,
+                direction,
+                tenant,
+                buffer,
+            } = item.into_cleared();
             batch.push(Gone {
-                unmapped,
-                levels,
+                unmapped: gone.unmapped,
+                levels: gone.levels,
                 tables: (),
             });
-            buffers.push((item.lane.direction, item.buffer));
+            buffers.push((direction, tenant, buffer));
         }
         if batch.is_empty() {
             return Ok(());
@@ -155,7 +155,7 @@ impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
             Ok(()) => {
                 buffers
                     .into_iter()
-                    .map(|(_, buffer)| ManuallyDrop::into_inner(buffer))
+                    .map(|(.., buffer)| ManuallyDrop::into_inner(buffer))
                     .for_each(each);
                 Ok(())
             }
@@ -163,7 +163,7 @@ impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
                 let mut owed = Vec::with_capacity(buffers.len());
                 let mut buffers = buffers.into_iter();
                 left.drain_unmapped(|unmapped| {
-                    owed.extend(buffers.next().map(|(direction, buffer)| Owed {
+                    owed.extend(buffers.next().map(|(direction, tenant, buffer)| Owed {
                         cleared: Cleared {
                             gone: Gone {
                                 unmapped,
@@ -171,6 +171,7 @@ impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
                                 tables: (),
                             },
                             direction,
+                            tenant,
                             buffer,
                         },
                     }));
@@ -191,8 +192,7 @@ fn one_by_one<T: TablePages, S: Space<Gone = Gone<T>>, B, P: Platform>(
     let mut owed = Vec::new();
     let mut failure = None;
     for item in items {
-        let direction = item.lane.direction;
-        match Strict::purge(&mut home, platform, item.gone, direction, item.buffer) {
+        match Strict::purge(&mut home, platform, item.into_cleared()) {
             Ok(Released(buffer)) => each(buffer),
             Err((error, left)) => {
                 failure = Some(error);

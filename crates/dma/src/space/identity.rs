@@ -107,6 +107,11 @@ impl Space for Identity {
     #[inline]
     fn sync<P: Platform>(&self, _cpu: &mut (), _platform: &mut P) {}
 
+    /// Mappings are addresses and nothing else.
+    fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
+        true
+    }
+
     #[inline]
     fn release(&self, _cpu: &mut (), _range: Flushed) {}
 

@@ -198,6 +198,9 @@ pub trait Space {
     /// before a device is told of addresses that [`map`](Self::map) has left to it.
     fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P);
 
+    /// Whether no device reaches anything through the space but what a map would not change: no mapping is installed.
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool;
+
     /// Takes a range back.
     fn release(&self, cpu: &mut Self::PerCpu, range: Self::Returned);
 

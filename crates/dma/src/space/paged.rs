@@ -262,6 +262,10 @@ impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
         self.table.sync(&mut cpu.table, platform);
     }
 
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool {
+        self.table.is_empty(platform)
+    }
+
     #[inline]
     fn release(&self, cpu: &mut Self::PerCpu, range: Self::Returned) {
         self.allocator.free(&mut cpu.allocator, range);

@@ -46,6 +46,9 @@ pub trait RingDriver {
         bytes: u64,
     ) -> Result<(), UnmapRefusal>;
 
+    /// How many slots are mapped.
+    fn live(&self) -> u32;
+
     /// Takes the slots of what was unmapped at `slot` back.
     fn release(&mut self, slot: RingSlot);
 
@@ -90,6 +93,11 @@ impl RingDriver for Ring {
         bytes: u64,
     ) -> Result<(), UnmapRefusal> {
         self.unmap(mem, iova, bytes)
+    }
+
+    #[inline]
+    fn live(&self) -> u32 {
+        self.live()
     }
 
     #[inline]
@@ -139,6 +147,12 @@ impl RingDriver for LiteralRing {
         _bytes: u64,
     ) -> Result<(), UnmapRefusal> {
         self.unmap_list(mem, iova)
+    }
+
+    /// As many as the figure believes.
+    #[inline]
+    fn live(&self) -> u32 {
+        self.nmapped()
     }
 
     #[inline]
@@ -321,6 +335,12 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
                 ring.with(|ring| ring.sync(platform.memory()));
             }
         }
+    }
+
+    fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
+        self.rings
+            .iter()
+            .all(|ring| ring.with(|ring| ring.live()) == 0)
     }
 
     #[inline]

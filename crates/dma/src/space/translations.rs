@@ -58,6 +58,9 @@ pub trait Translations {
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels, Self::Pages), UnmapError>;
 
+    /// Whether it holds no leaf. Reads every table: for when a domain goes away.
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool;
+
     /// Waits until everything deferred is in memory.
     fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P);
 }
@@ -135,6 +138,10 @@ impl<F: Format> Translations for PlainTable<F> {
         Ok((unmapped, levels, ()))
     }
 
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool {
+        self.0.is_empty(platform.memory())
+    }
+
     #[inline]
     fn sync<P: Platform>(&self, dirty: &mut Dirty, platform: &mut P) {
         dirty.sync(platform.memory());
@@ -193,6 +200,10 @@ impl<F: Format> Translations for CachedTable<F> {
     ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
         let (unmapped, levels) = cache.unmap_deferred(&self.0, platform.memory(), range, dirty)?;
         Ok((unmapped, levels, ()))
+    }
+
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool {
+        self.0.is_empty(platform.memory())
     }
 
     #[inline]
@@ -269,6 +280,10 @@ impl<F: Format, L: Lock<ReclaimingTable<F>>> Translations for Reclaiming<F, L> {
             let (unmapped, levels) = table.unmap(platform.memory(), range)?;
             Ok((unmapped, levels, table.take_retired()))
         })
+    }
+
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool {
+        self.table.with(|table| table.is_empty(platform.memory()))
     }
 
     #[inline]

@@ -437,6 +437,16 @@ fn addresses_run_out() {
         let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
     }
     assert_eq!(board.port.log.len(), 2, "one flush a wrap");
+    // Others take whatever a flush releases: an end, and an error that says so.
+    let accounts = dma.space(at).unwrap().allocator();
+    accounts.fail_after(0, AllocError::NeedsFlush);
+    let (_, error) = dma
+        .map_single(cpu, board, at, 0, buffer, DIRECTION)
+        .unwrap_err();
+    let flushes = board.port.log.len() as u32 - 2;
+    assert_eq!(error.reason, MapReason::FlushedInVain { flushes });
+    assert!((2..100).contains(&flushes), "{flushes}");
+    assert!(error.to_string().contains("flushes of the domain"));
 
     // Withheld addresses come back at the end of the burst, which is the driver's to say.
     let mut rig = Rig::<Tree, Plain, _, u64>::with(Burst::default(), SPACE, mask, all);

@@ -54,9 +54,9 @@ fn strict_owes_what_it_could_not_flush() {
         // The addresses are not free either.
         let out = || dma.space(at).unwrap().allocator().out.borrow().len();
         assert_eq!(out(), 1);
-        let (why, owed) = dma.settle(cpu, board, at, owed).unwrap_err();
+        let (why, owed) = dma.settle(cpu, board, owed).unwrap_err();
         assert_eq!((why, out()), (expected, 1));
-        let Released(buffer) = dma.settle(cpu, board, at, owed).unwrap();
+        let Released(buffer) = dma.settle(cpu, board, owed).unwrap();
         assert_eq!((buffer, out()), (1, 0));
         assert!(!board.port.reaches(domain, pages));
     }
@@ -86,7 +86,7 @@ fn a_multi_unmap_owes_all_of_them_in_order() {
         let mut owed = error.owed.into_iter();
         for (id, pages) in pages.iter().enumerate() {
             assert!(board.port.reaches(domain, *pages));
-            let Released(buffer) = dma.settle(cpu, board, at, owed.next().unwrap()).unwrap();
+            let Released(buffer) = dma.settle(cpu, board, owed.next().unwrap()).unwrap();
             assert_eq!(buffer, id as u64, "each buffer with its own range");
             assert!(!board.port.reaches(domain, *pages), "{id}");
         }
@@ -167,9 +167,9 @@ fn stays_bounded<F>(
             board,
             dma,
             cpu,
-            at,
+            at: _,
         } = &mut rig;
-        let _ = dma.settle(cpu, board, at, left).unwrap();
+        let _ = dma.settle(cpu, board, left).unwrap();
     }
     end(&mut rig);
     assert!(rig.accounts().out.borrow().is_empty());
@@ -252,11 +252,11 @@ fn a_failing_timer_gives_every_ring_its_own_back() {
         board,
         dma,
         cpu,
-        at,
+        at: _,
     } = &mut rig;
     dma.tick(cpu, board).unwrap();
     for left in owed {
-        let _ = dma.settle(cpu, board, at, left).unwrap();
+        let _ = dma.settle(cpu, board, left).unwrap();
     }
     assert!(rig.accounts().out.borrow().is_empty());
     assert!(rig.board.port.warm.is_empty());

@@ -4,6 +4,7 @@ mod bad_input;
 mod bounce;
 mod coherent;
 mod custody;
+mod detach;
 mod directions;
 mod invalidations;
 mod lists;

@@ -167,6 +167,10 @@ impl<A> Accounts<A> {
         }
     }
 
+    pub(crate) fn inner(&self) -> &A {
+        &self.inner
+    }
+
     pub(crate) fn fail_after(&self, count: u64, error: AllocError) {
         self.fail.set(Some((self.asked.get() + count, error)));
     }

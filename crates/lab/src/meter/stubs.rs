@@ -169,6 +169,10 @@ impl Translations for NullTable {
         ))
     }
 
+    fn is_empty<P: Platform>(&self, _: &P) -> bool {
+        true
+    }
+
     #[inline]
     fn sync<P: Platform>(&self, (): &mut (), _: &mut P) {}
 }

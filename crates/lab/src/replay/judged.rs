@@ -92,7 +92,7 @@ pub struct Judged<H, S: Space, F: Flush<S, u64>, X> {
     windows: Windows,
     withheld: HashMap<u64, Nanos>,
     /// Mappings whose invalidation failed: their buffers are withheld until it succeeds.
-    owed: Vec<(Attachment, Owed<u64>)>,
+    owed: Vec<Owed<u64>>,
     attacker: X,
     live: u64,
     scratch: Vec<IovaRange>,
@@ -387,7 +387,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
                 ..
             }) => {
                 self.withhold(grant);
-                self.owed.push((at, owed));
+                self.owed.push(owed);
             }
             Err(_) => self.outcomes.refused_unmaps += 1,
         }
@@ -408,13 +408,13 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
         let Some(own) = self.cpus.first_mut() else {
             return;
         };
-        for (at, owed) in core::mem::take(&mut self.owed) {
-            match self.dma.settle(own, &mut self.machine, &at, owed) {
+        for owed in core::mem::take(&mut self.owed) {
+            match self.dma.settle(own, &mut self.machine, owed) {
                 Ok(Released(raw)) => {
                     let (oracle, withheld) = (&mut self.oracle, &mut self.withheld);
                     give_back(oracle, withheld, &mut self.outcomes, raw, self.machine.now);
                 }
-                Err((_, owed)) => self.owed.push((at, owed)),
+                Err((_, owed)) => self.owed.push(owed),
             }
         }
     }

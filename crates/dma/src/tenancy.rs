@@ -1,0 +1,128 @@
+//! Who holds a domain identifier, and since when.
+//!
+//! Identifiers are few (2^16 - 1, and less in hardware), so a detached domain's is given out again; a token of the old domain that turns
+//! up later must not reach the new one. Each identifier therefore counts its generations, and every token carries the one that it was
+//! made in. An identifier whose count is used up is given out no more.
+
+use alloc::vec::Vec;
+
+use ringfence_types::{DeviceId, DomainId};
+
+/// One domain, distinct from all that had its identifier before and will have it after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tenant {
+    index: u16,
+    generation: u32,
+}
+
+impl Tenant {
+    /// The place of its identifier among all.
+    #[inline]
+    pub(crate) const fn index(self) -> usize {
+        self.index as usize
+    }
+
+    /// The identifier. Identifiers begin at 1: hardware reserves 0 where absent entries are cached (VT-d section 6.2.2.1).
+    #[inline]
+    pub(crate) const fn domain(self) -> DomainId {
+        DomainId::new(self.index.wrapping_add(1))
+    }
+}
+
+/// A domain identifier, and the space of the domain that has it.
+#[derive(Debug)]
+pub(crate) struct Seat<S> {
+    tenant: Tenant,
+    space: Option<S>,
+    /// The devices of the domain.
+    pub(crate) devices: Vec<DeviceId>,
+}
+
+impl<S> Seat<S> {
+    /// The `index`th identifier, which nobody has had; none if there are not that many.
+    pub(crate) fn new(index: usize) -> Option<Self> {
+        let index = u16::try_from(index).ok().filter(|i| *i < u16::MAX)?;
+        Some(Self {
+            tenant: Tenant {
+                index,
+                generation: 0,
+            },
+            space: None,
+            devices: Vec::new(),
+        })
+    }
+
+    /// Whether the next domain can have it.
+    pub(crate) fn is_vacant(&self) -> bool {
+        self.space.is_none() && self.tenant.generation < u32::MAX
+    }
+
+    /// The present tenant; if there is none, the next one.
+    #[inline]
+    pub(crate) fn tenant(&self) -> Tenant {
+        self.tenant
+    }
+
+    /// The space, whoever's it is.
+    #[inline]
+    pub(crate) fn space(&self) -> Option<&S> {
+        self.space.as_ref()
+    }
+
+    /// The space, if it is `tenant`'s.
+    #[inline]
+    pub(crate) fn space_of(&self, tenant: Tenant) -> Option<&S> {
+        if self.tenant == tenant {
+            self.space.as_ref()
+        } else {
+            None
+        }
+    }
+
+    /// Whether `tenant` had it before and has no more.
+    pub(crate) fn has_seen_off(&self, tenant: Tenant) -> bool {
+        tenant.index == self.tenant.index && tenant.generation < self.tenant.generation
+    }
+
+    /// Seats a domain, with its first device.
+    pub(crate) fn take(&mut self, space: S, device: DeviceId) -> Tenant {
+        self.space = Some(space);
+        self.devices.push(device);
+        self.tenant
+    }
+
+    /// Ends the tenancy: from now on no token of it is current.
+    pub(crate) fn vacate(&mut self) -> Option<S> {
+        self.devices.clear();
+        self.tenant.generation = self.tenant.generation.saturating_add(1);
+        self.space.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identifier_whose_generations_are_used_up_is_not_given_out() {
+        let mut seat = Seat::new(6).expect("a small index");
+        seat.tenant.generation = u32::MAX - 1;
+        assert!(seat.is_vacant());
+        let last = seat.take((), DeviceId::new(1));
+        assert!(!seat.is_vacant());
+        assert_eq!(
+            (last.domain(), seat.space_of(last)),
+            (DomainId::new(7), Some(&()))
+        );
+        assert_eq!(seat.vacate(), Some(()));
+        assert!(!seat.is_vacant());
+        assert_eq!(seat.space_of(last), None);
+    }
+
+    #[test]
+    fn there_are_as_many_as_the_identifier_counts() {
+        assert!(Seat::<()>::new(usize::from(u16::MAX)).is_none());
+        let last = Seat::<()>::new(usize::from(u16::MAX) - 1).expect("the last");
+        assert_eq!(last.tenant().domain(), DomainId::new(u16::MAX));
+    }
+}

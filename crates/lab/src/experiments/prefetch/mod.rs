@@ -10,10 +10,10 @@
 //! What comes out agrees with the document on rings whose addresses recur: Markov and Recency predict nothing with a history smaller than
 //! the ring and everything after the first lap with a larger one, and two entries predict everything at once. It departs in three
 //! points, and each is a row here rather than a remark. Distance is effective wherever neighbours of a ring, or pages of a buffer,
-//! lie side by side, even as published if a burst is used before it is unmapped. Addresses that do not come again, or late because frees are
-//! deferred, leave Markov and Recency nothing, or ask for a longer history. And the two entries are right but not free: the
-//! invalidation that ends a burst takes them, so each burst begins with a walk, and a ring with a single buffer in flight has no next
-//! entry to fetch.
+//! lie side by side, even as published if a burst is used before it is unmapped; rows count the first pages of buffers apart, because a
+//! ring's entry spans its buffer. Addresses that do not come again, or late because frees are deferred, leave Markov and
+//! Recency nothing, or ask for a longer history. And the two entries are right but not free: the invalidation that ends a burst takes
+//! them, so each burst begins with a walk, and a ring with a single buffer in flight has no next entry to fetch.
 
 pub mod recorded;
 mod stream;
@@ -24,7 +24,7 @@ use std::io::Read;
 
 use ringfence_hw::prefetch::{
     Distance, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb, Recency,
-    RingPair, Variant,
+    RingPair, Served, Variant,
 };
 use ringfence_types::Pfn;
 use serde::Serialize;
@@ -106,6 +106,12 @@ pub struct PrefetchRow {
     pub rejected: u64,
     /// `predicted / misses`; 0 without misses.
     pub hit_rate: f64,
+    /// Of the misses, those of a buffer's first page. The others follow it at a distance of one.
+    pub first_misses: u64,
+    /// Of these, predicted: what a prefetcher knows of the order of buffers, as two entries a ring do.
+    pub first_predicted: u64,
+    /// `first_predicted / first_misses`; 0 without any.
+    pub first_hit_rate: f64,
 }
 
 /// The pages mapped, each with the number of mappings that have it.
@@ -131,16 +137,30 @@ impl Mapped {
     }
 }
 
+/// What happened to the first pages of buffers.
+#[derive(Debug, Clone, Copy, Default)]
+struct First {
+    misses: u64,
+    predicted: u64,
+}
+
+impl First {
+    fn count(&mut self, served: Served) {
+        self.misses += u64::from(matches!(served, Served::Predicted | Served::Walked));
+        self.predicted += u64::from(served == Served::Predicted);
+    }
+}
+
 /// A prefetcher whose type is forgotten.
 trait Fed {
-    fn access(&mut self, page: Pfn, mapped: &Mapped);
+    fn access(&mut self, page: Pfn, mapped: &Mapped) -> Served;
     fn unmap(&mut self, page: Pfn);
     fn stats(&self) -> PrefetchStats;
 }
 
 impl<P: Prefetcher> Fed for PrefetchingIotlb<P> {
-    fn access(&mut self, page: Pfn, mapped: &Mapped) {
-        Self::access(self, page, |page| mapped.0.contains_key(&page));
+    fn access(&mut self, page: Pfn, mapped: &Mapped) -> Served {
+        Self::access(self, page, |page| mapped.0.contains_key(&page))
     }
 
     fn unmap(&mut self, page: Pfn) {
@@ -179,7 +199,8 @@ pub fn measure(stream: &Stream, histories: &[u32]) -> Vec<PrefetchRow> {
     let mut prefetchers = Vec::new();
     for predictor in Predictor::PREFETCHERS {
         for &history in histories {
-            prefetchers.extend(prefetcher(predictor, history).map(|fed| (predictor, history, fed)));
+            let fed = prefetcher(predictor, history);
+            prefetchers.extend(fed.map(|fed| (predictor, history, First::default(), fed)));
         }
     }
     let mut mapped = Mapped::default();
@@ -196,9 +217,12 @@ pub fn measure(stream: &Stream, histories: &[u32]) -> Vec<PrefetchRow> {
                 valid.insert(stream.place(buffer));
             }
             Event::Use(buffer) => {
-                for page in pages(buffer) {
-                    for (.., fed) in &mut prefetchers {
-                        fed.access(page, &mapped);
+                for (at, page) in pages(buffer).enumerate() {
+                    for (_, _, first, fed) in &mut prefetchers {
+                        let served = fed.access(page, &mapped);
+                        if at == 0 {
+                            first.count(served);
+                        }
                     }
                 }
                 let (ring, entry) = stream.place(buffer);
@@ -225,12 +249,23 @@ pub fn measure(stream: &Stream, histories: &[u32]) -> Vec<PrefetchRow> {
     }
     let mut rows: Vec<PrefetchRow> = prefetchers
         .iter()
-        .map(|(predictor, history, fed)| row(stream, *predictor, u64::from(*history), &fed.stats()))
+        .map(|(predictor, history, first, fed)| {
+            let history = u64::from(*history);
+            row(stream, *predictor, history, &fed.stats(), *first)
+        })
         .collect();
     let entries = 2 * stream.rings() as u64;
     let [invalidated, kept] = [0, 1].map(|which| sum(pairs.iter().map(|pair| pair[which].stats())));
-    rows.push(row(stream, Predictor::Riotlb, entries, &invalidated));
-    rows.push(row(stream, Predictor::RiotlbUninvalidated, entries, &kept));
+    for (predictor, stats) in [
+        (Predictor::Riotlb, invalidated),
+        (Predictor::RiotlbUninvalidated, kept),
+    ] {
+        let first = First {
+            misses: stats.misses,
+            predicted: stats.predicted,
+        };
+        rows.push(row(stream, predictor, entries, &stats, first));
+    }
     rows
 }
 
@@ -247,7 +282,13 @@ fn sum<'a>(all: impl Iterator<Item = &'a PrefetchStats>) -> PrefetchStats {
     })
 }
 
-fn row(stream: &Stream, predictor: Predictor, history: u64, stats: &PrefetchStats) -> PrefetchRow {
+fn row(
+    stream: &Stream,
+    predictor: Predictor,
+    history: u64,
+    stats: &PrefetchStats,
+    first: First,
+) -> PrefetchRow {
     PrefetchRow {
         source: stream.name.clone(),
         rings: stream.rings() as u64,
@@ -262,6 +303,12 @@ fn row(stream: &Stream, predictor: Predictor, history: u64, stats: &PrefetchStat
         verification_walks: stats.verification_walks,
         rejected: stats.rejected,
         hit_rate: stats.hit_rate(),
+        first_misses: first.misses,
+        first_predicted: first.predicted,
+        first_hit_rate: match first.misses {
+            0 => 0.0,
+            misses => first.predicted as f64 / misses as f64,
+        },
     }
 }
 
@@ -320,15 +367,15 @@ pub fn of_trace<R: Read>(name: &str, reader: R) -> Result<Vec<PrefetchRow>, LabE
         .collect())
 }
 
-/// The rows of one stream at a glance: shares of misses that were predicted, with the best history of the range.
+/// The rows of one stream at a glance: shares of buffers whose first page was predicted, with the best history of the range.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PrefetchSummary {
     /// The stream.
     pub source: String,
     /// Pages that the device has mapped at once, at most.
     pub ring_pages: u64,
-    /// Accesses of pages that were not cached.
-    pub misses: u64,
+    /// Buffers used whose first page was not cached.
+    pub first_misses: u64,
     /// The best of the three as published, at any history.
     pub best_baseline: f64,
     /// Markov modified, with a history smaller than the ring.
@@ -359,7 +406,7 @@ pub fn summarise(rows: &[PrefetchRow]) -> Vec<PrefetchSummary> {
             let first = rows.first()?;
             let best = |wanted: &dyn Fn(&PrefetchRow) -> bool| {
                 let rates = rows.iter().filter(|row| wanted(row));
-                rates.map(|row| row.hit_rate).fold(0.0, f64::max)
+                rates.map(|row| row.first_hit_rate).fold(0.0, f64::max)
             };
             let of = |predictor| best(&|row| row.predictor == predictor);
             let below =
@@ -372,7 +419,7 @@ pub fn summarise(rows: &[PrefetchRow]) -> Vec<PrefetchSummary> {
             Some(PrefetchSummary {
                 source: first.source.clone(),
                 ring_pages: first.ring_pages,
-                misses: first.misses,
+                first_misses: first.first_misses,
                 best_baseline: of(Predictor::Markov)
                     .max(of(Predictor::Recency))
                     .max(of(Predictor::Distance)),

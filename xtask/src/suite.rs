@@ -85,7 +85,12 @@ pub(crate) fn fuzz(repo: &Repo, target: Option<&str>, seconds: u64) -> anyhow::R
 }
 
 fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: u64) -> anyhow::Result<String> {
-    let nightly = install::has_nightly() && install::has_cargo_fuzz();
+    let nightly = install::has_nightly();
+    // Where libFuzzer could run it has to.
+    ensure!(
+        !nightly || install::has_cargo_fuzz(),
+        "a nightly toolchain is installed and cargo-fuzz is not"
+    );
     let mut failures = Vec::new();
     let mut notes = Vec::new();
     for target in fuzz::targets(repo)? {

@@ -35,7 +35,7 @@ impl Sink for Deferred<'_> {
     #[inline]
     fn touched<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr, bytes: u64) {
         if self.0 == Coherency::NonCoherent {
-            self.1.touch(mem, at, bytes);
+            self.1.add(mem, at, bytes);
         }
     }
 
@@ -107,9 +107,8 @@ impl Dirty {
         mem.drain();
     }
 
-    /// `bytes` bytes from `at` were stored to.
     #[inline]
-    pub fn touch<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr, bytes: u64) {
+    fn add<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr, bytes: u64) {
         let last = at.wrapping_add(bytes.saturating_sub(1)).get() / LINE;
         let mut line = at.get() / LINE;
         while line < last {

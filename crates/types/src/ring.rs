@@ -96,6 +96,9 @@ impl fmt::Display for RingSlot {
 pub struct RingIova(u64);
 
 impl RingIova {
+    /// Bits of the offset; those of the slot are above them.
+    pub const OFFSET_BITS: u32 = OFFSET_BITS;
+
     /// The greatest offset, 2^30 - 1.
     pub const MAX_OFFSET: u32 = OFFSET_MASK as u32;
 

@@ -15,10 +15,8 @@ use ringfence_pgtable::{
 use ringfence_types::{PageSize, PhysAddr, PhysMemory, PhysRange, RingId};
 
 use super::error::RingError;
+use super::lines::LINE;
 use super::table::{Ring, SlotChoice};
-
-/// A table begins on a line, so that four entries share each line and no two tables do.
-const LINE: u64 = 64;
 
 /// What the rings of a device have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +50,7 @@ impl Tables {
         let heads = (slots.len() as u64 + 1) * RING_ENTRY_BYTES;
         let mut at = base.checked_add(heads);
         for slots in slots {
+            // From a line on: four entries share each line, and no two tables do.
             let from = at.and_then(|at| at.checked_add(LINE - 1));
             let from = from.ok_or(RingError::Memory)?.align_down(LINE);
             rings.push(RingTable::new(from, *slots)?);

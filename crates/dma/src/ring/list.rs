@@ -30,8 +30,13 @@ impl Links {
         }
     }
 
-    /// Whether `slot` is part of a list that begins elsewhere.
+    /// Whether `slot` is part of a list of several slots.
     #[inline]
+    pub(super) fn is_linked(&self, slot: u32) -> bool {
+        self.0.get(slot as usize).is_some_and(|link| *link != 0)
+    }
+
+    /// Whether `slot` is part of a list that begins elsewhere.
     pub(super) fn is_inner(&self, slot: u32) -> bool {
         self.0
             .get(slot as usize)

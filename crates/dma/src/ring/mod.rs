@@ -5,6 +5,7 @@
 //! | `layout.rs` | rDEVICE, rRINGs and tables in one piece of memory |
 //! | `table.rs` | [`Ring`]: map, unmap and release of slots, repaired |
 //! | `free.rs` | which slots are free |
+//! | `lines.rs` | which cache lines have to be written back |
 //! | `list.rs` | the slots of one scatterlist |
 //! | `owned.rs` | [`OwnedRing`]: a ring that one driver owns, with its burst |
 //! | `literal.rs` | [`LiteralRing`]: Fig. 11 as printed, defects included |
@@ -15,6 +16,7 @@
 mod error;
 mod free;
 mod layout;
+mod lines;
 mod list;
 mod literal;
 mod owned;

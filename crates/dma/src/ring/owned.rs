@@ -4,21 +4,26 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::mem::ManuallyDrop;
 
+use ringfence_pgtable::RingWords;
 use ringfence_types::{
     Batch, DeviceId, Direction, DomainId, Flushed, Invalidation, InvalidationError, Invalidator,
     Iova, IovaRange, Pending, PhysMemory, PhysRange, RingId, RingIova,
 };
 
+use super::error::RingError;
 use super::table::Ring;
 use crate::MapReason;
 use crate::flush::Withheld;
 use crate::mapping::Custody;
+use crate::space::UnmapRefusal;
 
 /// A [`Ring`] and the buffers that are in its keeping. Unmapped buffers come back when their burst ends, after one invalidation for all
 /// of them; there is no other way to them. What is withheld when it is dropped is leaked: the device may still reach it.
 #[derive(Debug)]
-pub struct OwnedRing<B> {
+pub struct OwnedRing<'m, B> {
     ring: Ring,
+    /// The ring's table, kept mapped.
+    entries: &'m [RingWords],
     device: DeviceId,
     domain: DomainId,
     burst: Cleared,
@@ -52,6 +57,18 @@ impl<B> RingMapping<B> {
     #[inline]
     pub fn buffer(&self) -> &B {
         &self.buffer
+    }
+
+    /// A mapping of `ring` from what a driver remembers of it, for embedders whose interface passes addresses; `None` if no slot takes
+    /// that many bytes. What is not mapped is refused by unmap.
+    #[inline]
+    pub fn claim(ring: &OwnedRing<'_, B>, range: IovaRange, buffer: B) -> Option<Self> {
+        Some(Self {
+            iova: range.start().into(),
+            bytes: u32::try_from(range.bytes()).ok()?,
+            domain: ring.domain,
+            buffer: ManuallyDrop::new(buffer),
+        })
     }
 }
 
@@ -116,21 +133,32 @@ impl Batch for Cleared {
     }
 }
 
-impl<B> OwnedRing<B> {
-    /// The ring of `device`, whose context entry names `domain`. No other device is in that domain.
-    pub fn new(ring: Ring, domain: DomainId, device: DeviceId) -> Self {
+impl<'m, B> OwnedRing<'m, B> {
+    /// The ring of `device`, whose context entry names `domain`, in `mem`. No other device is in that domain.
+    ///
+    /// # Errors
+    /// [`RingError::Memory`]: the table is not in `mem`.
+    pub fn new<M: PhysMemory + ?Sized>(
+        ring: Ring,
+        mem: &'m M,
+        domain: DomainId,
+        device: DeviceId,
+    ) -> Result<Self, RingError> {
+        let words = mem.words(ring.table().base(), ring.slots() as usize * 2);
+        let (entries, _) = words.map_err(|_| RingError::Memory)?.as_chunks();
         let burst = Cleared {
             domain,
             ring: ring.id(),
             runs: Vec::new(),
         };
-        Self {
+        Ok(Self {
             ring,
+            entries,
             device,
             domain,
             burst,
             withheld: Vec::new(),
-        }
+        })
     }
 
     /// The ring.
@@ -144,7 +172,7 @@ impl<B> OwnedRing<B> {
     ///
     /// # Errors
     /// The buffer comes back. [`MapReason::RingFull`] is back-pressure: try again later.
-    #[inline]
+    #[inline(always)]
     pub fn map<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
@@ -152,7 +180,8 @@ impl<B> OwnedRing<B> {
         memory: &PhysRange,
         direction: Direction,
     ) -> Result<RingMapping<B>, (B, MapReason)> {
-        match self.ring.map(mem, memory, direction.permissions()) {
+        let permissions = direction.permissions();
+        match self.ring.map_in(self.entries, mem, memory, permissions) {
             Ok(iova) => Ok(RingMapping {
                 iova,
                 // The entry took 30 bits of it.
@@ -174,23 +203,26 @@ impl<B> OwnedRing<B> {
     ///
     /// # Errors
     /// The mapping comes back: it is another ring's, or was unmapped before.
-    #[inline]
+    #[inline(always)]
     pub fn unmap<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
         mapping: RingMapping<B>,
     ) -> Result<Withheld, RingUnmapError<B>> {
-        if mapping.domain != self.domain
-            || self
-                .ring
-                .unmap(mem, mapping.iova, u64::from(mapping.bytes))
-                .is_err()
-        {
-            return Err(RingUnmapError(mapping));
+        let bytes = u64::from(mapping.bytes);
+        let cleared = if mapping.domain == self.domain {
+            self.ring.unmap_in(self.entries, mem, mapping.iova, bytes)
+        } else {
+            Err(UnmapRefusal::NotAllocated)
+        };
+        match cleared {
+            Ok(slot) => {
+                self.burst.push(slot);
+                self.withheld.push(mapping.buffer);
+                Ok(Withheld)
+            }
+            Err(_) => Err(RingUnmapError(mapping)),
         }
-        self.burst.push(mapping.iova.slot().get());
-        self.withheld.push(mapping.buffer);
-        Ok(Withheld)
     }
 
     /// Ends the burst: writes back what was cleared, invalidates the ring once, and hands every buffer to `each`.

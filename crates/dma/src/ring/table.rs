@@ -7,13 +7,15 @@
 //! - an entry becomes valid with its second word, stored last, and is cleared there first;
 //! - an unmapped slot is not free before an invalidation of the ring: a cached copy would lead to the buffer that was there.
 
-use ringfence_pgtable::{
-    Coherency, Dirty, RING_ENTRY_BYTES, RingPte, RingTable, RingWords, ring_words,
-};
-use ringfence_types::{Permissions, PhysMemory, PhysRange, RingId, RingIova, RingSlot};
+use core::ops::Range;
+use core::sync::atomic::Ordering;
+
+use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingTable, RingWords, ring_words};
+use ringfence_types::{Permissions, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot};
 
 use super::error::{RingFull, RingRefusal, Wait};
 use super::free::FreeSlots;
+use super::lines::Line;
 use super::list::Links;
 use crate::MapReason;
 use crate::space::UnmapRefusal;
@@ -40,17 +42,21 @@ pub struct Stalls {
 #[derive(Debug)]
 pub struct Ring {
     id: RingId,
+    /// The address of slot 0.
+    base: RingIova,
     table: RingTable,
     choice: SlotChoice,
     coherency: Coherency,
-    /// The slot to try next; below the ring's size.
-    tail: RingSlot,
+    /// The slots that the next maps take, from the tail on: they are taken from `free` already. Never past the end of the ring.
+    ready: Range<u32>,
+    /// Slots that are neither mapped, nor withheld, nor ready.
     free: FreeSlots,
     /// Slots that are neither free nor live.
     withheld: u32,
     links: Links,
-    /// Lines with entries that a walker that does not snoop may not see yet.
-    dirty: Dirty,
+    /// Where maps and unmaps are, each at a line that a walker that does not snoop may not have seen yet.
+    filled: Line,
+    cleared: Line,
     stalls: Stalls,
 }
 
@@ -64,14 +70,16 @@ impl Ring {
     ) -> Self {
         Self {
             id,
+            base: RingIova::start(id, RingSlot::FIRST),
             table,
             choice,
             coherency,
-            tail: RingSlot::FIRST,
+            ready: 0..0,
             free: FreeSlots::all(table.slots()),
             withheld: 0,
             links: Links::default(),
-            dirty: Dirty::new(),
+            filled: Line::none(),
+            cleared: Line::none(),
             stalls: Stalls::default(),
         }
     }
@@ -98,8 +106,14 @@ impl Ring {
     #[inline]
     pub fn live(&self) -> u32 {
         self.slots()
-            .saturating_sub(self.free.count())
+            .saturating_sub(self.free())
             .saturating_sub(self.withheld)
+    }
+
+    /// How many slots are free.
+    #[inline]
+    fn free(&self) -> u32 {
+        self.free.count() + self.ready.end.wrapping_sub(self.ready.start)
     }
 
     /// How many slots are unmapped and wait for the end of their burst.
@@ -132,16 +146,31 @@ impl Ring {
         buffer: &PhysRange,
         permissions: Permissions,
     ) -> Result<RingIova, MapReason> {
+        self.map_in(ByPort(mem, self.table), mem, buffer, permissions)
+    }
+
+    #[inline(always)]
+    pub(super) fn map_in<M: PhysMemory + ?Sized>(
+        &mut self,
+        entries: impl Entries,
+        mem: &M,
+        buffer: &PhysRange,
+        permissions: Permissions,
+    ) -> Result<RingIova, MapReason> {
         let entry = RingPte::new(buffer, permissions).map_err(too_long)?;
-        let slot = self.free_slot(mem)?;
-        let words = self
-            .words(mem, slot)
+        if self.ready.start == self.ready.end {
+            self.refill(entries)?;
+        }
+        let slot = self.ready.start;
+        let words = entries
+            .entry(slot)
             .ok_or(MapReason::Ring(RingRefusal::Memory))?;
-        self.free.take(slot.get());
-        self.tail = slot.next(self.slots());
+        self.ready.start += 1;
         entry.store(words);
-        self.touched(mem, slot);
-        Ok(RingIova::start(self.id, slot))
+        if self.coherency == Coherency::NonCoherent {
+            self.filled.touch(mem, self.address_of(slot));
+        }
+        Ok(self.start(slot))
     }
 
     /// Maps each piece at a slot of its own. What comes back is the first piece's address and stands for the list.
@@ -162,7 +191,7 @@ impl Ring {
             RingPte::new(piece, permissions).map_err(too_long)?;
         }
         if !rest.is_empty() {
-            self.room_for(mem, pieces.len())?;
+            self.room_for(ByPort(mem, self.table), pieces.len())?;
             mem.words(self.table.base(), self.slots() as usize * 2)
                 .map_err(|_| MapReason::Ring(RingRefusal::Memory))?;
             self.links.reserve(self.slots());
@@ -190,22 +219,54 @@ impl Ring {
         iova: RingIova,
         bytes: u64,
     ) -> Result<(), UnmapRefusal> {
-        let slot = iova.slot();
-        let words = self
-            .words(mem, slot)
-            .filter(|_| iova == RingIova::start(self.id, slot) && !self.links.is_inner(slot.get()))
-            .ok_or(UnmapRefusal::NotAllocated)?;
-        let entry = RingPte::load(words);
+        let entries = ByPort(mem, self.table);
+        self.unmap_in(entries, mem, iova, bytes).map(drop)
+    }
+
+    /// The same, and the slot that was cleared.
+    #[inline(always)]
+    pub(super) fn unmap_in<M: PhysMemory + ?Sized>(
+        &mut self,
+        entries: impl Entries,
+        mem: &M,
+        iova: RingIova,
+        bytes: u64,
+    ) -> Result<u32, UnmapRefusal> {
+        // Of an address in this ring and at a buffer's start, only the slot's bits are left; in any other, more than a slot can be.
+        let relative = iova.iova().get() ^ self.base.iova().get();
+        let slot = u32::try_from(relative.rotate_right(RingIova::OFFSET_BITS)).ok();
+        let found = slot.and_then(|slot| Some((slot, entries.entry(slot)?)));
+        let (slot, words) = found.ok_or(UnmapRefusal::NotAllocated)?;
+        let [_, control] = words;
+        let entry = RingPte::from_words([0, control.load(Ordering::Relaxed)]);
         if !entry.is_valid() || entry.bytes() != bytes {
             return Err(UnmapRefusal::NotAllocated);
         }
-        self.withhold(mem, slot, words);
-        let mut next = self.links.next(slot.get());
-        while let Some(slot) = next.and_then(RingSlot::new) {
-            if let Some(words) = self.words(mem, slot) {
+        if self.links.is_linked(slot) {
+            self.unmap_list(entries, mem, slot)?;
+        } else {
+            self.withhold(mem, slot, words);
+        }
+        Ok(slot)
+    }
+
+    /// Clears the entries of the list that begins at `head`.
+    #[inline(never)]
+    fn unmap_list<M: PhysMemory + ?Sized>(
+        &mut self,
+        entries: impl Entries,
+        mem: &M,
+        head: u32,
+    ) -> Result<(), UnmapRefusal> {
+        if self.links.is_inner(head) {
+            return Err(UnmapRefusal::NotAllocated);
+        }
+        let mut next = Some(head);
+        while let Some(slot) = next {
+            if let Some(words) = entries.entry(slot) {
                 self.withhold(mem, slot, words);
             }
-            next = self.links.next(slot.get());
+            next = self.links.next(slot);
         }
         Ok(())
     }
@@ -230,60 +291,79 @@ impl Ring {
     /// instead of once an entry). Before the device is told of new addresses, and before an invalidation.
     #[inline]
     pub fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
-        self.dirty.sync(mem);
+        // Neither is cut short: both are left.
+        if self.filled.leave(mem) | self.cleared.leave(mem) {
+            mem.drain();
+        }
     }
 
     /// The addresses of the slots of the list that begins at `iova`.
     pub(crate) fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_ {
         let slots = core::iter::successors(Some(iova.slot().get()), |slot| self.links.next(*slot));
-        slots
-            .filter_map(RingSlot::new)
-            .map(|slot| RingIova::start(self.id, slot))
+        slots.map(|slot| self.start(slot))
     }
 
-    /// The slot that the next map takes.
+    /// The address of a slot of this ring.
     #[inline]
-    fn free_slot<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> Result<RingSlot, MapReason> {
-        if self.free.contains(self.tail.get()) {
-            return Ok(self.tail);
+    fn start(&self, slot: u32) -> RingIova {
+        match RingSlot::new(slot) {
+            Some(slot) => RingIova::start(self.id, slot),
+            None => self.base,
         }
-        let other = match self.choice {
-            SlotChoice::Tail => None,
-            SlotChoice::NextFree => self.free.next(self.tail.get()).and_then(RingSlot::new),
+    }
+
+    /// The slot that comes next in the order of the ring.
+    fn tail(&self) -> u32 {
+        if self.ready.start < self.slots() {
+            self.ready.start
+        } else {
+            0
+        }
+    }
+
+    /// Sets the next slots aside, of which there are none.
+    #[inline(never)]
+    fn refill(&mut self, entries: impl Entries) -> Result<(), MapReason> {
+        let tail = self.tail();
+        let first = match self.choice {
+            SlotChoice::Tail => tail,
+            SlotChoice::NextFree => self.free.next(tail).unwrap_or(tail),
         };
-        other.ok_or_else(|| self.full(mem, self.tail))
+        let run = self.free.take_run(first);
+        if run == 0 {
+            return Err(self.full(entries, tail));
+        }
+        self.ready = first..first + run;
+        Ok(())
     }
 
     /// Whether `pieces` slots can be taken one after the other.
-    fn room_for<M: PhysMemory + ?Sized>(
-        &mut self,
-        mem: &M,
-        pieces: usize,
-    ) -> Result<(), MapReason> {
+    fn room_for(&mut self, entries: impl Entries, pieces: usize) -> Result<(), MapReason> {
         let slots = self.slots();
         let pieces = u32::try_from(pieces)
             .ok()
             .filter(|pieces| *pieces <= slots)
             .ok_or(MapReason::Ring(RingRefusal::ListTooLong { slots }))?;
+        let tail = self.tail();
         let in_the_way = match self.choice {
-            SlotChoice::NextFree => (self.free.count() < pieces).then_some(self.tail),
-            SlotChoice::Tail => {
-                core::iter::successors(Some(self.tail), |slot| Some(slot.next(slots)))
-                    .take(pieces as usize)
-                    .find(|slot| !self.free.contains(slot.get()))
-            }
+            SlotChoice::NextFree => (self.free() < pieces).then_some(tail),
+            SlotChoice::Tail => (tail..slots)
+                .chain(0..tail)
+                .take(pieces as usize)
+                .skip(self.ready.len())
+                .find(|slot| !self.free.contains(*slot)),
         };
         match in_the_way {
-            Some(slot) => Err(self.full(mem, slot)),
+            Some(slot) => Err(self.full(entries, slot)),
             None => Ok(()),
         }
     }
 
     /// The refusal of a map because `slot` is not free.
     #[cold]
-    fn full<M: PhysMemory + ?Sized>(&mut self, mem: &M, slot: RingSlot) -> MapReason {
+    fn full(&mut self, entries: impl Entries, slot: u32) -> MapReason {
         let ends_with_burst = match self.choice {
-            SlotChoice::Tail => !self.words(mem, slot).is_some_and(RingPte::is_set),
+            SlotChoice::Tail => !entries.entry(slot).is_some_and(RingPte::is_set),
             // Any slot will do.
             SlotChoice::NextFree => self.withheld > 0,
         };
@@ -295,36 +375,60 @@ impl Ring {
         *count = count.saturating_add(1);
         MapReason::RingFull(RingFull {
             ring: self.id,
-            slot,
+            slot: self.start(slot).slot(),
             wait,
         })
     }
 
-    /// The two words of `slot`; `None` if there is no such slot.
+    /// Where the entry of `slot`, which is in the ring, is.
     #[inline]
-    fn words<'m, M: PhysMemory + ?Sized>(
-        &self,
-        mem: &'m M,
-        slot: RingSlot,
-    ) -> Option<&'m RingWords> {
-        ring_words(mem, self.table.entry(slot)?).ok()
+    fn address_of(&self, slot: u32) -> PhysAddr {
+        self.table
+            .base()
+            .wrapping_add(u64::from(slot) * RING_ENTRY_BYTES)
     }
 
+    /// Clears an entry and withholds its slot.
     #[inline]
-    fn withhold<M: PhysMemory + ?Sized>(&mut self, mem: &M, slot: RingSlot, words: &RingWords) {
+    fn withhold<M: PhysMemory + ?Sized>(&mut self, mem: &M, slot: u32, words: &RingWords) {
         RingPte::clear(words);
         self.withheld += 1;
-        self.touched(mem, slot);
-    }
-
-    /// The entry of `slot` has changed.
-    #[inline]
-    fn touched<M: PhysMemory + ?Sized>(&mut self, mem: &M, slot: RingSlot) {
-        if self.coherency == Coherency::NonCoherent
-            && let Some(at) = self.table.entry(slot)
-        {
-            self.dirty.touch(mem, at, RING_ENTRY_BYTES);
+        if self.coherency == Coherency::NonCoherent {
+            self.cleared.touch(mem, self.address_of(slot));
         }
+    }
+}
+
+/// How a ring gets at its entries; `None` for a slot that it does not have.
+pub(super) trait Entries: Copy {
+    /// The words of `slot`.
+    fn entry(&self, slot: u32) -> Option<&RingWords>;
+}
+
+/// Through the memory port, each time anew.
+struct ByPort<'m, M: ?Sized>(&'m M, RingTable);
+
+impl<M: ?Sized> Clone for ByPort<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M: ?Sized> Copy for ByPort<'_, M> {}
+
+impl<M: PhysMemory + ?Sized> Entries for ByPort<'_, M> {
+    #[inline]
+    fn entry(&self, slot: u32) -> Option<&RingWords> {
+        let Self(mem, table) = self;
+        ring_words(*mem, table.entry(RingSlot::new(slot)?)?).ok()
+    }
+}
+
+/// In the table itself, which is as long as the ring.
+impl Entries for &[RingWords] {
+    #[inline]
+    fn entry(&self, slot: u32) -> Option<&RingWords> {
+        self.get(slot as usize)
     }
 }
 

@@ -1,0 +1,8 @@
+//! Rings against hardware that caches all it can: no unit here, which the driver never meets but in memory.
+
+mod bad_input;
+mod lines;
+mod literal;
+mod model;
+mod rig;
+mod sizing;

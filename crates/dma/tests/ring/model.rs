@@ -1,0 +1,593 @@
+//! Random maps, unmaps, ends of bursts and failing invalidations, of one processor's own ring and of rings that two share, against a
+//! reference of what a device may reach and of what it must reach.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use ringfence_dma::flush::Burst;
+use ringfence_dma::ring::{OwnedRing, Ring, RingMapping, SlotChoice, Wait};
+use ringfence_dma::space::Rings;
+use ringfence_dma::{
+    Attachment, Cpu, Dma, MapReason, Mapping, Segment, SgLimits, SgMapping, SgRequest, Withheld,
+};
+use ringfence_pgtable::{Coherency, RingPte};
+use ringfence_types::{Direction, Iova, IovaRange, PhysRange, RingId, RingIova};
+
+use crate::rig::*;
+
+const SLOTS: [u32; 2] = [3, 8];
+
+/// A ring layer with `SLOTS.len()` rings and two processors.
+trait Subject {
+    /// Where each piece was put.
+    fn map(
+        &mut self,
+        board: &mut Board,
+        at: usize,
+        id: u64,
+        pieces: &[PhysRange],
+        direction: Direction,
+    ) -> Result<Vec<RingIova>, MapReason>;
+    fn unmap(&mut self, board: &mut Board, cpu: usize, id: u64);
+    /// Unmaps something by its address alone, under the name of a ring. Whether that was done.
+    fn claim(&mut self, board: &mut Board, ring: usize, range: IovaRange) -> bool;
+    fn end_burst(
+        &mut self,
+        board: &mut Board,
+        cpu: usize,
+        ring: usize,
+        direction: Direction,
+    ) -> Result<Vec<u64>, ()>;
+    fn doorbell(&mut self, board: &mut Board);
+    /// Whether a burst is of one direction only.
+    fn by_direction(&self) -> bool;
+}
+
+enum Held {
+    One(Mapping<u64>),
+    List(SgMapping<u64>),
+}
+
+type Space = Rings<Ring, RefCell<Ring>>;
+
+struct Layer {
+    dma: Dma<Space, Burst, u64>,
+    cpus: Vec<Cpu<Space, Burst, u64>>,
+    at: Vec<Attachment>,
+    held: BTreeMap<u64, (usize, Held)>,
+}
+
+impl Layer {
+    fn new(board: &Board, choice: SlotChoice) -> Self {
+        // Longer than any burst here: none is invalidated in parts.
+        let mut dma = Dma::new(Burst::new(64));
+        let first = dma
+            .attach(DEVICE, Iova::new(u64::MAX), |domain| {
+                let rings = board.rings(choice, &SLOTS);
+                Ok::<_, ()>(Rings::new(domain, DEVICE, rings, RefCell::new))
+            })
+            .unwrap();
+        let at = (0..SLOTS.len())
+            .map(|ring| dma.on_ring(&first, RingId::new(ring as u16)).unwrap())
+            .collect();
+        Self {
+            cpus: vec![dma.cpu(), dma.cpu()],
+            dma,
+            at,
+            held: BTreeMap::new(),
+        }
+    }
+}
+
+impl Subject for Layer {
+    fn map(
+        &mut self,
+        board: &mut Board,
+        ring: usize,
+        id: u64,
+        pieces: &[PhysRange],
+        direction: Direction,
+    ) -> Result<Vec<RingIova>, MapReason> {
+        let (dma, at) = (&self.dma, &self.at[ring]);
+        let cpu = &mut self.cpus[id as usize % 2];
+        let (held, found) = if let [piece] = pieces {
+            match dma.map_single(cpu, board, at, id, *piece, direction) {
+                Ok((mapping, _)) => {
+                    let found = vec![mapping.iova().into()];
+                    (Held::One(mapping), found)
+                }
+                Err((back, error)) => {
+                    assert_eq!(back, id);
+                    return Err(error.reason);
+                }
+            }
+        } else {
+            let empty = IovaRange::inclusive(Iova::ZERO, Iova::ZERO).unwrap();
+            let mut out = vec![Segment { range: empty }; pieces.len()];
+            let request = SgRequest {
+                buffer: id,
+                pieces,
+                direction,
+                limits: SgLimits::default(),
+                out: &mut out,
+            };
+            match dma.map_sg(cpu, board, at, request) {
+                Ok((mapping, count)) => {
+                    assert_eq!(count, pieces.len());
+                    for (segment, piece) in out.iter().zip(pieces) {
+                        assert_eq!(segment.range.bytes(), piece.bytes());
+                    }
+                    let found = out.iter().map(|s| s.range.start().into()).collect();
+                    (Held::List(mapping), found)
+                }
+                Err((back, error)) => {
+                    assert_eq!(back, id);
+                    return Err(error.reason);
+                }
+            }
+        };
+        self.held.insert(id, (ring, held));
+        Ok(found)
+    }
+
+    fn unmap(&mut self, board: &mut Board, cpu: usize, id: u64) {
+        let (ring, held) = self.held.remove(&id).unwrap();
+        let (dma, at, cpu) = (&self.dma, &self.at[ring], &mut self.cpus[cpu]);
+        let Withheld = match held {
+            Held::One(mapping) => dma.unmap_single(cpu, board, at, mapping).unwrap(),
+            Held::List(mapping) => dma.unmap_sg(cpu, board, at, mapping).unwrap(),
+        };
+    }
+
+    fn claim(&mut self, board: &mut Board, ring: usize, range: IovaRange) -> bool {
+        let (dma, at, cpu) = (&self.dma, &self.at[ring], &mut self.cpus[0]);
+        let mapping = Mapping::claim(at, range, Direction::ToDevice, 0);
+        dma.unmap_single(cpu, board, at, mapping).is_ok()
+    }
+
+    fn end_burst(
+        &mut self,
+        board: &mut Board,
+        cpu: usize,
+        ring: usize,
+        direction: Direction,
+    ) -> Result<Vec<u64>, ()> {
+        let mut back = Vec::new();
+        let (dma, at, cpu) = (&self.dma, &self.at[ring], &mut self.cpus[cpu]);
+        dma.end_burst(cpu, board, at, direction, |id| back.push(id))
+            .map_err(drop)?;
+        Ok(back)
+    }
+
+    fn doorbell(&mut self, board: &mut Board) {
+        for cpu in &mut self.cpus {
+            self.dma.doorbell(cpu, board, &self.at[0]);
+        }
+    }
+
+    fn by_direction(&self) -> bool {
+        true
+    }
+}
+
+struct Owner {
+    rings: Vec<OwnedRing<'static, u64>>,
+    held: BTreeMap<u64, (usize, RingMapping<u64>)>,
+}
+
+impl Owner {
+    fn new(board: &Board, choice: SlotChoice) -> Self {
+        let rings = board.rings(choice, &SLOTS);
+        // Drivers keep their ring's memory mapped for as long as they live; here, for ever.
+        let memory: &'static Memory = Box::leak(Box::new(board.memory.clone()));
+        Self {
+            rings: rings
+                .into_iter()
+                .map(|ring| OwnedRing::new(ring, memory, DOMAIN, DEVICE).unwrap())
+                .collect(),
+            held: BTreeMap::new(),
+        }
+    }
+}
+
+impl Subject for Owner {
+    fn map(
+        &mut self,
+        board: &mut Board,
+        ring: usize,
+        id: u64,
+        pieces: &[PhysRange],
+        direction: Direction,
+    ) -> Result<Vec<RingIova>, MapReason> {
+        let mapping = self.rings[ring]
+            .map(&*board.memory, id, &pieces[0], direction)
+            .map_err(|(back, reason)| {
+                assert_eq!(back, id);
+                reason
+            })?;
+        let iova = mapping.iova().into();
+        self.held.insert(id, (ring, mapping));
+        Ok(vec![iova])
+    }
+
+    fn unmap(&mut self, board: &mut Board, _cpu: usize, id: u64) {
+        let (ring, mapping) = self.held.remove(&id).unwrap();
+        // Another ring refuses it and gives it back.
+        let other = (ring + 1) % self.rings.len();
+        let mapping = self.rings[other]
+            .unmap(&*board.memory, mapping)
+            .unwrap_err()
+            .0;
+        let Withheld = self.rings[ring].unmap(&*board.memory, mapping).unwrap();
+    }
+
+    fn claim(&mut self, board: &mut Board, ring: usize, range: IovaRange) -> bool {
+        let ring = &mut self.rings[ring];
+        let mapping = RingMapping::claim(ring, range, 0);
+        mapping.is_some_and(|mapping| ring.unmap(&*board.memory, mapping).is_ok())
+    }
+
+    fn end_burst(
+        &mut self,
+        board: &mut Board,
+        _cpu: usize,
+        ring: usize,
+        _direction: Direction,
+    ) -> Result<Vec<u64>, ()> {
+        let mut back = Vec::new();
+        let memory = board.memory.clone();
+        self.rings[ring]
+            .end_burst(&*memory, &mut board.port, |id| back.push(id))
+            .map_err(drop)?;
+        Ok(back)
+    }
+
+    fn doorbell(&mut self, board: &mut Board) {
+        for ring in &mut self.rings {
+            ring.doorbell(&*board.memory);
+        }
+    }
+
+    fn by_direction(&self) -> bool {
+        false
+    }
+}
+
+/// A mapping as the reference knows it.
+#[derive(Debug, Clone)]
+struct Known {
+    ring: usize,
+    direction: Direction,
+    pieces: Vec<(Place, PhysRange)>,
+    /// The device was told.
+    told: bool,
+    /// Unmapped, by which processor; the buffer is not back.
+    withheld: Option<usize>,
+}
+
+impl Known {
+    fn words(&self, piece: &PhysRange) -> [u64; 2] {
+        RingPte::new(piece, self.direction.permissions())
+            .unwrap()
+            .words()
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Map(usize, Vec<(u64, u64)>, Direction),
+    Unmap(usize, usize),
+    UnmapOldest(usize),
+    Claim(usize, u64),
+    EndBurst(usize, usize, Direction),
+    Doorbell,
+    Evict(u64),
+    Trouble(bool),
+}
+
+fn directions() -> impl Strategy<Value = Direction> {
+    prop_oneof![
+        Just(Direction::FromDevice),
+        Just(Direction::ToDevice),
+        Just(Direction::Bidirectional)
+    ]
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let sizes = prop_oneof![1..5000_u64, Just((1 << 30) - 1)];
+    let one = (0..1_u64 << 40, sizes);
+    let pieces = prop_oneof![
+        4 => prop::collection::vec(one.clone(), 1..=1),
+        1 => prop::collection::vec(one, 2..=4)
+    ];
+    let op = prop_oneof![
+        6 => (0..2_usize, pieces, directions()).prop_map(|(r, p, d)| Op::Map(r, p, d)),
+        3 => (0..2_usize, any::<usize>()).prop_map(|(c, n)| Op::Unmap(c, n)),
+        3 => (0..2_usize).prop_map(Op::UnmapOldest),
+        2 => (0..2_usize, 0..12_u64).prop_map(|(r, s)| Op::Claim(r, s)),
+        1 => (0..8_u64).prop_map(Op::Evict),
+        3 => (0..2_usize, 0..2_usize, directions()).prop_map(|(c, r, d)| Op::EndBurst(c, r, d)),
+        2 => Just(Op::Doorbell),
+        1 => any::<bool>().prop_map(Op::Trouble),
+    ];
+    prop::collection::vec(op, 1..120)
+}
+
+struct Checked<'a> {
+    board: Board,
+    subject: &'a mut dyn Subject,
+    known: BTreeMap<u64, Known>,
+}
+
+impl Checked<'_> {
+    fn run(&mut self, ops: &[Op], choice: SlotChoice, lists: bool) {
+        for (id, op) in ops.iter().enumerate() {
+            let id = id as u64;
+            self.step(id, op, choice, lists);
+            self.check(op);
+        }
+        // Everything can be had back.
+        self.board.port.refuse = 0;
+        self.board.port.fail = 0;
+        for id in self.live() {
+            self.subject.unmap(&mut self.board, 0, id);
+            self.known.get_mut(&id).unwrap().withheld = Some(0);
+        }
+        for cpu in 0..2 {
+            for ring in 0..SLOTS.len() {
+                for direction in Direction::ALL {
+                    self.end_burst(cpu, ring, direction);
+                }
+            }
+        }
+        assert!(self.known.is_empty(), "{:?}", self.known);
+    }
+
+    fn live(&self) -> Vec<u64> {
+        let live = self.known.iter().filter(|(_, k)| k.withheld.is_none());
+        live.map(|(id, _)| *id).collect()
+    }
+
+    fn step(&mut self, id: u64, op: &Op, choice: SlotChoice, lists: bool) {
+        match op {
+            Op::Map(ring, pieces, direction) => {
+                let count = if lists { pieces.len() } else { 1 };
+                let pieces: Vec<_> = pieces
+                    .iter()
+                    .take(count)
+                    .map(|(s, b)| buffer(*s, *b))
+                    .collect();
+                self.map(id, *ring, &pieces, *direction, choice);
+            }
+            Op::Unmap(..) | Op::UnmapOldest(_) => {
+                let live = self.live();
+                let (cpu, id) = match op {
+                    Op::Unmap(cpu, nth) if !live.is_empty() => (*cpu, live[nth % live.len()]),
+                    Op::UnmapOldest(cpu) if !live.is_empty() => (*cpu, live[0]),
+                    _ => return,
+                };
+                self.subject.unmap(&mut self.board, cpu, id);
+                self.known.get_mut(&id).unwrap().withheld = Some(cpu);
+            }
+            Op::Claim(ring, slot) => self.claim(*ring, *slot),
+            Op::EndBurst(cpu, ring, direction) => self.end_burst(*cpu, *ring, *direction),
+            Op::Doorbell => {
+                self.subject.doorbell(&mut self.board);
+                self.known.values_mut().for_each(|known| known.told = true);
+            }
+            // A cache writes back what it likes when it likes.
+            Op::Evict(line) => self.board.memory.evict(TABLES.wrapping_add(line * 64)),
+            Op::Trouble(refuse) => {
+                if *refuse {
+                    self.board.port.refuse = 1;
+                } else {
+                    self.board.port.fail = 1;
+                }
+            }
+        }
+    }
+
+    /// Nothing but a live mapping, by its own range and ring, is unmapped.
+    fn claim(&mut self, ring: usize, slot: u64) {
+        let start = Iova::new((ring as u64) << 48 | slot << 30);
+        let place = (ring as u16, slot as u32);
+        let here = |known: &&Known| known.pieces.iter().any(|(at, _)| *at == place);
+        let (mut wrong, mut right) = (vec![1 << 29], None);
+        if let Some(known) = self.known.values().find(here) {
+            let is_head = known.pieces[0].0 == place;
+            let (_, piece) = known.pieces.iter().find(|(at, _)| *at == place).unwrap();
+            wrong.push(piece.bytes() + 1);
+            if is_head && known.withheld.is_none() {
+                right = Some(piece.bytes());
+            } else {
+                // An inner piece of a list, or unmapped before.
+                wrong.push(piece.bytes());
+            }
+        }
+        let before = words(&self.board);
+        let mut refused = |ring, start, bytes| {
+            let range = IovaRange::new(start, bytes).unwrap();
+            assert!(!self.subject.claim(&mut self.board, ring, range), "{range}");
+        };
+        for bytes in wrong {
+            refused(ring, start, bytes);
+        }
+        if let Some(bytes) = right {
+            refused((ring + 1) % SLOTS.len(), start, bytes);
+            refused(ring, start.wrapping_add(1), bytes);
+        }
+        assert_eq!(words(&self.board), before);
+    }
+
+    fn map(
+        &mut self,
+        id: u64,
+        ring: usize,
+        pieces: &[PhysRange],
+        direction: Direction,
+        choice: SlotChoice,
+    ) {
+        let before = words(&self.board);
+        // Slots that are not free, and what they wait for.
+        let mut taken: BTreeMap<Place, Wait> = BTreeMap::new();
+        for known in self.known.values() {
+            let wait = if known.withheld.is_none() {
+                Wait::Unmap
+            } else {
+                Wait::BurstEnd
+            };
+            taken.extend(known.pieces.iter().map(|(place, _)| (*place, wait)));
+        }
+        match self
+            .subject
+            .map(&mut self.board, ring, id, pieces, direction)
+        {
+            Ok(found) => {
+                assert_eq!(found.len(), pieces.len());
+                for iova in &found {
+                    assert_eq!(iova.offset(), 0);
+                    assert_eq!(
+                        taken.insert(place(*iova), Wait::Unmap),
+                        None,
+                        "{iova} is taken"
+                    );
+                }
+                let pieces = found.into_iter().map(place).zip(pieces.iter().copied());
+                let known = Known {
+                    ring,
+                    direction,
+                    pieces: pieces.collect(),
+                    told: false,
+                    withheld: None,
+                };
+                self.known.insert(id, known);
+            }
+            Err(MapReason::RingFull(full)) => {
+                assert_eq!(words(&self.board), before, "a stalled map changes nothing");
+                let place = (full.ring.get(), full.slot.get());
+                let of_ring = taken.iter().filter(|((r, _), _)| usize::from(*r) == ring);
+                if choice == SlotChoice::Tail {
+                    assert_eq!(taken.get(&place), Some(&full.wait), "{full}");
+                } else {
+                    let free = SLOTS[ring] as usize - of_ring.clone().count();
+                    assert!(free < pieces.len(), "{full}, {free} are free");
+                    let any = of_ring.clone().any(|(_, wait)| *wait == Wait::BurstEnd);
+                    assert_eq!(full.wait == Wait::BurstEnd, any, "{full}");
+                }
+            }
+            Err(MapReason::Ring(_)) => {
+                assert!(pieces.len() as u32 > SLOTS[ring]);
+                assert_eq!(words(&self.board), before);
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    fn end_burst(&mut self, cpu: usize, ring: usize, direction: Direction) {
+        let by_direction = self.subject.by_direction();
+        let (troubled, asked) = {
+            let port = &self.board.port;
+            (port.refuse + port.fail > 0, port.log.len())
+        };
+        let Ok(back) = self
+            .subject
+            .end_burst(&mut self.board, cpu, ring, direction)
+        else {
+            assert!(troubled);
+            return;
+        };
+        assert!(
+            self.board.port.log.len() <= asked + 1,
+            "one invalidation a burst"
+        );
+        for id in &back {
+            let known = self.known.remove(id).expect("comes back once");
+            assert_eq!(known.ring, ring);
+            assert!(!by_direction || (known.direction, known.withheld) == (direction, Some(cpu)));
+            assert!(known.withheld.is_some());
+        }
+        if !troubled {
+            let left = self.known.values().find(|known| {
+                known.ring == ring
+                    && known.withheld.is_some()
+                    && (!by_direction
+                        || known.direction == direction && known.withheld == Some(cpu))
+            });
+            assert!(left.is_none(), "{left:?} was not handed back");
+        }
+    }
+
+    /// What the device may reach is in custody, and what it was told of it does reach.
+    fn check(&mut self, op: &Op) {
+        let reachable = self.board.reachable();
+        let mut granted: BTreeMap<Place, [u64; 2]> = BTreeMap::new();
+        for known in self.known.values() {
+            for (place, piece) in &known.pieces {
+                let twice = granted.insert(*place, known.words(piece));
+                assert_eq!(twice, None, "{place:?} is given twice");
+            }
+        }
+        for (place, entries) in &reachable {
+            let held: BTreeSet<_> = granted.get(place).copied().into_iter().collect();
+            assert!(
+                entries.is_subset(&held),
+                "after {op:?} the device reaches {entries:x?} by {place:?}, held are {held:x?}"
+            );
+        }
+        for known in self.known.values().filter(|k| k.withheld.is_none()) {
+            if !known.told && self.board.coherency == Coherency::NonCoherent {
+                continue;
+            }
+            for (place, piece) in &known.pieces {
+                assert_eq!(
+                    self.board.entry(*place).words(),
+                    known.words(piece),
+                    "{place:?}"
+                );
+            }
+        }
+    }
+}
+
+fn check(
+    make: &mut dyn FnMut(&Board) -> Box<dyn Subject>,
+    coherency: Coherency,
+    choice: SlotChoice,
+    ops: &[Op],
+    lists: bool,
+) {
+    let board = Board::new(coherency);
+    let mut subject = make(&board);
+    let mut checked = Checked {
+        board,
+        subject: &mut *subject,
+        known: BTreeMap::new(),
+    };
+    checked.run(ops, choice, lists);
+}
+
+const ALL: [(Coherency, SlotChoice); 4] = [
+    (Coherency::Coherent, SlotChoice::Tail),
+    (Coherency::Coherent, SlotChoice::NextFree),
+    (Coherency::NonCoherent, SlotChoice::Tail),
+    (Coherency::NonCoherent, SlotChoice::NextFree),
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(192) })]
+
+    #[test]
+    fn a_shared_ring_gives_no_buffer_back_that_a_device_may_reach(ops in ops()) {
+        for (coherency, choice) in ALL {
+            check(&mut |board| Box::new(Layer::new(board, choice)), coherency, choice, &ops, true);
+        }
+    }
+
+    #[test]
+    fn an_owned_ring_gives_no_buffer_back_that_a_device_may_reach(ops in ops()) {
+        for (coherency, choice) in ALL {
+            check(&mut |board| Box::new(Owner::new(board, choice)), coherency, choice, &ops, false);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A board with a memory whose device side may lag behind, and an invalidation port that remembers every entry a device has ever seen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use ringfence_dma::ring::{Ring, RingSetup, SlotChoice, Tables, lay_out};
+use ringfence_dma::{MapReason, Platform};
+use ringfence_memory::fake::NonCoherent;
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{Coherency, RingDevice, RingPte, RingTable};
+use ringfence_types::{
+    DeviceId, DomainId, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysMemory,
+    PhysRange, RingId, RingIova, RingSlot, Ticket,
+};
+
+pub(crate) const DEVICE: DeviceId = DeviceId::new(0x18);
+pub(crate) const DOMAIN: DomainId = DomainId::new(1);
+/// Where tables lie.
+pub(crate) const TABLES: PhysAddr = PhysAddr::new(1 << 20);
+const BYTES: u64 = 8 << 20;
+
+pub(crate) type Memory = Rc<NonCoherent<Arena>>;
+
+/// Names a slot of the device.
+pub(crate) type Place = (u16, u32);
+
+/// The invalidation port of a unit with the worst cache there could be: it keeps every valid entry that it ever saw, until the ring is
+/// invalidated.
+#[derive(Debug, Default)]
+pub(crate) struct Port {
+    pub(crate) log: Vec<Invalidation>,
+    /// The next requests are not accepted, or are and fail.
+    pub(crate) refuse: usize,
+    pub(crate) fail: usize,
+    failed: BTreeSet<u64>,
+    cached: BTreeMap<Place, BTreeSet<[u64; 2]>>,
+}
+
+impl Invalidator for Port {
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        if self.refuse > 0 {
+            self.refuse -= 1;
+            return Err(InvalidationError::QueueFull);
+        }
+        let number = self.log.len() as u64;
+        self.log.push(request);
+        if self.fail > 0 {
+            self.fail -= 1;
+            self.failed.insert(number);
+            return Ok(Ticket::new(number));
+        }
+        match request {
+            Invalidation::Ring {
+                domain,
+                device,
+                ring,
+            } => {
+                assert_eq!((domain, device), (DOMAIN, DEVICE));
+                self.cached.retain(|(id, _), _| *id != ring.get());
+            }
+            Invalidation::Domain(domain) => {
+                assert_eq!(domain, DOMAIN);
+                self.cached.clear();
+            }
+            other => panic!("{other:?} is no business of a ring unit"),
+        }
+        Ok(Ticket::new(number))
+    }
+
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        if self.failed.contains(&ticket.get()) {
+            return Err(InvalidationError::Failed);
+        }
+        Ok(true)
+    }
+}
+
+/// Memory, frames and port.
+pub(crate) struct Board {
+    pub(crate) memory: Memory,
+    frames: Frames<Memory>,
+    pub(crate) port: Port,
+    pub(crate) coherency: Coherency,
+}
+
+impl Board {
+    pub(crate) fn new(coherency: Coherency) -> Self {
+        let arena = || Arena::new(BYTES).unwrap();
+        let memory = Rc::new(NonCoherent::new(arena(), arena()));
+        // The first MiB: for coherent memory.
+        let region = PhysRange::new(PhysAddr::new(4096), (1 << 20) - 4096).unwrap();
+        Self {
+            frames: Frames::new(Rc::clone(&memory), region),
+            memory,
+            port: Port::default(),
+            coherency,
+        }
+    }
+
+    /// The rings of the device, of `slots` slots each.
+    pub(crate) fn rings(&self, choice: SlotChoice, slots: &[u32]) -> Vec<Ring> {
+        let setup = RingSetup {
+            choice,
+            coherency: self.coherency,
+        };
+        lay_out(&*self.memory, &Tables::new(TABLES, slots).unwrap(), setup).unwrap()
+    }
+
+    /// What the unit's walks read.
+    pub(crate) fn view(&self) -> &Arena {
+        match self.coherency {
+            Coherency::Coherent => self.memory.processor_view(),
+            Coherency::NonCoherent => self.memory.device_view(),
+        }
+    }
+
+    /// The entry of a slot as the unit reads it.
+    pub(crate) fn entry(&self, (ring, slot): Place) -> RingPte {
+        let device = RingDevice::read(self.view(), TABLES).unwrap();
+        let table = RingTable::read(self.view(), &device, RingId::new(ring)).unwrap();
+        RingPte::read(self.view(), &table, RingSlot::new(slot).unwrap()).unwrap()
+    }
+
+    /// The device uses everything it can: all valid entries are cached from now on.
+    pub(crate) fn warm(&mut self) {
+        let device = RingDevice::read(self.view(), TABLES).unwrap();
+        let mut seen = Vec::new();
+        for ring in 0..device.count() {
+            let table = RingTable::read(self.view(), &device, RingId::new(ring)).unwrap();
+            for slot in 0..table.slots() {
+                let entry = self.entry((ring, slot));
+                if entry.is_valid() {
+                    seen.push(((ring, slot), entry.words()));
+                }
+            }
+        }
+        for (place, words) in seen {
+            self.port.cached.entry(place).or_default().insert(words);
+        }
+    }
+
+    /// Every entry that the device may use, cached or in memory, by slot.
+    pub(crate) fn reachable(&mut self) -> BTreeMap<Place, BTreeSet<[u64; 2]>> {
+        self.warm();
+        self.port.cached.clone()
+    }
+}
+
+impl Platform for Board {
+    type Memory = NonCoherent<Arena>;
+    type Frames = Frames<Memory>;
+    type Invalidator = Port;
+
+    fn memory(&self) -> &NonCoherent<Arena> {
+        &self.memory
+    }
+
+    fn frames(&self) -> &Self::Frames {
+        &self.frames
+    }
+
+    fn invalidator(&mut self) -> &mut Port {
+        &mut self.port
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(0)
+    }
+}
+
+/// A buffer of `bytes` bytes at `start`, which need not be in memory: nobody reads it.
+pub(crate) fn buffer(start: u64, bytes: u64) -> PhysRange {
+    PhysRange::new(PhysAddr::new(start), bytes).unwrap()
+}
+
+pub(crate) fn place(iova: RingIova) -> Place {
+    (iova.ring().get(), iova.slot().get())
+}
+
+pub(crate) fn is_full(reason: MapReason) -> bool {
+    matches!(reason, MapReason::RingFull(_))
+}
+
+/// All words of all tables.
+pub(crate) fn words(board: &Board) -> Vec<u64> {
+    let words = board.memory.words(TABLES, 1 << 13).unwrap();
+    words
+        .iter()
+        .map(|word| word.load(std::sync::atomic::Ordering::Relaxed))
+        .collect()
+}

@@ -5,3 +5,4 @@ mod disks;
 mod hostile;
 mod nics;
 mod rig;
+mod workloads;

@@ -122,6 +122,12 @@ pub(crate) struct Machine<U = VtdUnit> {
     starts: BTreeMap<Iova, PhysAddr>,
 }
 
+impl<U> Machine<U> {
+    pub(crate) fn unit(&self) -> &U {
+        &self.unit
+    }
+}
+
 impl<U: Invalidator> Platform for Machine<U> {
     type Memory = Arena;
     type Frames = Frames<Rc<Arena>>;

@@ -235,30 +235,41 @@ impl<H> Station<H> {
         workload: &mut impl Workload,
     ) -> Result<Pause, StationError> {
         loop {
-            let packet = match workload.offer() {
-                Offer::Packet(packet) => packet,
-                Offer::Waiting => return Ok(Pause::Waiting),
-                Offer::Silence => return Ok(Pause::Silence),
-            };
-            let queue = self.queue(Lane::Receive, packet.client);
-            self.inbound.build(packet, &mut self.frame);
-            let mut loops = 0;
-            while self.device.receive(&mut world.bus(), queue, &self.frame)?
-                == Reception::NoDescriptor
-            {
-                // The wire holds the frame back until the driver has made room. A layer that withholds entries until the end of a
-                // burst makes room with the loop after that one.
-                if loops == 2 {
-                    return Err(StationError::Stuck);
-                }
-                loops += 1;
-                self.receive_loop(world, workload, queue)?;
-            }
-            if self.device.interrupt_due(Lane::Receive, queue) {
-                self.receive_loop(world, workload, queue)?;
-                return Ok(Pause::Due);
+            if let Some(pause) = self.arrival(world, workload)? {
+                return Ok(pause);
             }
         }
+    }
+
+    /// One frame from the wire, unless there is none.
+    fn arrival<W: World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        workload: &mut impl Workload,
+    ) -> Result<Option<Pause>, StationError> {
+        let packet = match workload.offer() {
+            Offer::Packet(packet) => packet,
+            Offer::Waiting => return Ok(Some(Pause::Waiting)),
+            Offer::Silence => return Ok(Some(Pause::Silence)),
+        };
+        let queue = self.queue(Lane::Receive, packet.client);
+        self.inbound.build(packet, &mut self.frame);
+        let mut loops = 0;
+        while self.device.receive(&mut world.bus(), queue, &self.frame)? == Reception::NoDescriptor
+        {
+            // The wire holds the frame back until the driver has made room. A layer that withholds entries until the end of a
+            // burst makes room with the loop after that one.
+            if loops == 2 {
+                return Err(StationError::Stuck);
+            }
+            loops += 1;
+            self.receive_loop(world, workload, queue)?;
+        }
+        if self.device.interrupt_due(Lane::Receive, queue) {
+            self.receive_loop(world, workload, queue)?;
+            return Ok(Some(Pause::Due));
+        }
+        Ok(None)
     }
 
     /// The timers of all receive rings run out, and those of transmit rings while the loops run.
@@ -330,13 +341,17 @@ impl<H> Station<H> {
         Ok(())
     }
 
-    /// Everything that the server has to send.
+    /// Everything that the server has to send; meanwhile a frame arrives for each that is sent, if a client has one.
     fn send_all<W: World<Handle = H>>(
         &mut self,
         world: &mut W,
         workload: &mut impl Workload,
     ) -> Result<(), StationError> {
         while let Some(packet) = workload.send() {
+            // An interrupt falls between two frames. One that is due after the last frame falls into the next receive loop.
+            while let Some(queue) = self.due.pop() {
+                self.reclaim(world, queue)?;
+            }
             let queue = self.queue(Lane::Transmit, packet.client);
             let mut frame = core::mem::take(&mut self.frame);
             self.outbound.build(packet, &mut frame);
@@ -353,6 +368,9 @@ impl<H> Station<H> {
             self.transmit(world, workload, queue)?;
             if self.device.interrupt_due(Lane::Transmit, queue) && !self.due.contains(&queue) {
                 self.due.push(queue);
+            }
+            if let Some(Pause::Silence) = self.arrival(world, workload)? {
+                self.reclaim_all(world)?;
             }
         }
         Ok(())

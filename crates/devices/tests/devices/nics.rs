@@ -46,34 +46,39 @@ fn run<W: Judged + World<Handle = Mapping<B>>, B>(
     stats.received + stats.sent
 }
 
-#[test]
-fn every_workload_on_every_profile_in_every_kind_of_mode() {
-    for profile in [Profile::MLX, Profile::BRCM] {
-        // Stream goes around its receive ring; the others have rings enough to never do so in a short time.
-        type Make = fn() -> Box<dyn Workload>;
-        let workloads: [(u64, Make); 5] = [
-            (2_400, || Box::new(Stream::default())),
-            (300, || Box::new(RequestResponse::default())),
-            (1_200, || Box::new(Apache::new(Apache::BIG, 32, 1))),
-            (600, || Box::new(Apache::new(Apache::SMALL, 32, 1))),
-            (600, || Box::new(Memcached::new(32, 1))),
+/// Every workload in every kind of mode: the mode must not change what is sent.
+fn every_workload(profile: Profile) {
+    type Make = fn() -> Box<dyn Workload>;
+    // Stream goes around its receive ring; the others have rings enough to never do so in a short time.
+    let workloads: [(u64, Make); 5] = [
+        (2_100, || Box::new(Stream::default())),
+        (200, || Box::new(RequestResponse::default())),
+        (900, || Box::new(Apache::new(Apache::BIG, 32, 1))),
+        (300, || Box::new(Apache::new(Apache::SMALL, 32, 1))),
+        (300, || Box::new(Memcached::new(32, 1))),
+    ];
+    for (packets, workload) in workloads {
+        // A table that also holds the longest burst: no map ever waits.
+        let rings = rig::rings(&profile, 2, rig::TAIL);
+        let counts = [
+            run(rings, profile, BURST, workload(), packets),
+            run(rig::strict(), profile, BURST, workload(), packets),
+            run(rig::burst(256), profile, BURST, workload(), packets),
+            run(rig::deferred(), profile, BURST, workload(), packets),
+            run(rig::unprotected(), profile, BURST, workload(), packets),
         ];
-        for (packets, workload) in workloads {
-            // A table that also holds the longest burst: no map ever waits.
-            let rings = rig::rings(&profile, 2, rig::TAIL);
-            let counts = [
-                run(rings, profile, BURST, workload(), packets),
-                run(rig::strict(), profile, BURST, workload(), packets),
-                run(rig::burst(256), profile, BURST, workload(), packets),
-                run(rig::deferred(), profile, BURST, workload(), packets),
-                run(rig::unprotected(), profile, BURST, workload(), packets),
-            ];
-            assert!(
-                counts.iter().all(|count| *count == counts[0]),
-                "the mode changes what is sent: {counts:?}"
-            );
-        }
+        assert!(counts.iter().all(|count| *count == counts[0]), "{counts:?}");
     }
+}
+
+#[test]
+fn every_workload_on_mlx() {
+    every_workload(Profile::MLX);
+}
+
+#[test]
+fn every_workload_on_brcm() {
+    every_workload(Profile::BRCM);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use ringfence_hw::{
     FaultLog, Geometry, Prefetch, Purge, Replacement, RingUnit, RingUnitConfig, Translate,
     UnitConfig, VtdUnit,
 };
-use ringfence_iova::{CachedTree, Locked};
+use ringfence_iova::{CachedTree, Capacity, Eiovar, Locked};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, SecondStage, Table, Translation,
@@ -164,7 +164,9 @@ pub(crate) struct Rig<S: Space, F: Flush<S, B>, B, W, U = VtdUnit, A = Attachmen
     pub(crate) witness: Grants<W>,
 }
 
-type Tree = Locked<CachedTree, RefCell<CachedTree>>;
+// Freelists in front, so that no test spends its time in linear searches.
+type Lists = Eiovar<CachedTree>;
+type Tree = Locked<Lists, RefCell<Lists>>;
 pub(crate) type Pages = Paged<Tree, PlainTable<SecondStage>>;
 
 fn radix() -> VtdUnit {
@@ -225,7 +227,8 @@ impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
                     .attach(&*machine.arena, &machine.frames, NIC, &context)
                     .unwrap();
                 let all = PfnRange::inclusive(Pfn::new(1), Pfn::new((1 << 36) - 1)).unwrap();
-                let tree = Locked::new(CachedTree::new(all), RefCell::new);
+                let lists = Eiovar::new(CachedTree::new(all), Capacity::Unbounded);
+                let tree = Locked::new(lists, RefCell::new);
                 Ok::<_, DomainId>(Paged::new(tree, PlainTable(table), Rounding::PowerOfTwo))
             })
             .unwrap();

@@ -4,4 +4,5 @@ mod bench;
 mod conformance;
 mod golden;
 mod oracle;
+mod ring;
 mod walk;

@@ -277,8 +277,8 @@ impl<F: Format> Table<F> {
         let room = format
             .entries(level)
             .wrapping_sub(format.index(level, iova)) as u64;
-        let in_memory = written_back & F::WRITTEN_BACK == F::WRITTEN_BACK
-            || self.coherency == Coherency::Coherent;
+        let in_memory = self.coherency == Coherency::Coherent
+            || written_back & F::WRITTEN_BACK == F::WRITTEN_BACK;
         (pages <= room && in_memory).then(|| Place {
             at: self.entry_address(level, table, iova),
             parent,

@@ -2,19 +2,18 @@
 //!
 //! What the device writes into shared memory is taken for a claim: it is checked, and a lie stops the ring with a typed error.
 
-use core::fmt;
-
 use ringfence_types::{Direction, PhysAddr, PhysRange};
 
 use super::device::Lane;
+use super::error::NicError;
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
 use super::layout::{Completion, SEGMENT_BYTES, Segment, Status};
 use super::profile::{Profile, Rings};
 use crate::api::{ApiError, DmaApi, Ring, Stop};
 use crate::buffer::PoolError;
 use crate::returns::Returns;
-use crate::ring::{CompletionError, DeviceLie, LieKind, OrderedRing, RawCompletion, RingAddresses};
-use crate::{Buffer, Pool, Unreachable};
+use crate::ring::{LieKind, OrderedRing, RawCompletion, RingAddresses};
+use crate::{Buffer, Pool};
 
 /// Target buffers of a packet at most.
 pub(super) const MAX_BUFFERS: usize = 2;
@@ -59,83 +58,6 @@ pub struct DriverStats {
     pub starved: u64,
     /// Completions whose status was not [`Status::Done`].
     pub failed: u64,
-}
-
-/// Why a driver's call did not succeed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum NicError {
-    /// The mapping layer failed.
-    Api(ApiError),
-    /// The processor could not reach its own memory.
-    Memory(Unreachable),
-    /// The device lied. Its ring stands still until the port is closed.
-    Device(DeviceLie),
-    /// The port has no such queue.
-    NoSuchQueue {
-        /// The lane.
-        lane: Lane,
-        /// The number.
-        index: u16,
-    },
-    /// A frame is empty or longer than the link takes.
-    FrameLength {
-        /// Its bytes.
-        bytes: usize,
-    },
-    /// There is no room for the port's buffers.
-    Pool(PoolError),
-    /// The layer has fewer entries than buffers are to stay mapped.
-    NoEntries,
-    /// Buffers did not come back until the port was closed.
-    Lost {
-        /// How many.
-        buffers: usize,
-    },
-    /// The layer handed up a buffer that is not this driver's.
-    ForeignBuffer {
-        /// Its first byte.
-        at: PhysAddr,
-    },
-}
-
-impl fmt::Display for NicError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Api(error) => error.fmt(f),
-            Self::Memory(error) => error.fmt(f),
-            Self::Device(lie) => lie.fmt(f),
-            Self::NoSuchQueue { lane, index } => write!(f, "no {lane:?} queue {index}"),
-            Self::FrameLength { bytes } => write!(f, "a frame of {bytes} bytes"),
-            Self::Pool(error) => error.fmt(f),
-            Self::NoEntries => f.write_str("the ring has too few entries"),
-            Self::Lost { buffers } => write!(f, "{buffers} buffers never came back"),
-            Self::ForeignBuffer { at } => write!(f, "a buffer at {at} that was never given"),
-        }
-    }
-}
-
-impl core::error::Error for NicError {}
-
-impl From<ApiError> for NicError {
-    fn from(error: ApiError) -> Self {
-        Self::Api(error)
-    }
-}
-
-impl From<Unreachable> for NicError {
-    fn from(error: Unreachable) -> Self {
-        Self::Memory(error)
-    }
-}
-
-impl From<CompletionError> for NicError {
-    fn from(error: CompletionError) -> Self {
-        match error {
-            CompletionError::Memory(error) => Self::Memory(error),
-            CompletionError::Lie(lie) => Self::Device(lie),
-        }
-    }
 }
 
 /// Buffers of a port: with one buffer a packet the header pool is empty.

@@ -13,6 +13,7 @@
 
 mod device;
 mod driver;
+mod error;
 mod frame;
 mod layout;
 mod premapped;
@@ -22,7 +23,8 @@ mod station;
 mod transmit;
 
 pub use device::{DeviceStats, Lane, NicDevice, Reception};
-pub use driver::{DriverStats, Nic, NicError};
+pub use driver::{DriverStats, Nic};
+pub use error::NicError;
 pub use frame::{FRAME_HEADER_BYTES, Frame, FrameError, MAX_BODY_BYTES};
 pub use layout::{Completion, SEGMENT_BYTES, Segment, Status};
 pub use premapped::{Choice, Premapped};

@@ -2,7 +2,7 @@
 
 use ringfence_types::{DeviceId, Direction, Iova, PhysRange};
 
-use super::driver::NicError;
+use super::error::NicError;
 use crate::api::{ApiError, DmaApi, Mapped, Ring, Stop};
 use crate::seed::Seed;
 use crate::{Buffer, DmaError, Pool, Transfer};

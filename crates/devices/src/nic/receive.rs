@@ -2,7 +2,8 @@
 //! (EIOVAR section 4; decision 0011).
 
 use super::device::Lane;
-use super::driver::{MAX_BUFFERS, Nic, NicError, check, offered, ring};
+use super::driver::{MAX_BUFFERS, Nic, check, offered, ring};
+use super::error::NicError;
 use super::layout::{Segment, Status};
 use crate::ByteMemory;
 use crate::api::DmaApi;

@@ -5,7 +5,8 @@ use core::fmt;
 use ringfence_types::{DeviceId, PhysRange};
 
 use super::device::{DeviceStats, Lane, NicDevice, Reception};
-use super::driver::{DriverStats, Nic, NicError};
+use super::driver::{DriverStats, Nic};
+use super::error::NicError;
 use super::frame::{Frame, FrameError};
 use super::profile::Profile;
 use super::receive::Preemption;

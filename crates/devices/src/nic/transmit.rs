@@ -1,7 +1,8 @@
 //! Sending, and the loop that takes back what was sent.
 
 use super::device::Lane;
-use super::driver::{MAX_BUFFERS, Nic, NicError, Packet, check, ring};
+use super::driver::{MAX_BUFFERS, Nic, Packet, check, ring};
+use super::error::NicError;
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
 use super::layout::{Segment, Status};
 use crate::ByteMemory;

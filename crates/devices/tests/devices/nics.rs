@@ -314,3 +314,16 @@ fn a_workload_that_never_goes_on_is_an_error() {
     );
     station.close(&mut world).unwrap();
 }
+
+#[test]
+fn a_descriptor_that_is_half_armed_is_given_back_too() {
+    let profile = small(2, 1, 8);
+    // One slot fewer than the ring has buffers: the last descriptor has its headers mapped and waits for its data.
+    let slots = profile.api_rings().map(|(ring, live)| (ring, live - 1));
+    let mut world = rig::RingRig::rings(slots, rig::TAIL, ());
+    let station = open(&mut world, profile, 4, 1);
+    assert_eq!(world.judge().live(), 15);
+    assert_eq!(station.driver_stats().stalls, 1);
+    station.close(&mut world).unwrap();
+    assert_eq!(world.judge().live(), 0);
+}

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
-use ringfence_devices::nic::{MAX_BODY_BYTES, Nic, Profile, Rings, Station, StationError, World};
+use ringfence_devices::nic::{
+    MAX_BODY_BYTES, Nic, Profile, Rings, Sent, Station, StationError, World,
+};
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::workload::{
     Apache, BURST, Memcached, Offer, Packet, RequestResponse, Stream, Workload,
@@ -11,6 +13,7 @@ use ringfence_devices::workload::{
 use ringfence_dma::Mapping;
 use ringfence_dma::ring::RingSetup;
 use ringfence_pgtable::Coherency;
+use ringfence_types::Direction;
 
 use super::rig::{self, Judged};
 
@@ -325,5 +328,27 @@ fn a_descriptor_that_is_half_armed_is_given_back_too() {
     assert_eq!(world.judge().live(), 15);
     assert_eq!(station.driver_stats().stalls, 1);
     station.close(&mut world).unwrap();
+    assert_eq!(world.judge().live(), 0);
+}
+
+#[test]
+fn a_frame_that_finds_half_its_room_is_taken_back() {
+    let profile = small(2, 1, 8);
+    let slots = profile
+        .api_rings()
+        .map(|(ring, live)| match ring.direction {
+            Direction::ToDevice => (ring, 1),
+            _ => (ring, live),
+        });
+    let mut world = rig::RingRig::rings(slots, rig::TAIL, ());
+    let memory = rig::buffers(Nic::<()>::buffer_bytes(&profile, 4));
+    let mut nic = Nic::open(profile, memory, &mut world.api()).unwrap();
+    let (live, out) = (world.judge().live(), nic.buffers_out());
+    for _ in 0..3 {
+        // The headers find the only slot, the data none.
+        assert_eq!(nic.send(&mut world.api(), 0, &[1; 600]), Ok(Sent::Full));
+        assert_eq!((world.judge().live(), nic.buffers_out()), (live, out));
+    }
+    nic.close(&mut world.api()).unwrap();
     assert_eq!(world.judge().live(), 0);
 }

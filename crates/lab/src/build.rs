@@ -18,7 +18,9 @@ use ringfence_pgtable::{
     CalgaryTce, Coherency, Levels, MapError, MapRequest, Reclaim, ReclaimingTable, Retired,
     SecondStage, Table, TableError, UnmapError,
 };
-use ringfence_types::{CachedLevels, DomainId, PageSize, Pfn, PfnRange, PhysAddr, Unmapped};
+use ringfence_types::{
+    CachedLevels, DomainId, InvalidationError, PageSize, Pfn, PfnRange, PhysAddr, Unmapped,
+};
 
 use crate::any;
 use crate::error::LabError;
@@ -247,6 +249,15 @@ impl<const WHOLE: bool> Translations for Reclaimer<WHOLE> {
         request: MapRequest,
     ) -> Result<(), MapError> {
         self.0.map(cpu, platform, request)
+    }
+
+    #[inline]
+    fn reveal<P: Platform>(
+        &self,
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(), InvalidationError> {
+        self.0.reveal(platform, range)
     }
 
     #[inline]

@@ -1,11 +1,12 @@
 //! Tables that give empty pages back, as FreeBSD does (AL07, AL08; EIOVAR section 7).
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{
-    Batch, CachedLevels, DomainId, Flushed, FrameSource, Invalidation, Iova, PageSize, PfnRange,
-    PhysAddr, PhysMemory, Unmapped, WholeDomain,
+    Batch, CachedLevels, DomainId, Flushed, FrameSource, Invalidation, Iova, PageSize, Pfn,
+    PfnRange, PhysAddr, PhysMemory, Unmapped, WholeDomain,
 };
 
 use crate::dirty::{PerOperation, Sink};
@@ -103,7 +104,43 @@ pub struct Retired {
     /// The domain, and the hull of the unmapped ranges that emptied the pages; none if there are no pages.
     scope: Option<(DomainId, PfnRange)>,
     frames: Vec<PhysAddr>,
+    /// The table's count of such pages.
+    pending: Pending,
 }
+
+/// How many unlinked pages of one table walk caches may still lead to: shared by the table and every [`Retired`] that holds some.
+#[derive(Debug, Clone, Default)]
+struct Pending(Option<Arc<AtomicU64>>);
+
+impl Pending {
+    #[inline]
+    fn count(&self) -> u64 {
+        // Acquire: whoever finds none finds the walk caches empty.
+        self.0
+            .as_ref()
+            .map_or(0, |count| count.load(Ordering::Acquire))
+    }
+
+    fn add(&self) {
+        if let Some(count) = &self.0 {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn remove(&self, pages: usize) {
+        if let Some(count) = &self.0 {
+            count.fetch_sub(pages as u64, Ordering::Release);
+        }
+    }
+}
+
+impl PartialEq for Pending {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_ref().map(Arc::as_ptr) == other.0.as_ref().map(Arc::as_ptr)
+    }
+}
+
+impl Eq for Pending {}
 
 impl Retired {
     /// Whether there are any pages.
@@ -120,8 +157,14 @@ impl Retired {
 
     /// Gives the pages back to the source they came from.
     pub fn release<S: FrameSource + ?Sized>(flushed: Flushed<Self>, frames: &S) {
-        for frame in flushed.into_batch().frames {
-            frames.free(frame);
+        let Self {
+            frames: pages,
+            pending,
+            ..
+        } = flushed.into_batch();
+        pending.remove(pages.len());
+        for page in pages {
+            frames.free(page);
         }
     }
 }
@@ -149,6 +192,8 @@ pub struct ReclaimingTable<F> {
     table: Table<F>,
     reclaim: Reclaim,
     retired: Retired,
+    /// Hull of what the pages translated that are pending, or were when the last of them was unlinked.
+    unlinked: Option<PfnRange>,
 }
 
 impl<F: Format> ReclaimingTable<F> {
@@ -164,7 +209,11 @@ impl<F: Format> ReclaimingTable<F> {
         Ok(Self {
             table: Table::new(format, domain, coherency, mem, frames)?,
             reclaim,
-            retired: Retired::default(),
+            retired: Retired {
+                pending: Pending(Some(Arc::default())),
+                ..Retired::default()
+            },
+            unlinked: None,
         })
     }
 
@@ -200,10 +249,25 @@ impl<F: Format> ReclaimingTable<F> {
         Ok((unmapped, CachedLevels::All))
     }
 
-    /// The pages unlinked since the last time.
+    /// The pages unlinked since the last time. They are pending until they are [released](Retired::release); dropped, for ever.
     #[inline]
     pub fn take_retired(&mut self) -> Retired {
-        core::mem::take(&mut self.retired)
+        if self.retired.is_empty() {
+            return Retired::default();
+        }
+        let pending = self.retired.pending.clone();
+        let next = Retired {
+            pending,
+            ..Retired::default()
+        };
+        core::mem::replace(&mut self.retired, next)
+    }
+
+    /// Whether a walk cache may lead to an unlinked page on the way to `range`. A mapping made there is out of its sight until the range
+    /// is invalidated with [`CachedLevels::All`]; the device is told of it after that.
+    #[inline]
+    pub fn is_pending(&self, range: PfnRange) -> bool {
+        self.unlinked.is_some_and(|hull| hull.overlaps(&range)) && self.retired.pending.count() > 0
     }
 
     /// The leaf that translates `iova`, if there is one.
@@ -252,6 +316,7 @@ impl<F: Format> ReclaimingTable<F> {
             table,
             reclaim,
             retired,
+            unlinked,
         } = self;
         match table.destroy(mem, frames, proof) {
             Ok(()) => {
@@ -264,6 +329,7 @@ impl<F: Format> ReclaimingTable<F> {
                 table,
                 reclaim,
                 retired,
+                unlinked,
             }),
         }
     }
@@ -311,9 +377,15 @@ impl<F: Format> ReclaimingTable<F> {
         let covers = self.table.covered_bytes(level);
         let mut lower = path.iter().rev().flatten().peekable();
         while let Some((word, at, page)) = lower.next() {
-            if format.live(word.load(Ordering::Relaxed)) != 0 || !self.retire(*page, range) {
+            let span = self.table.covered_bytes(level);
+            let first = Pfn::containing(iova.align_down(span));
+            let translates = PfnRange::new(first, span >> PageSize::Size4K.shift());
+            if format.live(word.load(Ordering::Relaxed)) != 0
+                || !self.retire(*page, range, translates.unwrap_or(range))
+            {
                 break;
             }
+            level = level.above().unwrap_or(level);
             // The entry goes first; the page stays readable until the walk caches have forgotten it.
             word.store(0, Ordering::Release);
             sink.touched(mem, *at, 8);
@@ -323,19 +395,29 @@ impl<F: Format> ReclaimingTable<F> {
         covers
     }
 
-    /// Whether there was room to note `page`; if not, it stays linked.
-    fn retire(&mut self, page: PhysAddr, range: PfnRange) -> bool {
+    /// Whether there was room to note `page`, which stands for the pages of `translates` and became empty with `range`; if not, it stays
+    /// linked.
+    fn retire(&mut self, page: PhysAddr, range: PfnRange, translates: PfnRange) -> bool {
         let retired = &mut self.retired;
         if retired.frames.try_reserve(1).is_err() {
             return false;
         }
         retired.frames.push(page);
-        let old = retired.scope.map_or(range, |(_, old)| old);
-        let hull = PfnRange::inclusive(old.lo().min(range.lo()), old.hi().max(range.hi()));
-        retired.scope = Some((self.table.domain(), hull.unwrap_or(range)));
+        let scope = retired.scope.map(|(_, old)| old);
+        retired.scope = Some((self.table.domain(), hull(scope, range)));
+        // Before the entry that leads to it is cleared.
+        let before = self.unlinked.filter(|_| retired.pending.count() > 0);
+        retired.pending.add();
+        self.unlinked = Some(hull(before, translates));
         self.table.frames.fetch_sub(1, Ordering::Relaxed);
         true
     }
+}
+
+/// The smallest range that holds both.
+fn hull(one: Option<PfnRange>, other: PfnRange) -> PfnRange {
+    one.and_then(|one| PfnRange::inclusive(one.lo().min(other.lo()), one.hi().max(other.hi())))
+        .unwrap_or(other)
 }
 
 const _: () = assert!(

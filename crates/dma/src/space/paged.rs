@@ -216,6 +216,15 @@ impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
         if pieces.len() > 1 {
             self.table.sync(&mut cpu.table, platform);
         }
+        if let Err(error) = self.table.reveal(platform, found.range) {
+            let installed = PfnRange::new(found.range.lo(), pages);
+            return Err(
+                match self.roll_back(cpu, platform, found.range, installed) {
+                    Ok(()) => MapReason::Flush(error),
+                    Err(failed) => MapReason::NotUndone(failed),
+                },
+            );
+        }
         let start = base.wrapping_add(first.start().offset_in(GRANULE.bytes()));
         let end = base.wrapping_add(
             ((pages - 1) << GRANULE.shift()) | last.last().offset_in(GRANULE.bytes()),

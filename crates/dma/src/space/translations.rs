@@ -3,7 +3,10 @@
 use ringfence_pgtable::{
     Dirty, Format, LeafCache, MapError, MapRequest, ReclaimingTable, Retired, Table, UnmapError,
 };
-use ringfence_types::{Batch, CachedLevels, DomainId, Flushed, Lock, PfnRange, PhysAddr, Unmapped};
+use ringfence_types::{
+    Batch, CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Lock, Pending,
+    PfnRange, PhysAddr, Unmapped,
+};
 
 use crate::Platform;
 
@@ -45,6 +48,20 @@ pub trait Translations {
         request: MapRequest,
     ) -> Result<(), MapError> {
         self.map(cpu, platform, request)
+    }
+
+    /// Makes sure that no walk cache hides what was just mapped at `range`, before a device is told of it.
+    ///
+    /// # Errors
+    /// An invalidation failed: the mapping may be hidden.
+    #[inline]
+    fn reveal<P: Platform>(
+        &self,
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(), InvalidationError> {
+        let _ = (platform, range);
+        Ok(())
     }
 
     /// Clears the leaves of `range`; [`sync`](Self::sync) comes before the invalidation.
@@ -216,9 +233,10 @@ impl<F: Format> Translations for CachedTable<F> {
 ///
 /// # Several processors
 /// Between the unmap that takes a table page away and the end of its invalidation, a walk cache may still lead to that page. It is not
-/// reused before, so nothing unsafe is reached; but a mapping that another processor makes under the same table page in that
-/// time may fault until the invalidation has completed. Embedders with several processors hold one lock over unmap as a whole,
-/// as FreeBSD does, or use a table that keeps its pages.
+/// reused before, so nothing unsafe is reached; but a mapping that another processor makes in that time, under a new table page in
+/// its place, would fault. Such a map therefore invalidates its own range, walk caches included, before it returns
+/// ([`reveal`](Translations::reveal)): installed first and looked at after, because a page that holds a leaf is not taken away. FreeBSD
+/// holds one lock over unmap as a whole instead, and makes every processor wait for every invalidation.
 #[derive(Debug)]
 pub struct Reclaiming<F, L> {
     table: L,
@@ -267,6 +285,28 @@ impl<F: Format, L: Lock<ReclaimingTable<F>>> Translations for Reclaiming<F, L> {
     ) -> Result<(), MapError> {
         self.table
             .with(|table| table.map(platform.memory(), platform.frames(), request))
+    }
+
+    #[inline]
+    fn reveal<P: Platform>(
+        &self,
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(), InvalidationError> {
+        if !self.table.with(|table| table.is_pending(range)) {
+            return Ok(());
+        }
+        let request = Invalidation::Pages {
+            domain: self.domain,
+            range,
+            levels: CachedLevels::All,
+        };
+        // Nothing is released by it.
+        Pending::submit(platform.invalidator(), request, ())
+            .map_err(|((), error)| error)?
+            .wait(platform.invalidator())
+            .map(|done| done.into_batch())
+            .map_err(|(_, error)| error)
     }
 
     #[inline]

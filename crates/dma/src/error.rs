@@ -127,6 +127,9 @@ pub enum UnmapReason<B> {
     NotAttached(B),
     /// The mapping's domain was detached with it, so that no device reaches the buffer any more. It is the driver's again.
     Detached(B),
+    /// The burst withholds as many buffers as it may. Nothing was changed: the device still reaches the buffer. End the burst, then
+    /// [`Mapping::claim`](crate::Mapping::claim) it and unmap it again.
+    BurstFull(B),
     /// The mapping belongs to this domain, which is not the attachment's (attack A25). Nothing was changed: the device still reaches the
     /// buffer. [`Mapping::claim`](crate::Mapping::claim) it for its own device.
     OtherDomain(DomainId, B),
@@ -158,6 +161,7 @@ impl<B> fmt::Display for UnmapError<B> {
             }
             UnmapReason::NotFlushed(e, _) => e.fmt(f),
             UnmapReason::NotAttached(_) => f.write_str("device is not attached"),
+            UnmapReason::BurstFull(_) => f.write_str("the burst must end first"),
             UnmapReason::Detached(_) => f.write_str("its domain was detached"),
             UnmapReason::OtherDomain(domain, _) => write!(f, "mapped in domain {domain}"),
             UnmapReason::OtherRing(ring, _) => write!(f, "mapped in ring {ring}"),

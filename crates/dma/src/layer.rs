@@ -17,6 +17,12 @@ use crate::tenancy::{Seat, Tenant};
 
 /// The mapping layer of one IOMMU. `S` answers where addresses come from and what the hardware looks up, `F` when a stale translation
 /// dies; `B` stands for a driver's buffer.
+///
+/// # Bounds
+/// What a driver can make the layer hold: a token's worth of table and address for each of its live mappings; in a deferred mode a
+/// queue of fixed length; under [`Burst`](crate::flush::Burst) as many withheld buffers as that is told. Failed invalidations queue
+/// nothing: what they should have released is [owed](crate::Owed), and owed things are the driver's to hold. There are at most 2^16 - 1
+/// domains, and a handle keeps of those that are gone only what bursts withhold.
 pub struct Dma<S: Space, F: Flush<S, B>, B> {
     pub(crate) seats: Vec<Seat<S>>,
     /// By seat: what the processors share of the flush policy.

@@ -196,6 +196,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if ring != at.ring() {
             return Err(failed(UnmapReason::OtherRing(ring, live.into_buffer())));
         }
+        if !self.flush.admits(flush, live.lane(ring)) {
+            return Err(failed(UnmapReason::BurstFull(live.into_buffer())));
+        }
         let gone = match space.unmap(own, platform, range) {
             Ok(gone) => gone,
             Err(refusal) => return Err(failed(refusal.with(live.into_buffer()))),

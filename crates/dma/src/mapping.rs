@@ -33,15 +33,21 @@ impl<B> Live<B> {
         }
     }
 
+    /// Among which unmaps of a device's `ring` its own is.
+    #[inline]
+    pub(crate) fn lane(&self, ring: RingId) -> Lane {
+        Lane {
+            ring,
+            direction: self.direction,
+        }
+    }
+
     /// What the flush policy takes over once the mapping, of a device's `ring`, has left the space.
     #[inline]
     pub(crate) fn retiring<S: Space>(self, gone: S::Gone, ring: RingId) -> Retiring<S, B> {
         Retiring {
             gone,
-            lane: Lane {
-                ring,
-                direction: self.direction,
-            },
+            lane: self.lane(ring),
             tenant: self.tenant,
             buffer: self.buffer,
         }
@@ -103,6 +109,12 @@ impl<B> Mapping<B> {
 
     /// A mapping of the device `at` from what a driver remembers of it, for embedders whose interface passes addresses (Linux's
     /// `dma_unmap_page`). An address that is not mapped is refused by unmap. A bounced mapping cannot be claimed.
+    ///
+    /// The range is to be that of one whole mapping. Trees know, and unmap refuses a part. A bitmap frees page by page: a part is
+    /// unmapped and freed, the rest stays mapped and can be claimed. Magazines trust the caller, as Linux does: a wrong size
+    /// gives addresses of the rest out while they are mapped, which maps of other buffers then meet as
+    /// [`AlreadyMapped`](ringfence_pgtable::MapError::AlreadyMapped); no device reaches what it should not, and debug builds keep
+    /// the addresses instead. Whoever cannot trust its callers keeps the mappings themselves.
     #[inline]
     pub fn claim(at: &Attachment, range: IovaRange, direction: Direction, buffer: B) -> Self {
         Self {

@@ -7,6 +7,7 @@ use core::fmt;
 use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
 
 use crate::flush::{Flush, Home, Retiring};
+use crate::mapping::Live;
 use crate::space::{Remains, Space};
 use crate::{
     Attachment, Cpu, Dma, MapError, MapReason, Mapping, Owed, Platform, UnmapError, UnmapReason,
@@ -181,6 +182,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             Some((space, _)) if space.ring_of(&range) != at.ring() => {
                 UnmapReason::OtherRing(space.ring_of(&range), live.into_buffer())
             }
+            Some(_) if !self.admits(&cpu.flush, at, &live) => {
+                UnmapReason::BurstFull(live.into_buffer())
+            }
             Some((space, own)) => match space.unmap(own, platform, range) {
                 Ok(gone) => {
                     if let (Some(pool), Some(slot)) = (&self.bounce, &bounce) {
@@ -201,6 +205,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             range,
             reason,
         })
+    }
+
+    fn admits(&self, own: &[Option<F::PerCpu>], at: &Attachment, live: &Live<B>) -> bool {
+        own.get(at.tenant.index())
+            .and_then(Option::as_ref)
+            .is_none_or(|own| self.flush.admits(own, live.lane(at.ring())))
     }
 
     /// Takes a range down at once, whatever the policy, because nobody was told of it. If the invalidation fails, its addresses are

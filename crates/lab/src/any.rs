@@ -260,6 +260,16 @@ impl<S: Space<Gone = Gone>> Flush<S, u64> for AnyFlush {
         }
     }
 
+    #[inline]
+    fn admits(&self, own: &AnyFlushCpu, lane: Lane) -> bool {
+        match (self, own) {
+            (Self::Burst(burst), AnyFlushCpu::Burst(own)) => {
+                Flush::<S, u64>::admits(burst, own, lane)
+            }
+            _ => true,
+        }
+    }
+
     fn leave<P: Platform>(
         &self,
         own: &mut AnyFlushCpu,

@@ -17,13 +17,26 @@ use crate::{Owed, Platform};
 #[derive(Debug, Clone, Copy)]
 pub struct Burst {
     longest: usize,
+    most: usize,
 }
 
 impl Burst {
     /// Bursts of at most `longest` unmaps: a longer one is invalidated in parts, so that the addresses held back and the work of one
-    /// burst's end are bounded. The buffers of all parts come back at the end.
+    /// burst's end are bounded. The buffers of all parts come back at the end, and there are at most 2^16 of them.
     pub const fn new(longest: usize) -> Self {
-        Self { longest }
+        Self {
+            longest,
+            most: 1 << 16,
+        }
+    }
+
+    /// Bursts that withhold at most `most` buffers, and one at least. A driver that unmaps more without ending the burst is refused
+    /// ([`UnmapReason::BurstFull`](crate::UnmapReason::BurstFull)), so that the layer does not grow without bound where an end is forgotten.
+    pub const fn with_most(self, most: usize) -> Self {
+        Self {
+            most: if most == 0 { 1 } else { most },
+            ..self
+        }
     }
 }
 
@@ -50,12 +63,12 @@ struct Open<B> {
 }
 
 impl<B> BurstCpu<B> {
-    /// Makes room for bursts of at most `longest` unmaps up to the one at `place`.
+    /// Makes bursts up to the one at `place`, with room for `room` unmaps each.
     #[cold]
-    fn grow(&mut self, place: usize, longest: usize) {
+    fn grow(&mut self, place: usize, room: usize) {
         self.open.resize_with(place + 1, || Open {
-            ranges: RangeBatch::with_capacity(longest),
-            withheld: Vec::with_capacity(longest),
+            ranges: RangeBatch::with_capacity(room),
+            withheld: Vec::with_capacity(room),
             safe: Vec::new(),
         });
     }
@@ -83,8 +96,10 @@ impl Burst {
 }
 
 impl<B> Open<B> {
-    fn is_empty(&self) -> bool {
-        self.withheld.is_empty() && self.safe.is_empty()
+    /// How many buffers it withholds.
+    #[inline]
+    fn len(&self) -> usize {
+        self.withheld.len().saturating_add(self.safe.len())
     }
 }
 
@@ -112,7 +127,8 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
     ) -> Result<Withheld, (InvalidationError, Owed<B>)> {
         let place = item.lane.index();
         if place >= own.open.len() {
-            own.grow(place, self.longest);
+            // Rings below it may never be used: their bursts grow when they are.
+            own.grow(place, 0);
         }
         let Some(open) = own.open.get_mut(place) else {
             return Err((InvalidationError::Failed, item.into_owed()));
@@ -126,6 +142,13 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
         open.ranges.push(item.gone);
         open.withheld.push(item.buffer);
         Ok(Withheld)
+    }
+
+    #[inline]
+    fn admits(&self, own: &BurstCpu<B>, lane: Lane) -> bool {
+        own.open
+            .get(lane.index())
+            .is_none_or(|open| open.len() < self.most)
     }
 
     fn leave<P: Platform>(
@@ -144,7 +167,7 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
     }
 
     fn withholds(&self, own: &BurstCpu<B>) -> bool {
-        !own.open.iter().all(Open::is_empty)
+        own.open.iter().any(|open| open.len() > 0)
     }
 
     fn let_go(&self, own: BurstCpu<B>, mut each: impl FnMut(B)) {

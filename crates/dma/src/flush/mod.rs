@@ -241,6 +241,13 @@ pub trait Flush<S: Space, B> {
     /// A handle for one more processor.
     fn per_cpu(&self, domain: &Self::PerDomain) -> Self::PerCpu;
 
+    /// Whether one processor's part has room for one more mapping of `lane`. Asked before the mapping is cleared.
+    #[inline]
+    fn admits(&self, own: &Self::PerCpu, lane: Lane) -> bool {
+        let _ = (own, lane);
+        true
+    }
+
     /// Takes over a mapping that has been cleared.
     ///
     /// # Errors

@@ -241,6 +241,46 @@ fn a_part_of_a_mapping() {
     }
 }
 
+/// A bitmap frees page by page: a part goes, the rest stays mapped until it is claimed.
+#[test]
+fn a_part_of_a_mapping_in_a_bitmap() {
+    type Space = ringfence_dma::space::Paged<Bits, Plain>;
+    let mut board = Board::new();
+    let mut dma = ringfence_dma::Dma::<Space, Strict, u64>::new(Strict);
+    let mask = Iova::new(u64::MAX);
+    let at = dma
+        .attach(DEVICE, mask, |domain| {
+            let exact = ringfence_dma::space::Rounding::Exact;
+            Ok::<_, ()>(Space::new(
+                Bits::make(4),
+                Plain::make(&board, domain),
+                exact,
+            ))
+        })
+        .unwrap();
+    let mut cpu = dma.cpu();
+    let map = |board: &mut Board, cpu: &mut _, buffer, pages| {
+        let memory = memory(0x10_0000, pages * PAGE);
+        dma.map_single(cpu, board, &at, buffer, memory, DIRECTION)
+            .map(|(mapping, _)| mapping)
+    };
+    let whole = map(&mut board, &mut cpu, 1, 3).unwrap();
+    let (first, rest) = (whole.iova(), whole.iova().checked_add(PAGE).unwrap());
+    let part = Mapping::claim(&at, IovaRange::new(first, PAGE).unwrap(), DIRECTION, 2);
+    let _ = dma.unmap_single(&mut cpu, &mut board, &at, part).unwrap();
+    // Two of four pages are left to others, and the two in the middle to the mapping.
+    for buffer in [3, 4] {
+        let other = map(&mut board, &mut cpu, buffer, 1).unwrap();
+        let pages = ringfence_types::PfnRange::covering(&other.range());
+        let held = IovaRange::new(rest, 2 * PAGE).unwrap();
+        assert!(!pages.overlaps(&ringfence_types::PfnRange::covering(&held)));
+    }
+    assert!(map(&mut board, &mut cpu, 5, 1).is_err());
+    let held = Mapping::claim(&at, IovaRange::new(rest, 2 * PAGE).unwrap(), DIRECTION, 6);
+    let _ = dma.unmap_single(&mut cpu, &mut board, &at, held).unwrap();
+    assert!(map(&mut board, &mut cpu, 7, 2).is_ok());
+}
+
 #[test]
 fn attachments_of_another_layer_and_mappings_of_another_device() {
     let mut rig = Rig::<Tree, Plain, _, u64>::new(Strict);

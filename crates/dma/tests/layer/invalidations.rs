@@ -352,3 +352,40 @@ fn the_shared_queue_frees_ranges_of_every_domain() {
         assert!(out.is_empty(), "{out:?} of {} is lost", at.domain());
     }
 }
+
+/// A driver that never ends its bursts is stopped before anything is cleared, by itself and in many.
+#[test]
+fn a_burst_that_never_ends_is_bounded() {
+    const MOST: u64 = 5;
+    let mut rig = Rig::<Tree, Plain, _, u64>::new(Burst::new(2).with_most(MOST as usize));
+    let mut live: Vec<_> = (0..MOST + 2).map(|id| map(&mut rig, id).0).collect();
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let (multi, single) = (live.pop().unwrap(), live.pop().unwrap());
+    let range = single.range();
+    for mapping in live {
+        let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
+    }
+    let words = board.words();
+    let error = dma.unmap_single(cpu, board, at, single).unwrap_err();
+    assert!(matches!(error.reason, UnmapReason::BurstFull(MOST)));
+    let error = dma
+        .unmap_multi(cpu, board, at, vec![multi], |_| panic!())
+        .unwrap_err();
+    let refused = error.refused.unwrap();
+    assert!(matches!(refused.reason, UnmapReason::BurstFull(_)));
+    assert_eq!(board.words(), words);
+    let mut back = Vec::new();
+    let direction = Direction::FromDevice;
+    dma.end_burst(cpu, board, at, direction, |b| back.push(b))
+        .unwrap();
+    assert_eq!(back, (0..MOST).collect::<Vec<_>>());
+    for (range, buffer) in [(range, MOST), (refused.range, MOST + 1)] {
+        let again = Mapping::claim(at, range, direction, buffer);
+        let _ = dma.unmap_single(cpu, board, at, again).unwrap();
+    }
+}

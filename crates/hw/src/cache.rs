@@ -113,6 +113,14 @@ impl<V: Copy> SetAssociative<V> {
         (slot.key == key).then_some(&slot.value)
     }
 
+    /// The same, to be changed.
+    #[inline]
+    pub(crate) fn newest_mut(&mut self, selector: u64, key: u64) -> Option<&mut V> {
+        let first = self.places(selector).start;
+        let slot = self.slots.get_mut(first)?;
+        (slot.key == key).then_some(&mut slot.value)
+    }
+
     /// The value under `key`, which does not count as a use.
     pub(crate) fn peek(&mut self, selector: u64, key: u64) -> Option<&mut V> {
         let set = self.set(selector);
@@ -156,7 +164,7 @@ impl<V: Copy> SetAssociative<V> {
         }
         for slot in &mut self.slots {
             if slot.key != 0 && doomed(slot.key, &slot.value) {
-                slot.key = 0;
+                slot.free();
                 self.live = self.live.wrapping_sub(1);
             }
         }
@@ -320,6 +328,23 @@ mod tests {
                 }
             }
             assert_eq!(cache.live(), 4, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_was_removed_makes_room_first() {
+        for replacement in [Replacement::Lru, Replacement::Fifo] {
+            let mut cache = SetAssociative::new(Geometry::new(1, 4).unwrap(), replacement, 0);
+            for key in 1..=4 {
+                assert_eq!(cache.insert(0, key, key), None);
+            }
+            cache.remove_if(|key, _| key == 3);
+            assert_eq!((cache.insert(0, 5, 5), cache.live()), (None, 4));
+            cache.remove(0, 4);
+            assert_eq!((cache.insert(0, 6, 6), cache.live()), (None, 4));
+            for key in [1, 2, 5, 6] {
+                assert_eq!(cache.lookup(0, key), Some(&mut key.clone()));
+            }
         }
     }
 

@@ -12,7 +12,7 @@ impl<L: RingLogic> RingUnit<L> {
     /// ring that it touches.
     #[inline]
     pub fn invalidate(&mut self, request: &Invalidation) {
-        let counts = &mut self.stats.invalidations;
+        let counts = &mut self.work.stats.invalidations;
         match request {
             Invalidation::Ring { device, ring, .. } => {
                 count(&mut counts.ring);

@@ -6,8 +6,6 @@ use core::fmt::Debug;
 use ringfence_pgtable::RingPte;
 use ringfence_types::PhysRange;
 
-use crate::MAX_TRANSLATED_BYTES;
-
 /// A version of Fig. 10. A unit is made for one; there is nothing to switch while it runs.
 pub trait RingLogic: Debug + Clone {
     /// Whether what `riotlb_entry_sync` and `rprefetch` do to the entry they are given is done to the entry in the rIOTLB.
@@ -47,8 +45,7 @@ impl RingLogic for Repaired {
 
     #[inline]
     fn is_inside(offset: u64, bytes: u64, size: u64) -> bool {
-        // The offset has 30 bits and the size too.
-        bytes <= size.saturating_sub(offset)
+        offset.checked_add(bytes).is_some_and(|end| end <= size)
     }
 }
 
@@ -85,9 +82,5 @@ impl RingLogic for ByValue {
 /// Where `bytes` bytes at `offset` of an entry's buffer are; `None` if some have no address.
 #[inline]
 pub(super) fn target(pte: RingPte, offset: u64, bytes: u64) -> Option<PhysRange> {
-    // In the literal versions a length is not checked against anything else.
-    if bytes > MAX_TRANSLATED_BYTES {
-        return None;
-    }
     PhysRange::new(pte.start().checked_add(offset)?, bytes)
 }

@@ -8,7 +8,7 @@ use ringfence_types::{PhysMemory, RingSlot};
 use super::logic::{NoSuccessor, RingLogic};
 use super::riotlb::{Entry, Key};
 use super::stats::{RingStats, count};
-use super::unit::RingUnit;
+use super::unit::{RingUnit, Work};
 
 /// When the next slot is read. "Our design does not depend on the latter field and works just as well without it" (section 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -50,39 +50,45 @@ impl Waiting {
     }
 }
 
-/// Reads the slot after the current one of `entry`, now, later, or not.
-#[inline]
-pub(super) fn prefetch<L: RingLogic, M: PhysMemory + ?Sized>(
-    mem: &M,
-    when: Prefetch,
-    waiting: &mut Waiting,
-    stats: &mut RingStats,
-    key: Key,
-    entry: &mut Entry,
-) {
-    match when {
-        Prefetch::Immediate => fetch_next::<L, M>(mem, entry, stats),
-        Prefetch::Deferred => waiting.push(key, entry.slot, stats),
-        Prefetch::Absent => {}
+impl Work {
+    /// Reads the slot after the current one of `entry`, now, later, or not. Until then a repaired entry has no next, whatever it had for
+    /// the slot before.
+    #[inline]
+    pub(super) fn prefetch<L: RingLogic, M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        key: Key,
+        entry: &mut Entry,
+    ) {
+        match self.when {
+            Prefetch::Immediate => self.fetch_next::<L, M>(mem, entry),
+            Prefetch::Deferred => {
+                no_successor::<L>(entry);
+                self.waiting.push(key, entry.slot(), &mut self.stats);
+            }
+            Prefetch::Absent => no_successor::<L>(entry),
+        }
+    }
+
+    #[inline]
+    fn fetch_next<L: RingLogic, M: PhysMemory + ?Sized>(&mut self, mem: &M, entry: &mut Entry) {
+        // if( r.size > 1 && r.ring[next].valid ) e.next = r.ring[next];
+        if entry.table.slots() > 1
+            && let Ok(next) = RingPte::read(mem, &entry.table, entry.successor())
+            && next.is_valid()
+        {
+            entry.set_next(next);
+            count(&mut self.stats.prefetches);
+        } else {
+            no_successor::<L>(entry);
+        }
     }
 }
 
 #[inline]
-fn fetch_next<L: RingLogic, M: PhysMemory + ?Sized>(
-    mem: &M,
-    entry: &mut Entry,
-    stats: &mut RingStats,
-) {
-    // if( r.size > 1 && r.ring[next].valid ) e.next = r.ring[next];
-    let slots = entry.table.slots();
-    if slots > 1
-        && let Ok(next) = RingPte::read(mem, &entry.table, entry.slot.next(slots))
-        && next.is_valid()
-    {
-        entry.next = next;
-        count(&mut stats.prefetches);
-    } else if L::NO_SUCCESSOR == NoSuccessor::Clears {
-        entry.next = RingPte::ABSENT;
+fn no_successor<L: RingLogic>(entry: &mut Entry) {
+    if L::NO_SUCCESSOR == NoSuccessor::Clears {
+        entry.set_next(RingPte::ABSENT);
     }
 }
 
@@ -90,20 +96,20 @@ impl<L: RingLogic> RingUnit<L> {
     /// Completes the oldest prefetch put off; whether there was one. It reads memory as it is now. If its ring has lost its entry or moved to
     /// another slot meanwhile, it comes to nothing.
     pub fn complete_prefetch<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> bool {
-        let Some((key, current)) = self.waiting.queue.pop_front() else {
+        let Some((key, current)) = self.work.waiting.queue.pop_front() else {
             return false;
         };
         // A prefetch is no use of the ring: the order of replacement stays.
         if let Some(entry) = self.riotlb.peek(key)
-            && entry.slot == current
+            && entry.slot() == current
         {
-            fetch_next::<L, M>(mem, entry, &mut self.stats);
+            self.work.fetch_next::<L, M>(mem, entry);
         }
         true
     }
 
     /// Prefetches put off and not completed.
     pub fn prefetches_waiting(&self) -> usize {
-        self.waiting.len()
+        self.work.waiting.len()
     }
 }

@@ -12,21 +12,92 @@ use crate::{Geometry, Replacement};
 /// operating system that resizes or moves a ring invalidates the ring, as it has to anyway.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
-    pub(super) domain: DomainId,
-    pub(super) slot: RingSlot,
-    pub(super) pte: RingPte,
-    pub(super) next: RingPte,
     pub(super) table: RingTable,
+    /// `rpte` and `next`, in this order or the other: moving to the next slot copies nothing.
+    copies: [RingPte; 2],
+    swapped: bool,
+    slot: RingSlot,
+    /// The slot after it: (e.rentry + 1) % r.size.
+    successor: RingSlot,
+    pub(super) domain: DomainId,
 }
 
 impl Entry {
-    const NONE: Self = Self {
-        domain: DomainId::new(0),
-        slot: RingSlot::FIRST,
-        pte: RingPte::ABSENT,
-        next: RingPte::ABSENT,
-        table: RingTable::EMPTY,
-    };
+    const NONE: Self = Self::new(
+        DomainId::new(0),
+        RingTable::EMPTY,
+        RingSlot::FIRST,
+        RingPte::ABSENT,
+    );
+
+    /// An entry whose next slot has not been read.
+    #[inline]
+    pub(super) const fn new(
+        domain: DomainId,
+        table: RingTable,
+        slot: RingSlot,
+        pte: RingPte,
+    ) -> Self {
+        Self {
+            table,
+            copies: [pte, RingPte::ABSENT],
+            swapped: false,
+            slot,
+            successor: slot.next(table.slots()),
+            domain,
+        }
+    }
+
+    /// The slot used last.
+    #[inline]
+    pub(super) const fn slot(&self) -> RingSlot {
+        self.slot
+    }
+
+    /// The slot after it, round the ring.
+    #[inline]
+    pub(super) const fn successor(&self) -> RingSlot {
+        self.successor
+    }
+
+    /// `e.rentry = slot;`
+    #[inline]
+    pub(super) const fn set_slot(&mut self, slot: RingSlot) {
+        self.slot = slot;
+        self.successor = slot.next(self.table.slots());
+    }
+
+    /// `rpte`: the entry of the current slot.
+    #[inline]
+    pub(super) const fn pte(&self) -> &RingPte {
+        let [first, second] = &self.copies;
+        if self.swapped { second } else { first }
+    }
+
+    /// `next`, which is valid or has no meaning.
+    #[inline]
+    pub(super) const fn next(&self) -> &RingPte {
+        let [first, second] = &self.copies;
+        if self.swapped { first } else { second }
+    }
+
+    #[inline]
+    pub(super) const fn set_pte(&mut self, pte: RingPte) {
+        let [first, second] = &mut self.copies;
+        *(if self.swapped { second } else { first }) = pte;
+    }
+
+    #[inline]
+    pub(super) const fn set_next(&mut self, next: RingPte) {
+        let [first, second] = &mut self.copies;
+        *(if self.swapped { first } else { second }) = next;
+    }
+
+    /// `e.rpte = e.next;` What `next` is afterwards is for the caller to say.
+    #[inline]
+    pub(super) const fn take_next(&mut self) {
+        self.swapped = !self.swapped;
+    }
 }
 
 /// Which ring of the machine: requester and ring in one word, never zero.
@@ -84,8 +155,8 @@ impl Riotlb {
 
     /// `riotlb_find` for the ring of its set that was used last, which costs one comparison.
     #[inline]
-    pub(super) fn newest(&self, key: Key) -> Option<&Entry> {
-        self.entries.newest(key.selector(), key.0)
+    pub(super) fn newest(&mut self, key: Key) -> Option<&mut Entry> {
+        self.entries.newest_mut(key.selector(), key.0)
     }
 
     /// The entry of `key`, which does not count as a use.

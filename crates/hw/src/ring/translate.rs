@@ -6,19 +6,15 @@ use ringfence_types::{
 };
 
 use super::logic::{NoSuccessor, Passing, RingLogic, target};
-use super::prefetch::prefetch;
 use super::riotlb::{Entry, Key};
 use super::stats::count;
-use super::unit::RingUnit;
+use super::unit::{RingUnit, Work};
 use crate::unit::Power;
 use crate::{MAX_TRANSLATED_BYTES, Translate, Translation};
 
-/// Where and why an access is stopped.
-type Stop = (RingIova, FaultReason);
-
 impl<L: RingLogic> Translate for RingUnit<L> {
     /// `rtranslate`. An access lies in one buffer: its length counts against the buffer's, not against the slot's 2^30 addresses.
-    #[inline]
+    #[inline(always)]
     fn translate<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
@@ -28,23 +24,36 @@ impl<L: RingLogic> Translate for RingUnit<L> {
         access: Access,
     ) -> Result<Translation<'_>, Fault> {
         let at = RingIova::from(iova);
-        // The access that most devices make: to the slot used last, or the bytes behind them.
-        if self.power == Power::On
-            && let Some(entry) = self.riotlb.newest(Key::new(device, at.ring()))
-            && entry.slot == at.slot()
-            && let Some(range) = permitted::<L>(entry.pte, at, bytes, access)
-        {
-            count(&mut self.stats.hits);
-            return Ok(Translation::one(range));
+        let key = Key::new(device, at.ring());
+        let translated = self.power == Power::On && is_carried(bytes);
+        if translated && let Some(entry) = self.riotlb.newest(key) {
+            // The accesses that most devices make: to the slot used last, or the next one of a ring used last.
+            if self.work.sync::<L, M>(mem, key, at, entry) {
+                if let Some(range) = permitted::<L>(entry.pte(), at, bytes, access) {
+                    return Ok(Translation::one(range));
+                }
+                self.work.stop = refusal::<L>(*entry.pte(), at, bytes, access);
+            }
+        } else if translated && let Some(pte) = self.current(mem, key, device, at) {
+            if let Some(range) = permitted::<L>(&pte, at, bytes, access) {
+                return Ok(Translation::one(range));
+            }
+            self.work.stop = refusal::<L>(pte, at, bytes, access);
         }
-        self.translate_any(mem, device, at, bytes, access)
+        self.translate_none(device, at, bytes, access)
     }
+}
+
+/// No bus carries a request without a byte, or one longer than the walking unit takes.
+#[inline]
+const fn is_carried(bytes: u64) -> bool {
+    bytes.wrapping_sub(1) < MAX_TRANSLATED_BYTES
 }
 
 /// Where the access leads if `pte` permits it. A buffer that ends past 2^64 - 1 has no such place.
 #[inline]
 fn permitted<L: RingLogic>(
-    pte: RingPte,
+    pte: &RingPte,
     at: RingIova,
     bytes: u64,
     access: Access,
@@ -53,23 +62,18 @@ fn permitted<L: RingLogic>(
     if !pte.allows(access) || !L::is_inside(offset, bytes, pte.bytes()) {
         return None;
     }
-    target(pte, offset, bytes)
-}
-
-/// The same with the reason if not.
-#[inline]
-fn check<L: RingLogic>(
-    pte: RingPte,
-    at: RingIova,
-    bytes: u64,
-    access: Access,
-) -> Result<PhysRange, Stop> {
-    permitted::<L>(pte, at, bytes, access).ok_or_else(|| refusal::<L>(pte, at, bytes, access))
+    target(*pte, offset, bytes)
 }
 
 /// Why `pte` does not permit the access, and from which of its bytes on.
 #[cold]
-fn refusal<L: RingLogic>(pte: RingPte, at: RingIova, bytes: u64, access: Access) -> Stop {
+#[inline(never)]
+fn refusal<L: RingLogic>(
+    pte: RingPte,
+    at: RingIova,
+    bytes: u64,
+    access: Access,
+) -> (RingIova, FaultReason) {
     // if( iova.offset >= e.rpte.size || ! (e.rpte.dir & dir) ) io_page_fault();
     let offset = u64::from(at.offset());
     if !L::is_inside(offset, bytes, pte.bytes()) {
@@ -88,149 +92,148 @@ fn refusal<L: RingLogic>(pte: RingPte, at: RingIova, bytes: u64, access: Access)
     (at, reason)
 }
 
-impl<L: RingLogic> RingUnit<L> {
-    #[inline(never)]
-    fn translate_any<M: PhysMemory + ?Sized>(
+impl Work {
+    /// Brings `entry` to the slot of `at`; whether it could, else `self.stop` says why not.
+    #[inline(always)]
+    fn sync<L: RingLogic, M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
+        key: Key,
+        at: RingIova,
+        entry: &mut Entry,
+    ) -> bool {
+        if entry.slot() == at.slot() {
+            count(&mut self.stats.hits);
+            return true;
+        }
+        // if( e.rentry != iova.rentry ) riotlb_entry_sync( bus_dev_func, iova, e );
+        match L::PASSING {
+            Passing::Reference => self.entry_sync::<L, M>(mem, key, at, entry),
+            Passing::Value => {
+                let mut copy = *entry;
+                self.entry_sync::<L, M>(mem, key, at, &mut copy)
+            }
+        }
+    }
+
+    /// `riotlb_entry_sync`.
+    #[inline(always)]
+    fn entry_sync<L: RingLogic, M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        key: Key,
+        at: RingIova,
+        entry: &mut Entry,
+    ) -> bool {
+        // if( e.next.valid && (iova.rentry==next) ) {
+        if at.slot() == entry.successor() && entry.next().is_valid() {
+            // e.rpte = e.next; e.rentry = next; e.next.valid = 0;
+            entry.take_next();
+            if L::NO_SUCCESSOR == NoSuccessor::Keeps {
+                entry.set_next(RingPte::ABSENT);
+            }
+            count(&mut self.stats.prefetch_hits);
+        } else {
+            // e = rtable_walk( bus_dev_func, iova );
+            match find_valid(mem, &entry.table, at) {
+                Ok(pte) => entry.set_pte(pte),
+                Err(reason) => {
+                    self.stop = (at, reason);
+                    return false;
+                }
+            }
+            count(&mut self.stats.slot_walks);
+        }
+        entry.set_slot(at.slot());
+        // rprefetch( d, e ); the figure has another one in rtable_walk, which would read the same.
+        self.prefetch::<L, M>(mem, key, entry);
+        true
+    }
+}
+
+impl<L: RingLogic> RingUnit<L> {
+    /// An access that no entry permits: the unit is off, the length is none, or `self.work.stop` says why.
+    #[cold]
+    #[inline(never)]
+    fn translate_none(
+        &mut self,
         device: DeviceId,
         at: RingIova,
         bytes: u64,
         access: Access,
     ) -> Result<Translation<'_>, Fault> {
-        match self.try_translate(mem, device, at, bytes, access) {
-            Ok(range) => Ok(Translation::one(range)),
-            Err((at, reason)) => Err(self.io_page_fault(device, at.iova(), access, reason)),
+        if self.power == Power::Off
+            && let Some(range) = PhysRange::new(PhysAddr::new(at.iova().get()), bytes)
+        {
+            count(&mut self.work.stats.passed_through);
+            return Ok(Translation::one(range));
         }
-    }
-
-    #[inline]
-    fn try_translate<M: PhysMemory + ?Sized>(
-        &mut self,
-        mem: &M,
-        device: DeviceId,
-        at: RingIova,
-        bytes: u64,
-        access: Access,
-    ) -> Result<PhysRange, Stop> {
-        if self.power == Power::Off {
-            let range = PhysRange::new(PhysAddr::new(at.iova().get()), bytes);
-            count(&mut self.stats.passed_through);
-            return range.ok_or((at, FaultReason::BadLength));
-        }
-        // No bus carries a request without a byte, or one longer than the walking unit takes.
-        if bytes == 0 || bytes > MAX_TRANSLATED_BYTES {
-            return Err((at, FaultReason::BadLength));
-        }
-        // rIOTLB_entry e = riotlb_find( bus_dev_func, iova.rid );
-        let key = Key::new(device, at.ring());
-        let Some(entry) = self.riotlb.find(key) else {
-            return self.miss(mem, device, at, bytes, access);
-        };
-        if entry.slot == at.slot() {
-            count(&mut self.stats.hits);
-            return check::<L>(entry.pte, at, bytes, access);
-        }
-        // if( e.rentry != iova.rentry ) riotlb_entry_sync( bus_dev_func, iova, e );
-        let mut copy;
-        let synced = match L::PASSING {
-            Passing::Reference => &mut *entry,
-            Passing::Value => {
-                copy = *entry;
-                &mut copy
-            }
-        };
-        // u18 next = (e.rentry + 1) % d.rings[e.rid].size;
-        let next = synced.slot.next(synced.table.slots());
-        if synced.next.is_valid() && at.slot() == next {
-            // e.rpte = e.next; e.rentry = next; e.next.valid = 0;
-            synced.pte = synced.next;
-            synced.slot = next;
-            synced.next = RingPte::ABSENT;
-            count(&mut self.stats.prefetch_hits);
+        let (at, reason) = if self.power == Power::On && is_carried(bytes) {
+            self.work.stop
         } else {
-            // e = rtable_walk( bus_dev_func, iova );
-            synced.pte = find_valid(mem, &synced.table, at)?;
-            synced.slot = at.slot();
-            if L::NO_SUCCESSOR == NoSuccessor::Clears {
-                synced.next = RingPte::ABSENT;
-            }
-            count(&mut self.stats.slot_walks);
-        }
-        // rprefetch( d, e ); the figure has another one in rtable_walk, which would read the same.
-        prefetch::<L, M>(
-            mem,
-            self.when,
-            &mut self.waiting,
-            &mut self.stats,
-            key,
-            synced,
-        );
-        check::<L>(entry.pte, at, bytes, access)
-    }
-
-    /// A ring without an entry: `rtable_walk` from the device on, and `riotlb_insert`. The entry stays if the access is then denied.
-    #[inline]
-    fn miss<M: PhysMemory + ?Sized>(
-        &mut self,
-        mem: &M,
-        device: DeviceId,
-        at: RingIova,
-        bytes: u64,
-        access: Access,
-    ) -> Result<PhysRange, Stop> {
-        count(&mut self.stats.misses);
-        // rDEVICE d = get_domain( bus_dev_func );
-        let context = self.context(mem, device).map_err(|reason| (at, reason))?;
-        // if( iova.rid >= d.size || iova.rentry >= d.rings[iova.rid].size ||
-        let table = RingTable::read(mem, &context.rings, at.ring())
-            .map_err(|error| (at, error.fault_reason()))?;
-        //     ! d.rings[iova.rid].ring[iova.rentry].valid ) io_page_fault();
-        let mut entry = Entry {
-            domain: context.domain,
-            slot: at.slot(),
-            pte: find_valid(mem, &table, at)?,
-            next: RingPte::ABSENT,
-            table,
+            (at, FaultReason::BadLength)
         };
-        let pte = entry.pte;
-        let key = Key::new(device, at.ring());
-        if L::PASSING == Passing::Reference {
-            prefetch::<L, M>(
-                mem,
-                self.when,
-                &mut self.waiting,
-                &mut self.stats,
-                key,
-                &mut entry,
-            );
-        }
-        // riotlb_insert( e );
-        if self.riotlb.insert(key, entry) {
-            count(&mut self.stats.evictions);
-        }
-        check::<L>(pte, at, bytes, access)
-    }
-
-    /// Counts and records the fault.
-    #[cold]
-    #[inline(never)]
-    fn io_page_fault(
-        &mut self,
-        device: DeviceId,
-        iova: Iova,
-        access: Access,
-        reason: FaultReason,
-    ) -> Fault {
         let fault = Fault {
             device,
-            iova,
+            iova: at.iova(),
             access,
             reason,
         };
-        count(&mut self.stats.faults);
+        count(&mut self.work.stats.faults);
         self.faults.record(&fault);
-        fault
+        Err(fault)
+    }
+
+    /// `e.rpte` of a ring whose entry is not at hand, or of one that has none; `None` if the access is stopped, and then `self.work.stop`
+    /// says why.
+    #[inline(never)]
+    fn current<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        key: Key,
+        device: DeviceId,
+        at: RingIova,
+    ) -> Option<RingPte> {
+        // rIOTLB_entry e = riotlb_find( bus_dev_func, iova.rid );
+        if let Some(entry) = self.riotlb.find(key) {
+            let synced = self.work.sync::<L, M>(mem, key, at, entry);
+            return synced.then_some(*entry.pte());
+        }
+        // A ring without an entry. The entry stays if the access is then denied.
+        count(&mut self.work.stats.misses);
+        let mut entry = match self.table_walk(mem, device, at) {
+            Ok(entry) => entry,
+            Err(reason) => {
+                self.work.stop = (at, reason);
+                return None;
+            }
+        };
+        if L::PASSING == Passing::Reference {
+            self.work.prefetch::<L, M>(mem, key, &mut entry);
+        }
+        // riotlb_insert( e );
+        if self.riotlb.insert(key, entry) {
+            count(&mut self.work.stats.evictions);
+        }
+        Some(*entry.pte())
+    }
+
+    /// `rtable_walk` without its prefetch.
+    #[inline]
+    fn table_walk<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        device: DeviceId,
+        at: RingIova,
+    ) -> Result<Entry, FaultReason> {
+        // rDEVICE d = get_domain( bus_dev_func );
+        let context = self.context(mem, device)?;
+        // if( iova.rid >= d.size || iova.rentry >= d.rings[iova.rid].size ||
+        let table = RingTable::read(mem, &context.rings, at.ring())
+            .map_err(|error| error.fault_reason())?;
+        //     ! d.rings[iova.rid].ring[iova.rentry].valid ) io_page_fault();
+        let pte = find_valid(mem, &table, at)?;
+        Ok(Entry::new(context.domain, table, at.slot(), pte))
     }
 }
 
@@ -240,10 +243,10 @@ fn find_valid<M: PhysMemory + ?Sized>(
     mem: &M,
     table: &RingTable,
     at: RingIova,
-) -> Result<RingPte, Stop> {
+) -> Result<RingPte, FaultReason> {
     match RingPte::read(mem, table, at.slot()) {
         Ok(pte) if pte.is_valid() => Ok(pte),
-        Ok(_) => Err((at, FaultReason::NotPresent)),
-        Err(error) => Err((at, error.fault_reason())),
+        Ok(_) => Err(FaultReason::NotPresent),
+        Err(error) => Err(error.fault_reason()),
     }
 }

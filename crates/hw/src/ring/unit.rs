@@ -4,7 +4,9 @@ use core::fmt;
 use core::marker::PhantomData;
 
 use ringfence_pgtable::{RingDevice, Translation, find_context};
-use ringfence_types::{DeviceId, DomainId, FaultReason, PageSize, PhysAddr, PhysMemory};
+use ringfence_types::{
+    DeviceId, DomainId, FaultReason, Iova, PageSize, PhysAddr, PhysMemory, RingIova,
+};
 
 use super::logic::{Repaired, RingLogic};
 use super::prefetch::{Prefetch, Waiting};
@@ -47,6 +49,16 @@ pub(super) struct RingContext {
     pub(super) rings: RingDevice,
 }
 
+/// All of a unit but what it caches, so that an entry can be changed while it is counted and queued.
+#[derive(Clone)]
+pub(super) struct Work {
+    pub(super) when: Prefetch,
+    pub(super) waiting: Waiting,
+    pub(super) stats: RingStats,
+    /// Where and why the access was stopped that was stopped last.
+    pub(super) stop: (RingIova, FaultReason),
+}
+
 /// A ring IOMMU (rIOMMU section 4).
 ///
 /// Like [`Iommu`](crate::Iommu) it knows memory, its registers and the invalidations it is sent; the embedder serialises its use. What it
@@ -60,12 +72,10 @@ pub(super) struct RingContext {
 pub struct RingUnit<L: RingLogic = Repaired> {
     root: Option<PhysAddr>,
     pub(super) power: Power,
-    pub(super) when: Prefetch,
     pub(super) riotlb: Riotlb,
     pub(super) contexts: ContextCache<RingContext>,
-    pub(super) waiting: Waiting,
+    pub(super) work: Work,
     pub(super) faults: FaultLog,
-    pub(super) stats: RingStats,
     /// Sequence number of the last invalidation.
     pub(super) last_ticket: u64,
     logic: PhantomData<L>,
@@ -82,12 +92,15 @@ impl<L: RingLogic> RingUnit<L> {
         Self {
             root: None,
             power: Power::Off,
-            when: config.prefetch,
             riotlb: Riotlb::new(config.riotlb, config.replacement),
             contexts: ContextCache::new(config.contexts),
-            waiting: Waiting::new(waiting),
+            work: Work {
+                when: config.prefetch,
+                waiting: Waiting::new(waiting),
+                stats: RingStats::default(),
+                stop: (RingIova::from(Iova::ZERO), FaultReason::NotPresent),
+            },
             faults: FaultLog::new(config.fault_log),
-            stats: RingStats::default(),
             last_ticket: 0,
             logic: PhantomData,
         }
@@ -123,12 +136,12 @@ impl<L: RingLogic> RingUnit<L> {
 
     /// The counters.
     pub fn stats(&self) -> &RingStats {
-        &self.stats
+        &self.work.stats
     }
 
     /// Counts from zero again; the caches are untouched.
     pub fn reset_stats(&mut self) {
-        self.stats = RingStats::default();
+        self.work.stats = RingStats::default();
     }
 
     /// Rings that have an entry in the rIOTLB.
@@ -155,7 +168,7 @@ impl<L: RingLogic> RingUnit<L> {
         mem: &M,
         device: DeviceId,
     ) -> Result<RingContext, FaultReason> {
-        count(&mut self.stats.context_misses);
+        count(&mut self.work.stats.context_misses);
         let root = self.root.ok_or(FaultReason::Blocked)?;
         let context = find_context(mem, root, device).map_err(|error| error.fault_reason())?;
         let Translation::Rings { device: at } = context.translation else {
@@ -176,9 +189,9 @@ impl<L: RingLogic> fmt::Debug for RingUnit<L> {
         f.debug_struct("RingUnit")
             .field("root", &self.root)
             .field("power", &self.power)
-            .field("prefetch", &self.when)
+            .field("prefetch", &self.work.when)
             .field("riotlb_live", &self.riotlb.live())
-            .field("stats", &self.stats)
+            .field("stats", &self.work.stats)
             .finish_non_exhaustive()
     }
 }

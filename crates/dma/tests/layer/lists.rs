@@ -3,9 +3,11 @@
 use proptest::prelude::*;
 
 use ringfence_dma::flush::{Flush, Never, Strict};
-use ringfence_dma::space::Identity;
+use ringfence_dma::space::{Identity, Limits};
 use ringfence_dma::{Dma, MapReason, Segment, SgLimits, SgRequest};
-use ringfence_types::{Direction, Iova, IovaRange, Pfn, PhysAddr, PhysRange};
+use ringfence_types::{
+    Direction, DomainId, Iova, IovaRange, Permissions, Pfn, PhysAddr, PhysRange, RingId,
+};
 
 use crate::rig::*;
 
@@ -146,6 +148,31 @@ proptest! {
             prop_assert_eq!(mapping.range(), None);
             let _ = dma.unmap_sg(&mut cpu, &mut board, &attached, mapping).unwrap();
         }
+    }
+}
+
+/// A run is at consecutive pages or refused: neighbours that meet inside a page would share it.
+#[test]
+fn identity_runs_meet_where_pages_do() {
+    use ringfence_dma::Space as Role;
+    let mut board = Board::new();
+    let space = Identity::new(DomainId::new(1));
+    let all = Pfn::new((1 << 36) - 1);
+    let limits = Limits {
+        preferred: all,
+        mask: all,
+        ring: RingId::new(0),
+    };
+    for (meeting, is_run) in [(2 * PAGE, true), (2 * PAGE - 7, false), (PAGE + 1, false)] {
+        let pieces = [memory(PAGE, meeting - PAGE), memory(meeting, 10)];
+        let permissions = Permissions::READ_WRITE;
+        let placed = Role::map(&space, &mut (), &mut board, &pieces, permissions, limits);
+        let expected = if is_run {
+            Ok(IovaRange::new(Iova::new(PAGE), meeting - PAGE + 10).unwrap())
+        } else {
+            Err(MapReason::NotContiguous)
+        };
+        assert_eq!(placed.map(|placed| placed.range), expected, "{meeting:#x}");
     }
 }
 

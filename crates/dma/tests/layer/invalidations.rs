@@ -312,6 +312,8 @@ fn a_burst_hands_up_nothing_that_is_not_purged() {
 fn the_shared_queue_frees_ranges_of_every_domain() {
     let deferred = Deferred::with(4, u64::MAX, std::cell::RefCell::new);
     let mut rig = Rig::<Tree, Plain, _, u64>::new(deferred);
+    // Mapped before there is another domain, so that the old processor's next call is its unmap.
+    let (early, _) = map(&mut rig, 3);
     let board = &rig.board;
     let later = rig
         .dma
@@ -333,19 +335,17 @@ fn the_shared_queue_frees_ranges_of_every_domain() {
         cpu,
         at,
     } = &mut rig;
-    for id in 0..4 {
-        // Three on the new domain by the new processor, the last on the old one by the old processor.
-        let (processor, at) = if id < 3 {
-            (&mut other, &later)
-        } else {
-            (&mut *cpu, &*at)
-        };
+    // Three on the new domain by the new processor, the last on the old one by the old processor.
+    for id in 0..3 {
         let buffer = memory(0x10_0000, 64);
         let (mapping, _) = dma
-            .map_single(processor, board, at, id, buffer, Direction::ToDevice)
+            .map_single(&mut other, board, &later, id, buffer, Direction::ToDevice)
             .unwrap();
-        let _ = dma.unmap_single(processor, board, at, mapping).unwrap();
+        let _ = dma
+            .unmap_single(&mut other, board, &later, mapping)
+            .unwrap();
     }
+    let _ = dma.unmap_single(cpu, board, at, early).unwrap();
     assert_eq!(board.port.log, [Invalidation::Global]);
     for at in [&*at, &later] {
         let out = dma.space(at).unwrap().allocator().out.borrow().clone();

@@ -3,6 +3,9 @@
 //! Four entries share a line, and a burst goes through them in order: a line is written back when the burst leaves it, while the next
 //! one is being filled, and waited for once, at the end. A line that is come back to is written back again; one that is left for good
 //! is written back once.
+//!
+//! Lines are a processor's and not the ring's: the wait is a fence, which waits for what its own processor has written back and for
+//! nothing else. Had the next processor at the ring to leave this one's line, nobody would wait for it.
 
 use ringfence_types::{PhysAddr, PhysMemory};
 
@@ -12,19 +15,71 @@ pub(super) const LINE: u64 = 64;
 /// No line: line numbers have 58 bits.
 const NONE: u64 = u64::MAX;
 
+/// The lines of one ring that one processor has changed and may not have written back yet. Maps and unmaps follow each other round the
+/// ring, so there is one of each.
+#[derive(Debug)]
+pub struct Lines {
+    filled: Line,
+    cleared: Line,
+}
+
+impl Default for Lines {
+    fn default() -> Self {
+        Self::none()
+    }
+}
+
+impl Lines {
+    /// No lines.
+    pub const fn none() -> Self {
+        Self {
+            filled: Line::none(),
+            cleared: Line::none(),
+        }
+    }
+
+    /// The entry at `at` has been filled.
+    #[inline]
+    pub(super) fn filled<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr) {
+        self.filled.touch(mem, at);
+    }
+
+    /// The entry at `at` has been cleared.
+    #[inline]
+    pub(super) fn cleared<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr) {
+        self.cleared.touch(mem, at);
+    }
+
+    /// Writes back what is left, without waiting. Whether something has been written back since the last time.
+    #[inline]
+    pub(crate) fn leave<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> bool {
+        // Neither is cut short: both are left.
+        self.filled.leave(mem) | self.cleared.leave(mem)
+    }
+
+    /// Makes every change visible to a walker that does not snoop: each line once, and one wait (Fig. 11 `sync_mem`, once a burst instead of
+    /// once an entry). Before the device is told of new addresses, and before an invalidation.
+    #[inline]
+    pub fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
+        if self.leave(mem) {
+            mem.drain();
+        }
+    }
+}
+
 /// The line that one kind of change, maps or unmaps, is at.
 #[derive(Debug)]
-pub(super) struct Line(u64);
+struct Line(u64);
 
 impl Line {
     /// At no line.
-    pub(super) const fn none() -> Self {
+    const fn none() -> Self {
         Self(NONE)
     }
 
     /// The entry at `at` has changed.
     #[inline]
-    pub(super) fn touch<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr) {
+    fn touch<M: PhysMemory + ?Sized>(&mut self, mem: &M, at: PhysAddr) {
         let line = at.get() / LINE;
         if line != self.0 {
             self.leave(mem);
@@ -35,7 +90,7 @@ impl Line {
     /// Writes the line back, without waiting. Whether there was one: then something has been written back and not waited for.
     // Out of line: a call is nothing beside a write-back, and what touches the same line again stays short.
     #[inline(never)]
-    pub(super) fn leave<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> bool {
+    fn leave<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> bool {
         if self.0 == NONE {
             return false;
         }

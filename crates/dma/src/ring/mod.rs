@@ -24,6 +24,7 @@ mod table;
 
 pub use error::{RingError, RingFull, RingRefusal, Wait};
 pub use layout::{RingSetup, Tables, lay_out};
+pub use lines::Lines;
 pub use literal::LiteralRing;
 pub use owned::{OwnedRing, RingMapping, RingUnmapError};
 pub use table::{Ring, SlotChoice, Stalls};

@@ -11,6 +11,7 @@ use ringfence_types::{
 };
 
 use super::error::RingError;
+use super::lines::Lines;
 use super::table::Ring;
 use crate::MapReason;
 use crate::flush::Withheld;
@@ -22,6 +23,7 @@ use crate::space::UnmapRefusal;
 #[derive(Debug)]
 pub struct OwnedRing<'m, B> {
     ring: Ring,
+    lines: Lines,
     /// The ring's table, kept mapped.
     entries: &'m [RingWords],
     device: DeviceId,
@@ -153,6 +155,7 @@ impl<'m, B> OwnedRing<'m, B> {
         };
         Ok(Self {
             ring,
+            lines: Lines::none(),
             entries,
             device,
             domain,
@@ -181,7 +184,8 @@ impl<'m, B> OwnedRing<'m, B> {
         direction: Direction,
     ) -> Result<RingMapping<B>, (B, MapReason)> {
         let permissions = direction.permissions();
-        match self.ring.map_in(self.entries, mem, memory, permissions) {
+        let (entries, lines) = (self.entries, &mut self.lines);
+        match self.ring.map_in(entries, mem, lines, memory, permissions) {
             Ok(iova) => Ok(RingMapping {
                 iova,
                 // The entry took 30 bits of it.
@@ -196,7 +200,7 @@ impl<'m, B> OwnedRing<'m, B> {
     /// Makes what was mapped visible to a walker that does not snoop, line by line. Nothing is to be done where it does.
     #[inline]
     pub fn doorbell<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
-        self.ring.sync(mem);
+        self.lines.sync(mem);
     }
 
     /// Takes a mapping down; its buffer comes back with the others of the burst.
@@ -211,7 +215,8 @@ impl<'m, B> OwnedRing<'m, B> {
     ) -> Result<Withheld, RingUnmapError<B>> {
         let bytes = u64::from(mapping.bytes);
         let cleared = if mapping.domain == self.domain {
-            self.ring.unmap_in(self.entries, mem, mapping.iova, bytes)
+            let (entries, lines) = (self.entries, &mut self.lines);
+            self.ring.unmap_in(entries, mem, lines, mapping.iova, bytes)
         } else {
             Err(UnmapRefusal::NotAllocated)
         };
@@ -238,7 +243,7 @@ impl<'m, B> OwnedRing<'m, B> {
         if self.burst.runs.is_empty() {
             return Ok(());
         }
-        self.ring.sync(mem);
+        self.lines.sync(mem);
         let request = Invalidation::Ring {
             domain: self.domain,
             device: self.device,

@@ -15,7 +15,7 @@ use ringfence_types::{Permissions, PhysAddr, PhysMemory, PhysRange, RingId, Ring
 
 use super::error::{RingFull, RingRefusal, Wait};
 use super::free::FreeSlots;
-use super::lines::Line;
+use super::lines::Lines;
 use super::list::Links;
 use crate::MapReason;
 use crate::space::UnmapRefusal;
@@ -54,9 +54,6 @@ pub struct Ring {
     /// Slots that are neither free nor live.
     withheld: u32,
     links: Links,
-    /// Where maps and unmaps are, each at a line that a walker that does not snoop may not have seen yet.
-    filled: Line,
-    cleared: Line,
     stalls: Stalls,
 }
 
@@ -78,8 +75,6 @@ impl Ring {
             free: FreeSlots::all(table.slots()),
             withheld: 0,
             links: Links::default(),
-            filled: Line::none(),
-            cleared: Line::none(),
             stalls: Stalls::default(),
         }
     }
@@ -135,7 +130,7 @@ impl Ring {
     }
 
     /// Fig. 11 `map`: gives the buffer a slot and fills its entry. A walker that does not snoop sees the entry after
-    /// [`sync`](Self::sync).
+    /// [`Lines::sync`] of the calling processor's `lines` of this ring.
     ///
     /// # Errors
     /// [`MapReason::RingFull`] or [`MapReason::Ring`]; nothing has changed but a counter.
@@ -143,10 +138,11 @@ impl Ring {
     pub fn map<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
+        lines: &mut Lines,
         buffer: &PhysRange,
         permissions: Permissions,
     ) -> Result<RingIova, MapReason> {
-        self.map_in(ByPort(mem, self.table), mem, buffer, permissions)
+        self.map_in(ByPort(mem, self.table), mem, lines, buffer, permissions)
     }
 
     #[inline(always)]
@@ -154,6 +150,7 @@ impl Ring {
         &mut self,
         entries: impl Entries,
         mem: &M,
+        lines: &mut Lines,
         buffer: &PhysRange,
         permissions: Permissions,
     ) -> Result<RingIova, MapReason> {
@@ -168,7 +165,7 @@ impl Ring {
         self.ready.start += 1;
         entry.store(words);
         if self.coherency == Coherency::NonCoherent {
-            self.filled.touch(mem, self.address_of(slot));
+            lines.filled(mem, self.address_of(slot));
         }
         Ok(self.start(slot))
     }
@@ -180,6 +177,7 @@ impl Ring {
     pub fn map_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
+        lines: &mut Lines,
         pieces: &[PhysRange],
         permissions: Permissions,
     ) -> Result<RingIova, MapReason> {
@@ -196,11 +194,11 @@ impl Ring {
                 .map_err(|_| MapReason::Ring(RingRefusal::Memory))?;
             self.links.reserve(self.slots());
         }
-        let head = self.map(mem, head, permissions)?;
+        let head = self.map(mem, lines, head, permissions)?;
         let mut last = head;
         for piece in rest {
             // Cannot fail after the checks above.
-            let next = self.map(mem, piece, permissions)?;
+            let next = self.map(mem, lines, piece, permissions)?;
             self.links.link(last.slot().get(), next.slot().get());
             last = next;
         }
@@ -216,11 +214,12 @@ impl Ring {
     pub fn unmap<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
+        lines: &mut Lines,
         iova: RingIova,
         bytes: u64,
     ) -> Result<(), UnmapRefusal> {
         let entries = ByPort(mem, self.table);
-        self.unmap_in(entries, mem, iova, bytes).map(drop)
+        self.unmap_in(entries, mem, lines, iova, bytes).map(drop)
     }
 
     /// The same, and the slot that was cleared.
@@ -229,6 +228,7 @@ impl Ring {
         &mut self,
         entries: impl Entries,
         mem: &M,
+        lines: &mut Lines,
         iova: RingIova,
         bytes: u64,
     ) -> Result<u32, UnmapRefusal> {
@@ -243,9 +243,9 @@ impl Ring {
             return Err(UnmapRefusal::NotAllocated);
         }
         if self.links.is_linked(slot) {
-            self.unmap_list(entries, mem, slot)?;
+            self.unmap_list(entries, mem, lines, slot)?;
         } else {
-            self.withhold(mem, slot, words);
+            self.withhold(mem, lines, slot, words);
         }
         Ok(slot)
     }
@@ -256,6 +256,7 @@ impl Ring {
         &mut self,
         entries: impl Entries,
         mem: &M,
+        lines: &mut Lines,
         head: u32,
     ) -> Result<(), UnmapRefusal> {
         if self.links.is_inner(head) {
@@ -264,7 +265,7 @@ impl Ring {
         let mut next = Some(head);
         while let Some(slot) = next {
             if let Some(words) = entries.entry(slot) {
-                self.withhold(mem, slot, words);
+                self.withhold(mem, lines, slot, words);
             }
             next = self.links.next(slot);
         }
@@ -285,16 +286,6 @@ impl Ring {
     pub(super) fn release_run(&mut self, first: u32, count: u32) {
         let given = self.free.give_run(first, count);
         self.withheld = self.withheld.saturating_sub(given);
-    }
-
-    /// Makes every change so far visible to a walker that does not snoop: each line once, and one wait (Fig. 11 `sync_mem`, once a burst
-    /// instead of once an entry). Before the device is told of new addresses, and before an invalidation.
-    #[inline]
-    pub fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
-        // Neither is cut short: both are left.
-        if self.filled.leave(mem) | self.cleared.leave(mem) {
-            mem.drain();
-        }
     }
 
     /// The addresses of the slots of the list that begins at `iova`.
@@ -390,11 +381,17 @@ impl Ring {
 
     /// Clears an entry and withholds its slot.
     #[inline]
-    fn withhold<M: PhysMemory + ?Sized>(&mut self, mem: &M, slot: u32, words: &RingWords) {
+    fn withhold<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        lines: &mut Lines,
+        slot: u32,
+        words: &RingWords,
+    ) {
         RingPte::clear(words);
         self.withheld += 1;
         if self.coherency == Coherency::NonCoherent {
-            self.cleared.touch(mem, self.address_of(slot));
+            lines.cleared(mem, self.address_of(slot));
         }
     }
 }

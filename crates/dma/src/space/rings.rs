@@ -10,7 +10,7 @@ use ringfence_types::{
 };
 
 use super::{Gone, Limits, Placed, Space, UnmapRefusal};
-use crate::ring::{LiteralRing, Ring, RingRefusal};
+use crate::ring::{Lines, LiteralRing, Ring, RingRefusal};
 use crate::{MapReason, Platform};
 
 /// A driver of one ring: the repaired one or that of the figure.
@@ -24,13 +24,15 @@ pub trait RingDriver {
     /// Whether walkers snoop.
     fn coherency(&self) -> Coherency;
 
-    /// Maps each piece at a slot of its own; what comes back is the first one's address and stands for all.
+    /// Maps each piece at a slot of its own; what comes back is the first one's address and stands for all. What is not written back yet is
+    /// left to `lines`, which the calling processor keeps of this ring.
     ///
     /// # Errors
     /// Nothing is mapped.
     fn map_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
+        lines: &mut Lines,
         pieces: &[PhysRange],
         permissions: Permissions,
     ) -> Result<RingIova, MapReason>;
@@ -42,6 +44,7 @@ pub trait RingDriver {
     fn unmap_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
+        lines: &mut Lines,
         iova: RingIova,
         bytes: u64,
     ) -> Result<(), UnmapRefusal>;
@@ -51,9 +54,6 @@ pub trait RingDriver {
 
     /// Takes the slots of what was unmapped at `slot` back.
     fn release(&mut self, slot: RingSlot);
-
-    /// Makes every change so far visible to a walker that does not snoop.
-    fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M);
 
     /// Where the pieces of the list at `iova` are, in order, from the first one on.
     fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_;
@@ -76,12 +76,13 @@ impl RingDriver for Ring {
     fn map_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
+        lines: &mut Lines,
         pieces: &[PhysRange],
         permissions: Permissions,
     ) -> Result<RingIova, MapReason> {
         match pieces {
-            [buffer] => self.map(mem, buffer, permissions),
-            _ => self.map_list(mem, pieces, permissions),
+            [buffer] => self.map(mem, lines, buffer, permissions),
+            _ => self.map_list(mem, lines, pieces, permissions),
         }
     }
 
@@ -89,10 +90,11 @@ impl RingDriver for Ring {
     fn unmap_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
+        lines: &mut Lines,
         iova: RingIova,
         bytes: u64,
     ) -> Result<(), UnmapRefusal> {
-        self.unmap(mem, iova, bytes)
+        self.unmap(mem, lines, iova, bytes)
     }
 
     #[inline]
@@ -103,11 +105,6 @@ impl RingDriver for Ring {
     #[inline]
     fn release(&mut self, slot: RingSlot) {
         self.release(slot);
-    }
-
-    #[inline]
-    fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
-        self.sync(mem);
     }
 
     fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_ {
@@ -129,10 +126,12 @@ impl RingDriver for LiteralRing {
         self.coherency()
     }
 
+    /// Each entry is made visible by itself.
     #[inline]
     fn map_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
+        _lines: &mut Lines,
         pieces: &[PhysRange],
         permissions: Permissions,
     ) -> Result<RingIova, MapReason> {
@@ -143,6 +142,7 @@ impl RingDriver for LiteralRing {
     fn unmap_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,
+        _lines: &mut Lines,
         iova: RingIova,
         _bytes: u64,
     ) -> Result<(), UnmapRefusal> {
@@ -157,10 +157,6 @@ impl RingDriver for LiteralRing {
 
     #[inline]
     fn release(&mut self, _slot: RingSlot) {}
-
-    /// Each entry was made visible by itself.
-    #[inline]
-    fn sync<M: PhysMemory + ?Sized>(&mut self, _mem: &M) {}
 
     fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_ {
         self.list(iova)
@@ -178,10 +174,11 @@ pub struct Rings<R, L> {
     driver: core::marker::PhantomData<fn() -> R>,
 }
 
-/// One processor's part of [`Rings`]: the rings that it has changed since it last made changes visible; none where walkers snoop.
+/// One processor's part of [`Rings`]: the rings that it has changed since it last made changes visible, with the lines it has yet to write
+/// back; none where walkers snoop.
 #[derive(Debug, Default)]
 pub struct RingsCpu {
-    changed: Vec<RingId>,
+    changed: Vec<(RingId, Lines)>,
 }
 
 impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
@@ -217,12 +214,24 @@ impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
         self.rings.get(usize::from(ring.get()))
     }
 
-    /// A ring has changed; its changes are made visible by the next [`sync`](Space::sync).
+    /// Changes a ring; its changes are made visible by this processor's next [`sync`](Space::sync).
     #[inline]
-    fn changed(&self, cpu: &mut RingsCpu, ring: RingId) {
-        if self.coherency == Coherency::NonCoherent && !cpu.changed.contains(&ring) {
-            cpu.changed.push(ring);
+    fn change<T>(
+        &self,
+        cpu: &mut RingsCpu,
+        ring: RingId,
+        change: impl FnOnce(&mut Lines) -> T,
+    ) -> T {
+        let mut lines = Lines::none();
+        if self.coherency == Coherency::Coherent {
+            return change(&mut lines);
         }
+        if let Some((_, lines)) = cpu.changed.iter_mut().find(|(id, _)| *id == ring) {
+            return change(lines);
+        }
+        let result = change(&mut lines);
+        cpu.changed.push((ring, lines));
+        result
     }
 }
 
@@ -279,13 +288,14 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
         let ring = self
             .ring(id)
             .ok_or(MapReason::Ring(RingRefusal::NoSuchRing(id)))?;
-        let start = ring.with(|ring| {
-            if last_page(id, ring.slots()) > limits.mask {
-                return Err(MapReason::Ring(RingRefusal::BeyondMask(id)));
-            }
-            ring.map_list(platform.memory(), pieces, permissions)
+        let start = self.change(cpu, id, |lines| {
+            ring.with(|ring| {
+                if last_page(id, ring.slots()) > limits.mask {
+                    return Err(MapReason::Ring(RingRefusal::BeyondMask(id)));
+                }
+                ring.map_list(platform.memory(), lines, pieces, permissions)
+            })
         })?;
-        self.changed(cpu, id);
         let range = IovaRange::new(start.iova(), first.bytes()).ok_or(MapReason::TooLarge)?;
         Ok(Placed { range, steps: 0 })
     }
@@ -318,8 +328,9 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
     ) -> Result<Gone, UnmapRefusal> {
         let iova = RingIova::from(range.start());
         let ring = self.ring(iova.ring()).ok_or(UnmapRefusal::NotAllocated)?;
-        ring.with(|ring| ring.unmap_list(platform.memory(), iova, range.bytes()))?;
-        self.changed(cpu, iova.ring());
+        self.change(cpu, iova.ring(), |lines| {
+            ring.with(|ring| ring.unmap_list(platform.memory(), lines, iova, range.bytes()))
+        })?;
         // The first slot's pages stand for a whole list: what purges them is an invalidation of the ring.
         Ok(Gone {
             unmapped: Unmapped::attest_cleared(self.domain, iova.slot_pages()),
@@ -330,10 +341,12 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
 
     #[inline]
     fn sync<P: Platform>(&self, cpu: &mut RingsCpu, platform: &mut P) {
-        for ring in cpu.changed.drain(..) {
-            if let Some(ring) = self.ring(ring) {
-                ring.with(|ring| ring.sync(platform.memory()));
-            }
+        let mut waits = false;
+        for (_, mut lines) in cpu.changed.drain(..) {
+            waits |= lines.leave(platform.memory());
+        }
+        if waits {
+            platform.memory().drain();
         }
     }
 

@@ -1,8 +1,13 @@
 //! `riommu-`: lines are written back, not entries, and before anybody relies on them.
 
-use ringfence_dma::ring::{OwnedRing, RingMapping, SlotChoice};
+use std::cell::RefCell;
+
+use ringfence_dma::flush::Burst;
+use ringfence_dma::ring::{OwnedRing, Ring, RingMapping, SlotChoice};
+use ringfence_dma::space::Rings;
+use ringfence_dma::{Attachment, Dma, Mapping};
 use ringfence_pgtable::Coherency;
-use ringfence_types::Direction;
+use ringfence_types::{Direction, Iova};
 
 use crate::rig::*;
 
@@ -62,4 +67,59 @@ fn a_coherent_ring_writes_nothing_back() {
     let _ = ring.unmap(&*memory, mapping).unwrap();
     ring.end_burst(&*memory, &mut board.port, |()| {}).unwrap();
     assert_eq!((memory.write_backs(), memory.drains()), (0, 0));
+}
+
+type Shared = Dma<Rings<Ring, RefCell<Ring>>, Burst, u32>;
+
+const TO: Direction = Direction::ToDevice;
+
+/// A ring of four lines that two processors share.
+fn shared(board: &Board) -> (Shared, Attachment) {
+    let mut dma = Dma::new(Burst::default());
+    let rings = board.rings(SlotChoice::Tail, &[16]);
+    let at = dma
+        .attach(DEVICE, Iova::new(u64::MAX), |domain| {
+            Ok::<_, ()>(Rings::new(domain, DEVICE, rings, RefCell::new))
+        })
+        .unwrap();
+    (dma, at)
+}
+
+/// The fence of one processor waits for no write-back of another: whoever tells the device, or invalidates, has written its own changes
+/// back, whoever was at the ring since.
+#[test]
+fn processors_wait_for_what_they_have_changed_themselves() {
+    let mut here = Board::new(Coherency::NonCoherent);
+    let mut there = here.processor();
+    let (dma, at) = shared(&here);
+    let (mut mine, mut other) = (dma.cpu(), dma.cpu());
+    let map = |cpu: &mut _, board: &mut Board, n: u32| -> Mapping<u32> {
+        let memory = buffer(u64::from(n) * 4096, 64);
+        dma.map_single(cpu, board, &at, n, memory, TO).unwrap().0
+    };
+
+    // One goes on to the next line, the other passes by.
+    let mut live: Vec<_> = (0..5).map(|n| map(&mut mine, &mut here, n)).collect();
+    live.extend((5..9).map(|n| map(&mut other, &mut there, n)));
+    dma.doorbell(&mut other, &mut there, &at);
+    dma.doorbell(&mut mine, &mut here, &at);
+    for slot in 0..9 {
+        assert!(here.entry((0, slot)).is_valid(), "slot {slot} was told");
+    }
+
+    let mut live = live.into_iter();
+    let (first, fifth) = (live.next().unwrap(), live.nth(3).unwrap());
+    let _ = dma.unmap_single(&mut mine, &mut here, &at, first).unwrap();
+    let _ = dma
+        .unmap_single(&mut other, &mut there, &at, fifth)
+        .unwrap();
+    let mut back = Vec::new();
+    dma.end_burst(&mut mine, &mut here, &at, TO, |n| back.push(n))
+        .unwrap();
+    assert_eq!(back, [0]);
+    assert!(
+        !here.entry((0, 0)).is_valid(),
+        "buffer 0 is back, and the device still finds it"
+    );
+    drop(live);
 }

@@ -19,7 +19,8 @@ pub(crate) const DOMAIN: DomainId = DomainId::new(1);
 pub(crate) const TABLES: PhysAddr = PhysAddr::new(1 << 20);
 const BYTES: u64 = 8 << 20;
 
-pub(crate) type Memory = Rc<NonCoherent<Arena>>;
+/// One processor's way to the memory: what it has written back waits for its own fence and for nobody else's.
+pub(crate) type Memory = Rc<NonCoherent<Rc<Arena>>>;
 
 /// Names a slot of the device.
 pub(crate) type Place = (u16, u32);
@@ -85,8 +86,19 @@ pub(crate) struct Board {
 
 impl Board {
     pub(crate) fn new(coherency: Coherency) -> Self {
-        let arena = || Arena::new(BYTES).unwrap();
-        let memory = Rc::new(NonCoherent::new(arena(), arena()));
+        let arena = || Rc::new(Arena::new(BYTES).unwrap());
+        Self::over(NonCoherent::new(arena(), arena()), coherency)
+    }
+
+    /// The same board as another processor has it, with a port of its own.
+    pub(crate) fn processor(&self) -> Self {
+        let (processors, devices) = (self.memory.processor_view(), self.memory.device_view());
+        let memory = NonCoherent::new(Rc::clone(processors), Rc::clone(devices));
+        Self::over(memory, self.coherency)
+    }
+
+    fn over(memory: NonCoherent<Rc<Arena>>, coherency: Coherency) -> Self {
+        let memory = Rc::new(memory);
         // The first MiB: for coherent memory.
         let region = PhysRange::new(PhysAddr::new(4096), (1 << 20) - 4096).unwrap();
         Self {
@@ -147,11 +159,11 @@ impl Board {
 }
 
 impl Platform for Board {
-    type Memory = NonCoherent<Arena>;
+    type Memory = NonCoherent<Rc<Arena>>;
     type Frames = Frames<Memory>;
     type Invalidator = Port;
 
-    fn memory(&self) -> &NonCoherent<Arena> {
+    fn memory(&self) -> &NonCoherent<Rc<Arena>> {
         &self.memory
     }
 

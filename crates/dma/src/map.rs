@@ -270,6 +270,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// write to its doorbell. Only rings leave that to this call, so that a burst of maps writes lines back and not entries.
     #[inline]
     pub fn doorbell<P: Platform>(&self, cpu: &mut Cpu<S, F, B>, platform: &mut P, at: &Attachment) {
+        self.catch_up(cpu);
         if let Some((space, own)) = self.parts(&mut cpu.spaces, at) {
             space.sync(own, platform);
         }

@@ -76,10 +76,10 @@ impl<B> Premapped<B> {
     /// Takes a buffer back for the next use.
     ///
     /// # Errors
-    /// The loan comes back: it is of another domain's pool, or none is out.
+    /// The loan comes back: it is of another domain's pool, whoever has that domain's identifier now, or none is out.
     pub fn give_back(&mut self, loan: Loan<B>) -> Result<(), Loan<B>> {
         match self.lent.checked_sub(1) {
-            Some(lent) if loan.mapping.domain() == self.at.domain() => {
+            Some(lent) if loan.mapping.live.tenant == self.at.tenant => {
                 self.lent = lent;
                 self.idle.push(loan.mapping);
                 Ok(())

@@ -2,8 +2,8 @@
 
 use ringfence_dma::flush::{Burst, Deferred, Flush, Never, Strict};
 use ringfence_dma::space::Identity;
-use ringfence_dma::{BouncePool, Dma, PremappedError, Request};
-use ringfence_types::{Direction, Iova, PhysAddr};
+use ringfence_dma::{BouncePool, Dma, PremappedError, Request, Teardown};
+use ringfence_types::{DeviceId, Direction, Iova, PhysAddr};
 
 use crate::rig::*;
 
@@ -123,6 +123,31 @@ fn a_loan_of_another_device_is_not_taken() {
     let extra = theirs.lend().unwrap();
     let mut fresh = dma.premap(cpu, board, &other, requests(1)).unwrap();
     assert!(fresh.give_back(extra).is_err());
+}
+
+/// A loan of a domain that is gone does not stand in for one of the domain that has its identifier.
+#[test]
+fn loans_of_a_gone_domain_stay_out() {
+    let mut board = Board::new();
+    let mut dma = Dma::<Identity, Never, u64>::new(Never);
+    let mut cpu = dma.cpu();
+    let mask = Iova::new(u64::MAX);
+    let attach = |dma: &mut Dma<Identity, Never, u64>, device| {
+        let make = |domain| Ok::<_, ()>(Identity::new(domain));
+        dma.attach(DeviceId::new(device), mask, make).unwrap()
+    };
+    let old = attach(&mut dma, 1);
+    let mut pool = dma.premap(&mut cpu, &mut board, &old, requests(1)).unwrap();
+    let stale = pool.lend().unwrap();
+    let gone = dma.detach(&mut cpu, &mut board, &old, Teardown::Forced, |_| {}, |_| {});
+    assert!(gone.unwrap().is_some());
+    let new = attach(&mut dma, 2);
+    assert_eq!(new.domain(), old.domain());
+    let mut pool = dma.premap(&mut cpu, &mut board, &new, requests(1)).unwrap();
+    let _out = pool.lend().unwrap();
+    assert!(pool.give_back(stale).is_err());
+    let ended = dma.unmap_premapped(&mut cpu, &mut board, pool, |_| {});
+    assert!(matches!(ended, Err(PremappedError::StillLent(1, _))));
 }
 
 /// Bounced, it is the turns that move the bytes.

@@ -26,11 +26,15 @@ pub struct RangeBatch {
 /// 6.5.2.3, MAMV) within what every unit supports, and the collateral to one leaf table.
 const HULL_PAGES: u64 = 512;
 
+/// Most elements that room is made for in advance: more than any document's batch. Who asks for longer ones, or for batches without
+/// end, gets them, grown as they fill.
+pub(super) const ROOM: usize = 1024;
+
 impl RangeBatch {
-    /// An empty batch with room for `capacity` ranges.
+    /// An empty batch for `capacity` ranges, with room for them unless they are very many.
     pub fn with_capacity(capacity: usize) -> Self {
         Self {
-            ranges: Vec::with_capacity(capacity),
+            ranges: Vec::with_capacity(capacity.min(ROOM)),
             domain: None,
             hull: None,
             levels: CachedLevels::Leaves,

@@ -5,7 +5,7 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::InvalidationError;
 
-use super::batch::submit_and_release;
+use super::batch::{ROOM, submit_and_release};
 use super::{Flush, Home, Lane, RangeBatch, Retiring, Withheld};
 use crate::mapping::Custody;
 use crate::space::{Gone, Space};
@@ -68,7 +68,7 @@ impl<B> BurstCpu<B> {
     fn grow(&mut self, place: usize, room: usize) {
         self.open.resize_with(place + 1, || Open {
             ranges: RangeBatch::with_capacity(room),
-            withheld: Vec::with_capacity(room),
+            withheld: Vec::with_capacity(room.min(ROOM)),
             safe: Vec::new(),
         });
     }

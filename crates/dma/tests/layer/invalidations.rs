@@ -1,6 +1,8 @@
 //! Invalidations that fail: no buffer comes back unsafe, nothing grows, and what is owed can be settled.
 
-use ringfence_dma::flush::{Burst, Deferred, PerCpuQueue, QueueConfig, Strict};
+use std::cell::RefCell;
+
+use ringfence_dma::flush::{Burst, Deferred, Flush, PerCpuQueue, QueueConfig, Strict};
 use ringfence_dma::{Mapping, Outcome, Released, UnmapReason};
 use ringfence_types::{
     Direction, Invalidation, InvalidationError, IovaRange, Nanos, Pfn, PfnRange,
@@ -388,4 +390,32 @@ fn a_burst_that_never_ends_is_bounded() {
         let again = Mapping::claim(at, range, direction, buffer);
         let _ = dma.unmap_single(cpu, board, at, again).unwrap();
     }
+}
+
+/// Batches that are never to be full of themselves take no memory in advance.
+#[test]
+fn batches_may_be_as_long_as_can_be_counted() {
+    fn drive<F: Flush<Space<Tree, Plain>, u64>>(flush: F) {
+        let mut rig = Rig::<Tree, Plain, F, u64>::new(flush);
+        let (mapping, _) = map(&mut rig, 7);
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let mut back = Vec::new();
+        let outcome = dma.unmap_single(cpu, board, at, mapping).unwrap();
+        back.extend(outcome.into_buffer());
+        dma.end_burst(cpu, board, at, Direction::FromDevice, |b| back.push(b))
+            .unwrap();
+        assert_eq!(back, [7]);
+    }
+    drive(Burst::new(usize::MAX));
+    drive(Deferred::with(usize::MAX, 1, RefCell::new));
+    let config = QueueConfig {
+        entries: usize::MAX,
+        timeout_ns: 1,
+    };
+    drive(PerCpuQueue::new(config, RefCell::new, RefCell::new));
 }

@@ -18,6 +18,10 @@ use crate::tenancy::{Seat, Tenant};
 /// The mapping layer of one IOMMU. `S` answers where addresses come from and what the hardware looks up, `F` when a stale translation
 /// dies; `B` stands for a driver's buffer.
 ///
+/// # Several layers
+/// Attachments, handles and tokens know their domain and its generation, and not their layer: where it has such a domain, a layer takes
+/// another's for its own. An embedder with several keeps them apart, as it does with their memory and their IOMMUs.
+///
 /// # Bounds
 /// What a driver can make the layer hold: a token's worth of table and address for each of its live mappings; in a deferred mode a
 /// queue of fixed length; under [`Burst`](crate::flush::Burst) as many withheld buffers as that is told. Failed invalidations queue

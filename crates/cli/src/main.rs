@@ -32,6 +32,7 @@ fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Compare(args) => commands::compare(&args),
         Command::Modes(args) => commands::modes(&args),
+        Command::Reproduce(args) => commands::reproduce(&args),
         Command::Diff(args) => commands::diff(&args),
         Command::Trace(command) => commands::trace(command),
         Command::Calibrate(args) => commands::calibrate(&args),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use ringfence_devices::nic::StationError;
 use ringfence_hw::GeometryError;
 use ringfence_iova::AllocError;
 use ringfence_memory::ArenaError;
@@ -40,6 +41,8 @@ pub enum LabError {
         /// Devices that it names.
         known: Vec<String>,
     },
+    /// A workload that could not go on.
+    Station(StationError),
     /// More devices than domains.
     TooManyDevices,
     /// A defect of Ringfence.
@@ -72,6 +75,7 @@ impl fmt::Display for LabError {
                     known => write!(f, "{}it names {}", hint(name, known), known.join(", ")),
                 }
             }
+            Self::Station(e) => e.fmt(f),
             Self::TooManyDevices => f.write_str("more devices than there are domains"),
             Self::Internal(what) => write!(f, "defect in ringfence: {what}"),
         }

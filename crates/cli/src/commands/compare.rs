@@ -162,7 +162,8 @@ fn modes(args: &CompareArgs) -> Vec<Mode> {
     modes
 }
 
-fn executed_on() -> ExecutedOn {
+/// The processor and the build that execute what is executed.
+pub(super) fn executed_on() -> ExecutedOn {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;

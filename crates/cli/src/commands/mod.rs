@@ -5,6 +5,7 @@ mod compare;
 mod diff;
 mod generate;
 mod modes;
+mod reproduce;
 mod trace;
 
 pub(crate) use calibrate::calibrate;
@@ -12,6 +13,7 @@ pub(crate) use compare::compare;
 pub(crate) use diff::diff;
 pub(crate) use generate::{completions, man};
 pub(crate) use modes::modes;
+pub(crate) use reproduce::reproduce;
 pub(crate) use trace::trace;
 
 use serde::Serialize;

@@ -231,3 +231,37 @@ fn help_says_what_is_measured() {
         assert!(text.contains(part), "{part}");
     }
 }
+
+#[test]
+fn experiments_are_listed_run_and_written_down() {
+    let list = succeeded(&ringfence(&["reproduce", "--list"]));
+    assert!(
+        list.contains("X10") && list.contains("EIOVAR Table 1"),
+        "{list}"
+    );
+    let found = json(&["reproduce", "x10", "--json"]);
+    assert_eq!(found["schema"], 1);
+    assert_eq!(found["findings"][0]["verdict"], "reproduced");
+    let row = &found["findings"][0]["rows"][0];
+    for field in [
+        "what", "printed", "measured", "ratio", "demand", "holds", "fitted",
+    ] {
+        assert!(row.get(field).is_some(), "{field}: {row}");
+    }
+    let scratch = Scratch::new("reproduce");
+    let dir = scratch.path("findings");
+    let text = succeeded(&ringfence(&["reproduce", "X10", "--out", &dir]));
+    assert!(text.contains("[reproduced]"), "{text}");
+    let page = std::fs::read_to_string(format!("{dir}/reproduction.html")).unwrap();
+    assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));
+    let written = std::fs::read_to_string(format!("{dir}/reproduction.json")).unwrap();
+    let written: Value = serde_json::from_str(&written).unwrap();
+    assert_eq!(written["findings"][0]["id"], "X10");
+    for wrong in [
+        &["reproduce"][..],
+        &["reproduce", "X99"],
+        &["reproduce", "X10", "--all"],
+    ] {
+        assert_eq!(ringfence(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}

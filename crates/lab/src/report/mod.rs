@@ -9,6 +9,7 @@ mod condition;
 mod csv;
 mod data;
 mod diff;
+mod findings;
 mod grid;
 mod info;
 mod markdown;
@@ -26,6 +27,9 @@ pub use condition::{Condition, ConditionError, Unmet};
 pub use csv::csv;
 pub use data::{ExecutedOn, Report, TraceNotes};
 pub use diff::{Change, Diff, DiffError, RowDiff};
+pub use findings::{
+    Reproduction, experiments_table, finding_terminal, findings_page, findings_terminal,
+};
 pub use grid::Look;
 pub use info::trace_info;
 pub use markdown::markdown;

@@ -1,12 +1,14 @@
 //! Plots as SVG: one a question. Plain files without scripts or foreign fonts, readable on light and dark ground.
 
 mod cost;
+mod lines;
 mod safety;
 mod scale;
 mod search;
 mod svg;
 
 use super::data::Report;
+pub(super) use lines::lines;
 
 /// A plot and the name of its file.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -27,6 +27,8 @@ text{font:12px system-ui,'Segoe UI','DejaVu Sans',sans-serif;fill:#24292f}\
 .c0{fill:#4477aa}.c1{fill:#66ccee}.c2{fill:#ee6677}.c3{fill:#aa3377}.c4{fill:#228833}.c5{fill:#ccbb44}.c6{fill:#a0a4ab}\
 .charged{fill:#e08a2e}.executed{fill:#4477aa}\
 .strict{fill:#228833}.bounded{fill:#e08a2e}.none{fill:#cc3311}\
+.s0,.s1,.s2,.s3,.s4,.s5,.s6{fill:none;stroke-width:1.8;stroke-linejoin:round}\
+.s0{stroke:#4477aa}.s1{stroke:#ee6677}.s2{stroke:#228833}.s3{stroke:#ccbb44}.s4{stroke:#66ccee}.s5{stroke:#aa3377}.s6{stroke:#818b98}\
 .hollow{fill:none;stroke:#4477aa;stroke-width:2}.join{stroke:#4477aa;stroke-width:2}\
 @media(prefers-color-scheme:dark){text{fill:#e6edf3}.faint{fill:#9198a1}.ground{fill:#0d1117}.grid{stroke:#2b323b}.axis{stroke:#9198a1}.gap{stroke:#0d1117}}";
 
@@ -86,6 +88,21 @@ impl Svg {
         let points = points.join(" ");
         self.push(format_args!(
             r#"<polygon points="{points}" class="{class}"/>"#
+        ));
+    }
+
+    /// Points joined by lines; nothing without two of them.
+    pub(super) fn polyline(&mut self, points: &[(f64, f64)], class: &str) {
+        if points.len() < 2 {
+            return;
+        }
+        let points: Vec<String> = points
+            .iter()
+            .map(|(x, y)| format!("{x:.1},{y:.1}"))
+            .collect();
+        let points = points.join(" ");
+        self.push(format_args!(
+            r#"<polyline points="{points}" class="{class}"/>"#
         ));
     }
 

@@ -1,0 +1,433 @@
+//! What a driver asks of the DMA API under a workload, as plans that any mode can then perform.
+//!
+//! A station runs without protection, so that nothing of a mode is in what is recorded: frames cross the wire and are verified, and every
+//! map, unmap and end of a burst is noted. Decision 0011 fixes what a run is. Descriptors are left out: they are mapped once.
+
+use ringfence_devices::api::{ApiError, DmaApi, LayerApi, Mapped, Refused, Ring};
+use ringfence_devices::nic::{Nic, Profile as Adapter, Station, World};
+use ringfence_devices::workload::{BURST, Offer, PACKETS_PER_RUN, Packet, Workload};
+use ringfence_devices::{Buffer, Bus};
+use ringfence_dma::flush::Never;
+use ringfence_dma::space::Identity;
+use ringfence_dma::{Attachment, Coherent, Cpu, Dma, Mapping, Platform};
+use ringfence_hw::VtdUnit;
+use ringfence_memory::Arena;
+use ringfence_trace::{DeviceIndex, MappingId};
+use ringfence_types::{DeviceId, Iova, Nanos, PhysAddr, PhysRange};
+use std::rc::Rc;
+
+use crate::Profile;
+use crate::error::LabError;
+use crate::hardware::Vtd;
+use crate::machine::Machine;
+use crate::plan::{Plan, Step, Timed};
+
+/// Nanoseconds between two calls of the API: a packet without protection takes 1816 cycles at 3.1 GHz and has two buffers, each mapped and
+/// unmapped (rIOMMU Fig. 7). Only timers see it.
+pub const CALL_NS: u64 = 146;
+
+const NIC: DeviceId = DeviceId::new(0x0300);
+
+/// What the calls of a run add up to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Frames received and sent.
+    pub packets: u64,
+    /// Frames received.
+    pub received: u64,
+    /// Bytes of data.
+    pub bytes: u64,
+}
+
+/// One run: the calls, and the frames behind them.
+#[derive(Debug, Default)]
+pub struct Run {
+    /// For layers whose device has one space.
+    pub plan: Plan,
+    /// By step, the ring it belongs to: for layers with a table for each.
+    pub lanes: Vec<u16>,
+    /// Rings in the order in which they were first used.
+    pub rings: Vec<u16>,
+    /// The frames.
+    pub traffic: Traffic,
+}
+
+impl Run {
+    /// The same calls for layers that keep a ring's mappings in a table of its own: each ring is a device, numbered
+    /// as they come.
+    pub fn by_ring(&self) -> Plan {
+        let mut plan = Plan {
+            steps: self.plan.steps.clone(),
+            segments: self.plan.segments.clone(),
+            maps: self.plan.maps,
+            unmaps: self.plan.unmaps,
+            lines: 0,
+        };
+        for (timed, lane) in plan.steps.iter_mut().zip(&self.lanes) {
+            let number = self.rings.iter().position(|ring| ring == lane);
+            let number = DeviceIndex(number.unwrap_or_default() as u16);
+            match &mut timed.step {
+                Step::Map { device, .. }
+                | Step::Unmap { device, .. }
+                | Step::EndBurst { device, .. } => *device = number,
+                Step::Tick => {}
+            }
+        }
+        plan
+    }
+
+    /// What the receive rings alone do: each unmap is followed by a map (EIOVAR section 4).
+    pub fn receive_only(&self) -> Plan {
+        let received = |lane: &u16| lane % 2 == 0;
+        let steps = self.plan.steps.iter().zip(&self.lanes);
+        Plan {
+            steps: steps
+                .filter_map(|(timed, lane)| received(lane).then_some(*timed))
+                .collect(),
+            segments: self.plan.segments.clone(),
+            ..Plan::default()
+        }
+    }
+
+    /// Bursts that ended.
+    pub fn bursts(&self) -> u64 {
+        let ends = |timed: &&Timed| matches!(timed.step, Step::EndBurst { .. });
+        self.plan.steps.iter().filter(ends).count() as u64
+    }
+}
+
+/// What is noted.
+#[derive(Debug, Default)]
+struct Log {
+    run: Run,
+    free: Vec<u32>,
+    next: u32,
+    calls: u64,
+    /// Steps, so that a burst without an unmap is not ended.
+    unmapped: Vec<bool>,
+}
+
+/// The place of a ring among a port's.
+pub fn lane(ring: Ring) -> u16 {
+    ring.queue * 2 + u16::from(ring.direction == ringfence_types::Direction::ToDevice)
+}
+
+impl Log {
+    fn push(&mut self, ring: Ring, step: Step) {
+        self.calls += 1;
+        let time = Nanos(self.calls * CALL_NS);
+        self.run.plan.steps.push(Timed { time, step });
+        let lane = lane(ring);
+        self.run.lanes.push(lane);
+        if !self.run.rings.contains(&lane) {
+            self.run.rings.push(lane);
+        }
+    }
+
+    fn map(&mut self, ring: Ring, memory: PhysRange) -> u32 {
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        });
+        let first = self.run.plan.segments.len() as u32;
+        self.run.plan.segments.push(memory);
+        self.run.plan.maps += 1;
+        let step = Step::Map {
+            id: MappingId(id),
+            device: DeviceIndex(0),
+            cpu: 0,
+            direction: ring.direction,
+            first,
+            count: 1,
+        };
+        self.push(ring, step);
+        id
+    }
+
+    fn unmap(&mut self, ring: Ring, id: u32) {
+        self.free.push(id);
+        self.run.plan.unmaps += 1;
+        let lane = usize::from(lane(ring));
+        if self.unmapped.len() <= lane {
+            self.unmapped.resize(lane + 1, false);
+        }
+        self.unmapped[lane] = true;
+        let step = Step::Unmap {
+            id: MappingId(id),
+            device: DeviceIndex(0),
+            cpu: 0,
+        };
+        self.push(ring, step);
+    }
+
+    fn end_burst(&mut self, ring: Ring) {
+        let open = self.unmapped.get_mut(usize::from(lane(ring)));
+        if open.is_some_and(std::mem::take) {
+            let step = Step::EndBurst {
+                device: DeviceIndex(0),
+                cpu: 0,
+                direction: ring.direction,
+            };
+            self.push(ring, step);
+        }
+    }
+}
+
+/// The layer without protection, with its calls noted.
+struct Tap<'a> {
+    layer: LayerApi<'a, Identity, Never, Buffer, Machine, Attachment, ()>,
+    log: &'a mut Log,
+}
+
+impl DmaApi for Tap<'_> {
+    type Handle = (Mapping<Buffer>, u32);
+    type Memory = Arena;
+
+    fn memory(&self) -> &Arena {
+        self.layer.platform.memory()
+    }
+
+    fn map(
+        &mut self,
+        ring: Ring,
+        buffer: Buffer,
+        memory: PhysRange,
+    ) -> Result<Mapped<Self::Handle>, Refused> {
+        let mapped = self.layer.map(ring, buffer, memory)?;
+        let id = self.log.map(ring, memory);
+        Ok(Mapped {
+            iova: mapped.iova,
+            handle: (mapped.handle, id),
+        })
+    }
+
+    fn unmap(
+        &mut self,
+        ring: Ring,
+        (handle, id): Self::Handle,
+    ) -> Result<Option<Buffer>, ApiError> {
+        let back = self.layer.unmap(ring, handle)?;
+        self.log.unmap(ring, id);
+        Ok(back)
+    }
+
+    fn end_burst(&mut self, ring: Ring, back: impl FnMut(Buffer)) -> Result<(), ApiError> {
+        self.layer.end_burst(ring, back)?;
+        self.log.end_burst(ring);
+        Ok(())
+    }
+
+    fn publish(&mut self, ring: Ring) {
+        self.layer.publish(ring);
+    }
+
+    fn alloc_coherent(&mut self, ring: Ring, pages: usize) -> Result<Coherent, ApiError> {
+        self.layer.alloc_coherent(ring, pages)
+    }
+
+    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), ApiError> {
+        self.layer.free_coherent(ring, memory)
+    }
+}
+
+/// A machine whose IOMMU is off.
+struct Unprotected {
+    arena: Rc<Arena>,
+    machine: Machine,
+    dma: Dma<Identity, Never, Buffer>,
+    cpu: Cpu<Identity, Never, Buffer>,
+    at: Attachment,
+    log: Log,
+}
+
+impl Unprotected {
+    fn new() -> Result<Self, LabError> {
+        let machine = Machine::<Vtd>::new(&Profile::r210_2015(), false)?;
+        let mut dma = Dma::new(Never);
+        let at = dma
+            .attach(NIC, Iova::new(u64::MAX), |domain| {
+                Ok::<_, LabError>(Identity::new(domain))
+            })
+            .map_err(|_| LabError::TooManyDevices)?;
+        Ok(Self {
+            arena: Rc::clone(machine.arena()),
+            machine,
+            cpu: dma.cpu(),
+            dma,
+            at,
+            log: Log::default(),
+        })
+    }
+}
+
+impl World for Unprotected {
+    type Handle = (Mapping<Buffer>, u32);
+    type Api<'a> = Tap<'a>;
+    type Bus<'a> = Bus<'a, VtdUnit, Arena, ()>;
+
+    fn api(&mut self) -> Tap<'_> {
+        Tap {
+            layer: LayerApi {
+                dma: &self.dma,
+                cpu: &mut self.cpu,
+                platform: &mut self.machine,
+                at: &self.at,
+                witness: (),
+            },
+            log: &mut self.log,
+        }
+    }
+
+    fn bus(&mut self) -> Self::Bus<'_> {
+        Bus::new(&mut self.machine.iommu.hardware.unit, &self.arena, ())
+    }
+}
+
+/// A workload that pauses when a run is over: in a closed loop the server always has more to send.
+struct Paced<W> {
+    inner: W,
+    left: u64,
+}
+
+impl<W: Workload> Workload for Paced<W> {
+    fn clients(&self) -> u32 {
+        self.inner.clients()
+    }
+
+    fn offer(&mut self) -> Offer {
+        match self.left {
+            0 => Offer::Waiting,
+            _ => self.inner.offer(),
+        }
+    }
+
+    fn received(&mut self, packet: Packet) {
+        self.left = self.left.saturating_sub(1);
+        self.inner.received(packet);
+    }
+
+    fn send(&mut self) -> Option<Packet> {
+        self.left = self.left.checked_sub(1)?;
+        let packet = self.inner.send();
+        self.left += u64::from(packet.is_none());
+        packet
+    }
+
+    fn answered(&mut self, packet: Packet) {
+        self.inner.answered(packet);
+    }
+}
+
+/// A station whose runs are recorded.
+pub struct Capture<W> {
+    world: Unprotected,
+    station: Station<(Mapping<Buffer>, u32)>,
+    workload: Paced<W>,
+    packets: u64,
+    before: Traffic,
+}
+
+impl<W: Workload> Capture<W> {
+    /// A fresh port of `adapter` under `workload`, with interrupts and runs as decision 0011 fixes them.
+    ///
+    /// # Errors
+    /// No memory, or the port does not open.
+    pub fn new(adapter: Adapter, workload: W) -> Result<Self, LabError> {
+        Self::with(adapter, workload, BURST, PACKETS_PER_RUN)
+    }
+
+    /// The same with another longest burst and another number of packets a run.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with(adapter: Adapter, workload: W, burst: u32, packets: u64) -> Result<Self, LabError> {
+        let mut world = Unprotected::new()?;
+        let bytes = Nic::<()>::buffer_bytes(&adapter, burst);
+        let memory = PhysRange::new(PhysAddr::new(1 << 20), bytes.next_multiple_of(4096));
+        let memory = memory.ok_or(LabError::Internal("buffers"))?;
+        let station =
+            Station::open(&mut world, NIC, adapter, memory, burst, 1).map_err(LabError::Station)?;
+        Ok(Self {
+            world,
+            station,
+            workload: Paced {
+                inner: workload,
+                left: 0,
+            },
+            packets,
+            before: Traffic::default(),
+        })
+    }
+
+    /// The next run; the first one begins with the port's filling its rings.
+    ///
+    /// # Errors
+    /// The workload cannot go on.
+    pub fn run(&mut self) -> Result<Run, LabError> {
+        let (world, workload) = (&mut self.world, &mut self.workload);
+        workload.left = self.packets;
+        self.station
+            .run(world, workload, self.packets)
+            .map_err(LabError::Station)?;
+        let stats = self.station.stats();
+        let now = Traffic {
+            packets: stats.received + stats.sent,
+            received: stats.received,
+            bytes: stats.bytes,
+        };
+        let mut run = std::mem::take(&mut self.world.log.run);
+        self.world.log.run.rings.clone_from(&run.rings);
+        run.traffic = Traffic {
+            packets: now.packets - self.before.packets,
+            received: now.received - self.before.received,
+            bytes: now.bytes - self.before.bytes,
+        };
+        self.before = now;
+        Ok(run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_devices::workload::Stream;
+
+    use super::*;
+
+    #[test]
+    fn a_closed_loop_ends_with_its_run_and_goes_on_with_the_next() {
+        use ringfence_devices::workload::Apache;
+        let clients = Apache::CLIENTS_EIOVAR;
+        let apache = Apache::new(Apache::BIG, clients, 1);
+        let mut capture = Capture::with(Adapter::MLX, apache, BURST, 3000).unwrap();
+        for _ in 0..3 {
+            let traffic = capture.run().unwrap().traffic;
+            assert!((3000..3500).contains(&traffic.packets), "{traffic:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_has_every_buffer_mapped_before_it_is_unmapped() {
+        let mut capture = Capture::with(Adapter::MLX, Stream::default(), BURST, 600).unwrap();
+        let mut live = std::collections::BTreeSet::new();
+        let mut most = 0;
+        for _ in 0..3 {
+            let run = capture.run().unwrap();
+            assert_eq!(run.lanes.len(), run.plan.steps.len());
+            assert!(run.traffic.packets >= 600);
+            for timed in &run.plan.steps {
+                match timed.step {
+                    Step::Map { id, .. } => assert!(live.insert(id.0)),
+                    Step::Unmap { id, .. } => assert!(live.remove(&id.0)),
+                    Step::EndBurst { .. } | Step::Tick => {}
+                }
+                most = most.max(live.len());
+            }
+            assert!(run.plan.unmaps > 0);
+            let received = run.receive_only();
+            assert!(received.steps.len() < run.plan.steps.len());
+            assert!(run.bursts() > 0);
+        }
+        // All receive rings are full.
+        assert!(most >= 8192, "{most}");
+    }
+}

@@ -1,0 +1,71 @@
+//! What `ringfence reproduce` found: as JSON, at a terminal, as a page.
+
+mod cells;
+mod page;
+mod terminal;
+
+pub use page::page as findings_page;
+pub use terminal::{
+    experiments as experiments_table, finding as finding_terminal, summary as findings_terminal,
+};
+
+use serde::Serialize;
+
+use super::data::ExecutedOn;
+use crate::Profile;
+use crate::experiments::{Experiment, Finding, TOLERANCE, Verdict};
+
+/// Version of the JSON form: under one version fields may be added, and none is removed or given another meaning.
+const SCHEMA: u32 = 1;
+
+/// The findings of one call.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Reproduction {
+    /// Version of this form.
+    pub schema: u32,
+    /// Version of the program.
+    pub version: &'static str,
+    /// What executed what was executed.
+    pub executed_on: ExecutedOn,
+    /// What charged what was charged.
+    pub profile: Profile,
+    /// How far a number may be off.
+    pub tolerance: f64,
+    /// In the order in which they were asked for.
+    pub findings: Vec<Finding>,
+    /// Experiments of the documents that this program does not run yet.
+    pub not_built: Vec<&'static str>,
+}
+
+/// Ids of the experiments that a complete program runs.
+const WANTED: [&str; 20] = [
+    "X01", "X02", "X03", "X04", "X05", "X06", "X07", "X08", "X09", "X10", "X11", "X12", "X13",
+    "X14", "X15", "X16", "X17", "X18", "X19", "X26",
+];
+
+impl Reproduction {
+    /// Without findings yet.
+    pub fn new(executed_on: ExecutedOn, profile: Profile) -> Self {
+        Self {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION"),
+            executed_on,
+            profile,
+            tolerance: TOLERANCE,
+            findings: Vec::new(),
+            not_built: WANTED
+                .into_iter()
+                .filter(|id| Experiment::find(id).is_none())
+                .collect(),
+        }
+    }
+
+    /// How many findings have that verdict.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        let same = self
+            .findings
+            .iter()
+            .filter(|finding| finding.verdict == verdict);
+        same.count()
+    }
+}

@@ -1,0 +1,197 @@
+//! A figure of lines and crosses over two scales: what the documents' figures mostly are.
+
+use super::scale::{Linear, drawable};
+use super::svg::{Anchor, Svg, text_width};
+use crate::experiments::Figure;
+use crate::report::number::cycles;
+
+const WIDTH: f64 = 760.0;
+const LEFT: f64 = 72.0;
+const RIGHT: f64 = 24.0;
+const PLOT: f64 = 260.0;
+const LEGEND_LINE: f64 = 18.0;
+const COLOURS: usize = 7;
+
+/// The horizontal scale.
+struct Across {
+    low: f64,
+    high: f64,
+    log: bool,
+}
+
+impl Across {
+    fn of(figure: &Figure) -> Self {
+        let all = figure.series.iter().flat_map(|series| &series.points);
+        let log = figure.log_x;
+        let xs = all
+            .map(|(x, _)| *x)
+            .filter(|x| x.is_finite() && (!log || *x > 0.0));
+        let (low, high) = xs.fold((f64::MAX, f64::MIN), |(low, high), x| {
+            (low.min(x), high.max(x))
+        });
+        match low < high {
+            true => Self { low, high, log },
+            false if low == high => Self {
+                low,
+                high: low + 1.0,
+                log,
+            },
+            false => Self {
+                low: 1.0,
+                high: 2.0,
+                log,
+            },
+        }
+    }
+
+    fn share(&self, x: f64) -> f64 {
+        let share = if self.log {
+            (x.max(self.low) / self.low).ln() / (self.high / self.low).ln()
+        } else {
+            (x - self.low) / (self.high - self.low)
+        };
+        share.clamp(0.0, 1.0)
+    }
+
+    fn at(&self, x: f64) -> f64 {
+        LEFT + self.share(x) * (WIDTH - LEFT - RIGHT)
+    }
+
+    fn ticks(&self) -> Vec<f64> {
+        if self.log {
+            let powers = (-3..12).flat_map(|power| {
+                let one = 10f64.powi(power);
+                [one, 2.0 * one, 5.0 * one]
+            });
+            return powers
+                .filter(|x| (self.low..=self.high).contains(x))
+                .collect();
+        }
+        let step = Linear::reaching(self.high - self.low, 0.0, 1.0).step;
+        let first = (self.low / step).ceil() as i64;
+        (first..first + 20)
+            .map(|n| n as f64 * step)
+            .take_while(|x| *x <= self.high)
+            .collect()
+    }
+}
+
+/// The figure as a drawing. Values that cannot be drawn are left out.
+pub(in crate::report) fn lines(figure: &Figure) -> String {
+    // Names and their places in the legend first: how many lines it takes decides where the plot begins.
+    let mut places = Vec::new();
+    let (mut x, mut line) = (LEFT, 0.0);
+    for series in &figure.series {
+        let width = 34.0 + text_width(&series.name);
+        if x + width > WIDTH - RIGHT && x > LEFT {
+            (x, line) = (LEFT, line + 1.0);
+        }
+        places.push((x, 44.0 + line * LEGEND_LINE));
+        x += width;
+    }
+    let top = 44.0 + (line + 1.0) * LEGEND_LINE + 12.0;
+    let bottom = top + PLOT;
+    let mut svg = Svg::new(WIDTH, bottom + 46.0);
+    svg.text(14.0, 24.0, Anchor::Start, "title", &figure.title);
+
+    let across = Across::of(figure);
+    let ys = figure.series.iter().flat_map(|series| &series.points);
+    let largest = ys.map(|(_, y)| drawable(*y)).fold(0.0, f64::max);
+    let up = Linear::reaching(largest, 0.0, PLOT);
+    for tick in up.ticks() {
+        let y = bottom - up.at(tick);
+        let class = if tick == 0.0 { "axis" } else { "grid" };
+        svg.line((LEFT, y), (WIDTH - RIGHT, y), class);
+        svg.text(
+            LEFT - 8.0,
+            y + 4.0,
+            Anchor::End,
+            "faint",
+            &tick_text(tick, up.step),
+        );
+    }
+    for tick in across.ticks() {
+        let x = across.at(tick);
+        svg.line((x, bottom), (x, bottom + 4.0), "axis");
+        svg.text(
+            x,
+            bottom + 17.0,
+            Anchor::Middle,
+            "faint",
+            &tick_text(tick, 1.0),
+        );
+    }
+    let middle = (LEFT + WIDTH - RIGHT) / 2.0;
+    svg.text(middle, bottom + 36.0, Anchor::Middle, "faint", figure.x);
+    svg.text(14.0, top - 6.0, Anchor::Start, "faint", figure.y);
+
+    for (place, (series, (x, y))) in figure.series.iter().zip(places).enumerate() {
+        let class = format!("s{}", place % COLOURS);
+        let points: Vec<(f64, f64)> = series
+            .points
+            .iter()
+            .filter(|(x, y)| x.is_finite() && y.is_finite())
+            .map(|(x, y)| (across.at(*x), bottom - up.at(*y)))
+            .collect();
+        if series.crosses {
+            for (x, y) in &points {
+                svg.line((x - 4.0, y - 4.0), (x + 4.0, y + 4.0), &class);
+                svg.line((x - 4.0, y + 4.0), (x + 4.0, y - 4.0), &class);
+            }
+            svg.line((x, y - 8.0), (x + 8.0, y), &class);
+            svg.line((x, y), (x + 8.0, y - 8.0), &class);
+        } else {
+            svg.polyline(&points, &class);
+            svg.line((x, y - 4.0), (x + 16.0, y - 4.0), &class);
+        }
+        svg.text(x + 20.0, y, Anchor::Start, "", &series.name);
+    }
+    svg.finish(&figure.title)
+}
+
+fn tick_text(value: f64, step: f64) -> String {
+    if step < 1.0 {
+        format!("{value:.2}")
+            .trim_end_matches('0')
+            .trim_end_matches('.')
+            .to_owned()
+    } else {
+        cycles(value).trim_end_matches(".0").to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiments::Series;
+
+    #[test]
+    fn figures_are_whole_whatever_they_hold() {
+        let values = [0.0, 1.0, -3.0, 1e12, f64::NAN, f64::INFINITY];
+        for log_x in [false, true] {
+            for count in 0..=values.len() {
+                let points: Vec<(f64, f64)> = values.iter().take(count).map(|v| (*v, *v)).collect();
+                let figure = Figure {
+                    title: "a < b & c".into(),
+                    x: "x",
+                    y: "y",
+                    log_x,
+                    series: vec![
+                        Series::line(
+                            "lines of a very long name that fills the legend quite soon",
+                            points.clone(),
+                        ),
+                        Series::crosses(
+                            "crosses of another very long name that goes to the next line",
+                            points,
+                        ),
+                    ],
+                };
+                let drawn = lines(&figure);
+                assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
+                assert!(drawn.contains("a &lt; b &amp; c"));
+                assert!(drawn.ends_with("</svg>\n"));
+            }
+        }
+    }
+}

@@ -328,7 +328,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             return Err(UnmapError {
                 device: at.device,
                 range: mapping.range(),
-                reason: UnmapReason::NotAllocated(mapping.live.into_buffer()),
+                reason: UnmapReason::NotAllocated(mapping.live.exposed()),
             });
         };
         let direction = mapping.direction();

@@ -1,6 +1,7 @@
 //! Errors of the mapping layer. After a failed map the layer is as it was before the call, but for [`MapReason::NotUndone`].
 
 use core::fmt;
+use core::mem::ManuallyDrop;
 
 use ringfence_iova::AllocError;
 use ringfence_pgtable::{MapError as TableMapError, UnmapError as TableUnmapError};
@@ -9,6 +10,7 @@ use ringfence_types::{
 };
 
 use crate::flush::Cleared;
+use crate::mapping::Custody;
 use crate::ring::{RingFull, RingRefusal};
 
 /// A mapping that was not made.
@@ -117,24 +119,42 @@ pub struct UnmapError<B> {
 #[non_exhaustive]
 pub enum UnmapReason<B> {
     /// The table refused: the range is not mapped (any more), or only part of it. Nothing was changed.
-    Table(TableUnmapError, B),
+    Table(TableUnmapError, Exposed<B>),
     /// The address space knows no allocated range that starts there, or one of another size. Nothing was changed.
-    NotAllocated(B),
+    NotAllocated(Exposed<B>),
     /// The translation is cleared in the table, but the invalidation failed: the device may still reach the buffer, which is
     /// therefore not handed back. Try again with [`Dma::settle`](crate::Dma::settle).
     NotFlushed(InvalidationError, Owed<B>),
     /// The attachment is not one of this layer.
-    NotAttached(B),
+    NotAttached(Exposed<B>),
     /// The mapping's domain was detached with it, so that no device reaches the buffer any more. It is the driver's again.
     Detached(B),
     /// The burst withholds as many buffers as it may. Nothing was changed: the device still reaches the buffer. End the burst, then
     /// [`Mapping::claim`](crate::Mapping::claim) it and unmap it again.
-    BurstFull(B),
+    BurstFull(Exposed<B>),
     /// The mapping belongs to this domain, which is not the attachment's (attack A25). Nothing was changed: the device still reaches the
     /// buffer. [`Mapping::claim`](crate::Mapping::claim) it for its own device.
-    OtherDomain(DomainId, B),
+    OtherDomain(DomainId, Exposed<B>),
     /// The mapping belongs to this ring of the device, which is not the attachment's. Nothing was changed.
-    OtherRing(RingId, B),
+    OtherRing(RingId, Exposed<B>),
+}
+
+/// The buffer of a mapping that unmap has refused: as far as the layer knows, the device still reaches it. Dropped, it leaks, as the mapping
+/// would have.
+#[must_use = "the buffer may still be reachable by the device"]
+#[derive(Debug)]
+pub struct Exposed<B>(pub(crate) Custody<B>);
+
+impl<B> Exposed<B> {
+    /// What stands for the buffer.
+    pub fn buffer(&self) -> &B {
+        &self.0
+    }
+
+    /// Hands it out: to [claim](crate::Mapping::claim) the mapping again, or because the driver knows that nothing was mapped.
+    pub fn into_buffer(self) -> B {
+        ManuallyDrop::into_inner(self.0)
+    }
 }
 
 /// A cleared range and its buffer whose invalidation has failed so far.

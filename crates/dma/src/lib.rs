@@ -40,7 +40,7 @@ mod tenancy;
 pub use bounce::{BouncePool, BounceSlot};
 pub use coherent::{Coherent, FreeCoherentError};
 pub use detach::{DetachError, Detached, Teardown};
-pub use error::{MapError, MapReason, Owed, UnmapError, UnmapReason};
+pub use error::{Exposed, MapError, MapReason, Owed, UnmapError, UnmapReason};
 pub use flush::{Flush, Lane, Outcome, Released, ReleasedStale, Withheld};
 pub use layer::{AttachError, Attachment, Cpu, Dma};
 pub use mapping::{Mapping, Segment};

@@ -194,14 +194,14 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         };
         let ring = space.ring_of(&range);
         if ring != at.ring() {
-            return Err(failed(UnmapReason::OtherRing(ring, live.into_buffer())));
+            return Err(failed(UnmapReason::OtherRing(ring, live.exposed())));
         }
         if !self.flush.admits(flush, live.lane(ring)) {
-            return Err(failed(UnmapReason::BurstFull(live.into_buffer())));
+            return Err(failed(UnmapReason::BurstFull(live.exposed())));
         }
         let gone = match space.unmap(own, platform, range) {
             Ok(gone) => gone,
-            Err(refusal) => return Err(failed(refusal.with(live.into_buffer()))),
+            Err(refusal) => return Err(failed(refusal.with(live.exposed()))),
         };
         let item = live.retiring(gone, ring);
         let home = Home {
@@ -219,13 +219,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     pub(crate) fn misplaced(&self, live: Live<B>) -> UnmapReason<B> {
         let seat = self.seats.get(live.tenant.index());
         let (domain, tenant) = (live.tenant.domain(), live.tenant);
-        let buffer = live.into_buffer();
         match seat {
             Some(seat) if seat.space_of(tenant).is_some() => {
-                UnmapReason::OtherDomain(domain, buffer)
+                UnmapReason::OtherDomain(domain, live.exposed())
             }
-            Some(seat) if seat.has_seen_off(tenant) => UnmapReason::Detached(buffer),
-            _ => UnmapReason::NotAttached(buffer),
+            Some(seat) if seat.has_seen_off(tenant) => UnmapReason::Detached(live.into_buffer()),
+            _ => UnmapReason::NotAttached(live.exposed()),
         }
     }
 

@@ -7,7 +7,7 @@ use ringfence_types::{Direction, DomainId, Iova, IovaRange, RingId};
 use crate::flush::{Lane, Retiring};
 use crate::space::Space;
 use crate::tenancy::Tenant;
-use crate::{Attachment, BounceSlot};
+use crate::{Attachment, BounceSlot, Exposed};
 
 /// A buffer that must not be dropped while a device may reach it.
 pub(crate) type Custody<B> = ManuallyDrop<B>;
@@ -53,7 +53,13 @@ impl<B> Live<B> {
         }
     }
 
-    /// The buffer, once the mapping is gone or was refused.
+    /// The buffer of a mapping that is not taken down.
+    #[cold]
+    pub(crate) fn exposed(self) -> Exposed<B> {
+        Exposed(self.buffer)
+    }
+
+    /// The buffer, once the mapping is gone.
     #[inline]
     pub(crate) fn into_buffer(self) -> B {
         ManuallyDrop::into_inner(self.buffer)

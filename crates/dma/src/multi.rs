@@ -180,10 +180,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let parts = self.parts(&mut cpu.spaces, at).filter(|_| here);
         let reason = match parts {
             Some((space, _)) if space.ring_of(&range) != at.ring() => {
-                UnmapReason::OtherRing(space.ring_of(&range), live.into_buffer())
+                UnmapReason::OtherRing(space.ring_of(&range), live.exposed())
             }
             Some(_) if !self.admits(&cpu.flush, at, &live) => {
-                UnmapReason::BurstFull(live.into_buffer())
+                UnmapReason::BurstFull(live.exposed())
             }
             Some((space, own)) => match space.unmap(own, platform, range) {
                 Ok(gone) => {
@@ -192,7 +192,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                     }
                     return Ok(live.retiring(gone, at.ring()));
                 }
-                Err(refusal) => refusal.with(live.into_buffer()),
+                Err(refusal) => refusal.with(live.exposed()),
             },
             None => self.misplaced(live),
         };

@@ -102,6 +102,7 @@ where
                 range: error.range,
                 cause: match error.reason {
                     UnmapReason::NotFlushed(error, _) => UnmapCause::NotFlushed(error),
+                    UnmapReason::BurstFull(_) => UnmapCause::BurstFull,
                     UnmapReason::OtherDomain(domain, _) => UnmapCause::OtherDomain(domain),
                     _ => UnmapCause::NotMapped,
                 },

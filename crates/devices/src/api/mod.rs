@@ -151,6 +151,8 @@ pub enum UnmapCause {
     NotMapped,
     /// It is another domain's.
     OtherDomain(DomainId),
+    /// The burst withholds as many buffers as it may: it has to end first.
+    BurstFull,
     /// The translation is cleared, but the invalidation failed.
     NotFlushed(InvalidationError),
 }
@@ -160,6 +162,7 @@ impl fmt::Display for UnmapCause {
         match self {
             Self::NotMapped => f.write_str("not mapped as it was"),
             Self::OtherDomain(domain) => write!(f, "mapped in domain {domain}"),
+            Self::BurstFull => f.write_str("the burst must end first"),
             Self::NotFlushed(error) => error.fmt(f),
         }
     }

@@ -21,7 +21,7 @@ use ringfence_types::{
 
 use crate::flush::Home;
 use crate::layer::GRANULE;
-use crate::{MapReason, Platform, UnmapReason};
+use crate::{Exposed, MapReason, Platform, UnmapReason};
 
 /// Where a mapping may lie. Of the two limits on its height, the preferred one is tried first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +112,7 @@ pub enum UnmapRefusal {
 impl UnmapRefusal {
     /// The reason that the driver is given, with its buffer.
     #[cold]
-    pub(crate) fn with<B>(self, buffer: B) -> UnmapReason<B> {
+    pub(crate) fn with<B>(self, buffer: Exposed<B>) -> UnmapReason<B> {
         match self {
             Self::Table(error) => UnmapReason::Table(error, buffer),
             Self::NotAllocated => UnmapReason::NotAllocated(buffer),

@@ -177,9 +177,9 @@ fn unmaps_of_what_is_not_mapped() {
             match error.reason {
                 UnmapReason::Table(
                     TableError::NotMapped { .. } | TableError::BeyondWidth { .. },
-                    2,
-                ) => {}
-                UnmapReason::NotAllocated(2) if finds => {}
+                    buffer,
+                ) if *buffer.buffer() == 2 => {}
+                UnmapReason::NotAllocated(buffer) if finds && *buffer.buffer() == 2 => {}
                 other => panic!("{other:?} for {wrong}"),
             }
             assert!(board.port.log.is_empty(), "nothing to invalidate");
@@ -197,7 +197,7 @@ fn unmaps_of_what_is_not_mapped() {
         let error = dma.unmap_single(cpu, board, at, claim).unwrap_err();
         assert!(matches!(
             error.reason,
-            UnmapReason::Table(TableError::NotMapped { .. }, 3)
+            UnmapReason::Table(TableError::NotMapped { .. }, buffer) if *buffer.buffer() == 3
         ));
         assert!(rig.accounts().out.borrow().is_empty());
     }
@@ -234,7 +234,7 @@ fn a_part_of_a_mapping() {
         let claim = Mapping::claim(at, part.iovas(), DIRECTION, 2);
         let error = dma.unmap_single(cpu, board, at, claim).unwrap_err();
         assert!(
-            matches!(error.reason, UnmapReason::NotAllocated(2)),
+            matches!(&error.reason, UnmapReason::NotAllocated(b) if *b.buffer() == 2),
             "{error}"
         );
         assert_eq!(rig.state(), state);
@@ -318,7 +318,7 @@ fn attachments_of_another_layer_and_mappings_of_another_device() {
         2,
     );
     let error = dma.unmap_single(cpu, board, &other, mapping).unwrap_err();
-    assert!(matches!(error.reason, UnmapReason::NotAttached(2)));
+    assert!(matches!(error.reason, UnmapReason::NotAttached(b) if *b.buffer() == 2));
     assert_eq!(
         dma.alloc_coherent(cpu, board, &other, 1)
             .unwrap_err()
@@ -352,7 +352,9 @@ fn attachments_of_another_layer_and_mappings_of_another_device() {
     let range = mine.range();
     let error = dma.unmap_single(cpu, board, &other, mine).unwrap_err();
     match error.reason {
-        UnmapReason::OtherDomain(domain, 1) => assert_eq!(domain, at.domain()),
+        UnmapReason::OtherDomain(domain, buffer) => {
+            assert_eq!((domain, buffer.into_buffer()), (at.domain(), 1));
+        }
         other => panic!("{other:?}"),
     }
     let rings = dma.alloc_coherent(cpu, board, at, 1).unwrap();
@@ -365,7 +367,7 @@ fn attachments_of_another_layer_and_mappings_of_another_device() {
         .unwrap_err();
     assert!(matches!(
         error.refused.unwrap().reason,
-        UnmapReason::OtherDomain(_, 2)
+        UnmapReason::OtherDomain(_, buffer) if *buffer.buffer() == 2
     ));
     for (at, buffer) in [(*at, 1), (other, 2)] {
         let claim = Mapping::claim(&at, range, DIRECTION, buffer);

@@ -74,3 +74,32 @@ fn a_dropped_processor_leaks_what_its_bursts_withhold() {
     drop(rig);
     assert!(freed.borrow().is_empty());
 }
+
+/// A refusal changes nothing: the device reaches the buffer as before, and a driver that drops the error has not freed it.
+#[test]
+fn a_dropped_refusal_leaks_its_buffer() {
+    let freed = Rc::new(RefCell::new(Vec::new()));
+    let mut rig = Rig::<Tree, Plain, _, Buffer>::new(Burst::default().with_most(1));
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let mut map = |id, board: &mut Board| {
+        let buffer = Buffer(id, Rc::clone(&freed));
+        let memory = memory(0x10_0000, 64);
+        dma.map_single(cpu, board, at, buffer, memory, Direction::ToDevice)
+            .unwrap()
+            .0
+    };
+    let (first, second) = (map(1, board), map(2, board));
+    let Withheld = dma.unmap_single(cpu, board, at, first).unwrap();
+    let error = dma.unmap_single(cpu, board, at, second).unwrap_err();
+    assert!(matches!(&error.reason, UnmapReason::BurstFull(b) if b.buffer().0 == 2));
+    drop(error);
+    assert!(freed.borrow().is_empty(), "{freed:?}");
+    dma.end_burst(cpu, board, at, Direction::ToDevice, drop)
+        .unwrap();
+    assert_eq!(*freed.borrow(), [1]);
+}

@@ -1,5 +1,6 @@
 //! What a map and an unmap cost in a ring, in TSC cycles, amortised over bursts of 200: sides interleaved in one run, medians, spread
-//! and ratios. `cargo bench -p ringfence-dma --bench ring`, `-- --quick` for a tenth of the time.
+//! and ratios. `cargo bench -p ringfence-dma --bench ring`; `-- --quick` takes a tenth of the time, `-- NAME` only the sides whose name
+//! holds it and the floor.
 //!
 //! All sides execute everything but the hardware's part of an invalidation, which a profile charges: where a ratio includes it, the line
 //! says so. Absolute cycles are those of the machine and the moment; ratios are what counts.
@@ -31,6 +32,7 @@ const BURSTS: usize = 10;
 const SLOTS: u32 = 512;
 /// What an invalidation is charged (profile r210-2015: rIOMMU Table 1).
 const INVALIDATION: f64 = 2150.0;
+const FLOOR: &str = "floor: two stores, one clear";
 const DEVICE: DeviceId = DeviceId::new(0x18);
 const MEMORY: u64 = 64 << 20;
 
@@ -346,7 +348,7 @@ fn main() {
     let best = WriteBack::best();
     let (coherent, tail) = (Coherency::Coherent, SlotChoice::Tail);
     let mut sides = vec![
-        side("floor: two stores, one clear", floor(&Board::new(best))),
+        side(FLOOR, floor(&Board::new(best))),
         side(
             "owned, tail",
             owned::<false, _>(Board::new(best), tail, coherent, Mine),
@@ -397,6 +399,9 @@ fn main() {
             strict_plus(lagging, *kind),
         ));
     }
+    if let Some(name) = std::env::args().skip(1).find(|arg| !arg.starts_with('-')) {
+        sides.retain(|side| side.name.contains(&name) || side.name == FLOOR);
+    }
     for round in 0..rounds + rounds / 10 {
         for side in &mut sides {
             let start = cycles();
@@ -437,16 +442,11 @@ fn report(sides: &mut [Side], kinds: &[WriteBack]) {
         }
     };
     let (owned, strict) = (of("owned, tail"), of("strict+"));
-    ratio(
-        "owned / floor",
-        owned,
-        of("floor: two stores, one clear"),
-        "12 cycles",
-    );
+    ratio("owned / floor", owned, of(FLOOR), "12 cycles");
     ratio(
         "shared behind a mutex / floor",
         of("shared, mutex"),
-        of("floor: two stores, one clear"),
+        of(FLOOR),
         "80 cycles",
     );
     let burst = INVALIDATION / BURST as f64;

@@ -176,19 +176,13 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         buffer: B,
         memory: PhysRange,
         direction: Direction,
-    ) -> Result<(Mapping<B>, Placed), (B, MapError)> {
+    ) -> Result<(B, BounceSlot, Placed), (B, MapError)> {
         let Some(slot) = self.copied(platform, memory) else {
             let error = refused(at, Some(memory), MapReason::BeyondMask);
             return Err((buffer, error));
         };
         match self.place(cpu, platform, at, Wanted::one(&slot.copy, direction)) {
-            Ok(placed) => Ok((
-                Mapping {
-                    live: Live::new(at, placed.range, direction, buffer),
-                    bounce: Some(slot),
-                },
-                placed,
-            )),
+            Ok(placed) => Ok((buffer, slot, placed)),
             Err(reason) => {
                 self.free_slots(&[slot]);
                 Err((buffer, refused(at, Some(memory), reason)))
@@ -321,18 +315,18 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         cpu: &mut Cpu<S, F, B>,
         platform: &mut P,
         at: &Attachment,
-        mapping: Mapping<B>,
+        live: Live<B>,
         slot: BounceSlot,
     ) -> Result<F::Outcome, UnmapError<B>> {
         let Some(pool) = &self.bounce else {
             return Err(UnmapError {
                 device: at.device,
-                range: mapping.range(),
-                reason: UnmapReason::NotAllocated(mapping.live.exposed()),
+                range: live.range,
+                reason: UnmapReason::NotAllocated(live.exposed()),
             });
         };
-        let direction = mapping.direction();
-        let outcome = self.take_down(cpu, platform, at, mapping.live);
+        let direction = live.direction;
+        let outcome = self.take_down(cpu, platform, at, live);
         let outcome = outcome.inspect_err(|error| self.forget_copies(error, &[slot]))?;
         pool.finish(platform.memory(), &slot, direction);
         Ok(outcome)

@@ -63,19 +63,20 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         memory: PhysRange,
         direction: Direction,
     ) -> Result<(Mapping<B>, Placed), (B, MapError)> {
-        match self.place(cpu, platform, at, Wanted::one(&memory, direction)) {
-            Ok(placed) => Ok((
-                Mapping {
-                    live: Live::new(at, placed.range, direction, buffer),
-                    bounce: None,
-                },
-                placed,
-            )),
-            Err(MapReason::BeyondMask) => {
-                self.map_bounced(cpu, platform, at, buffer, memory, direction)
-            }
-            Err(reason) => Err((buffer, refused(at, Some(memory), reason))),
-        }
+        // The mapping is put together here for bounced buffers too: if the other function did, it would have to stand in memory for
+        // both, and be read again, in other widths, before its stores have left the processor.
+        let (buffer, bounce, placed) =
+            match self.place(cpu, platform, at, Wanted::one(&memory, direction)) {
+                Ok(placed) => (buffer, None, placed),
+                Err(MapReason::BeyondMask) => {
+                    let bounced = self.map_bounced(cpu, platform, at, buffer, memory, direction);
+                    let (buffer, slot, placed) = bounced?;
+                    (buffer, Some(slot), placed)
+                }
+                Err(reason) => return Err((buffer, refused(at, Some(memory), reason))),
+            };
+        let live = Live::new(at, placed.range, direction, buffer);
+        Ok((Mapping { live, bounce }, placed))
     }
 
     /// Takes a mapping down. What comes back depends on the flush policy: see [`Outcome`](crate::Outcome).
@@ -90,10 +91,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         mapping: Mapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
-        if let Some(slot) = mapping.bounce {
-            return self.unmap_bounced(cpu, platform, at, mapping, slot);
+        let Mapping { live, bounce } = mapping;
+        if let Some(slot) = bounce {
+            return self.unmap_bounced(cpu, platform, at, live, slot);
         }
-        self.take_down(cpu, platform, at, mapping.live)
+        self.take_down(cpu, platform, at, live)
     }
 
     /// Finds addresses for what is wanted and installs it; flushes and tries again when addresses have run out.

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{FaultReason, PhysAddr, PhysMemory, RingId, RingSlot};
 
-use crate::fmt::{RingDevice, RingFormatError, RingPte, RingTable, VALID};
+use crate::fmt::{MAX_RING_BUFFER, RingDevice, RingFormatError, RingPte, RingTable, VALID};
 
 /// Two words of memory that hold an rDEVICE, an rRING or an rPTE.
 pub type RingWords = [AtomicU64; 2];
@@ -103,6 +103,13 @@ impl RingPte {
     #[inline]
     pub fn is_set([_, control]: &RingWords) -> bool {
         control.load(Ordering::Relaxed) & VALID != 0
+    }
+
+    /// Whether the entry is valid and its buffer has `bytes` bytes.
+    #[inline]
+    pub fn is_set_to([_, control]: &RingWords, bytes: u32) -> bool {
+        // One comparison: 32 bits of length say nothing about `valid`, and those that `size` lacks equal nothing.
+        control.load(Ordering::Relaxed) & (VALID | MAX_RING_BUFFER) == VALID | u64::from(bytes)
     }
 
     /// Fills an entry that is clear: `phys_addr`, then everything else with `valid`.

@@ -136,11 +136,16 @@ fn filling_and_clearing() {
         (raw(&at), RingPte::load(&at), RingPte::is_set(&at)),
         (old.words(), old, true)
     );
+    // Of another length, or of one that has more bits than `size`, it is another.
+    for (bytes, is) in [(64, true), (65, false), (64 | 1 << 30, false), (0, false)] {
+        assert_eq!(RingPte::is_set_to(&at, bytes), is, "{bytes:#x}");
+    }
     RingPte::clear(&at);
     assert_eq!(
         (RingPte::load(&at).is_valid(), RingPte::is_set(&at)),
         (false, false)
     );
+    assert!(!RingPte::is_set_to(&at, 64) && !RingPte::is_set_to(&at, 0));
     new.store(&at);
     assert_eq!(RingPte::load(&at), new);
     // As Fig. 11 stores, from an entry of which every other bit is set: the unused ones stay.

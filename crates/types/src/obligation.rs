@@ -41,6 +41,17 @@ impl Unmapped {
         }
     }
 
+    /// Takes over the obligation for the pages right behind these, in the same domain; gives the token of any others back.
+    #[inline]
+    pub fn append(&mut self, next: Self) -> Result<(), Self> {
+        let (own, more) = (self.range, next.range);
+        if self.domain != next.domain || own.hi().get().wrapping_add(1) != more.lo().get() {
+            return Err(next);
+        }
+        self.range = PfnRange::spanning(own.lo(), more.hi());
+        Ok(())
+    }
+
     /// The domain whose table was changed.
     #[inline]
     pub const fn domain(&self) -> DomainId {

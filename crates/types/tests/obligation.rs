@@ -121,6 +121,24 @@ fn one_poll_releases_only_what_has_completed() {
 }
 
 #[test]
+fn a_range_is_appended_only_behind_its_own_domains() {
+    for (domain, next, allowed) in [
+        (DOMAIN, range(12, 1), true),
+        (DOMAIN, range(12, 100), true),
+        (OTHER, range(12, 1), false),
+        (DOMAIN, range(13, 1), false),
+        (DOMAIN, range(11, 2), false),
+        (DOMAIN, range(4, 4), false),
+    ] {
+        let mut run = unmapped();
+        match run.append(Unmapped::attest_cleared(domain, next)) {
+            Ok(()) => assert!(allowed && run.range() == range(8, 4 + next.pages())),
+            Err(same) => assert!(!allowed && same.range() == next && run == unmapped()),
+        }
+    }
+}
+
+#[test]
 fn a_range_is_widened_only_to_what_encloses_it() {
     for (enclosing, allowed) in [
         (range(8, 4), true),

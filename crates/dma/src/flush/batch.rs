@@ -58,6 +58,26 @@ impl RangeBatch {
         self.ranges.push(gone.unmapped);
     }
 
+    /// Adds a range; one that follows the last one becomes one with it, for spaces that [release
+    /// runs](Space::RELEASES_RUNS).
+    #[inline]
+    pub fn push_run(&mut self, gone: Gone) {
+        let hi = gone.unmapped.range().hi();
+        let joined = match self.ranges.last_mut() {
+            Some(last) => last.append(gone.unmapped),
+            None => Err(gone.unmapped),
+        };
+        match joined {
+            Ok(()) => {
+                self.hull = self
+                    .hull
+                    .and_then(|hull| PfnRange::inclusive(hull.lo(), hull.hi().max(hi)));
+                self.levels = self.levels.max(gone.levels);
+            }
+            Err(unmapped) => self.push(Gone { unmapped, ..gone }),
+        }
+    }
+
     /// Takes all ranges of `other`.
     pub fn append(&mut self, other: &mut Self) {
         let levels = other.levels;

@@ -133,13 +133,17 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
         let Some(open) = own.open.get_mut(place) else {
             return Err((InvalidationError::Failed, item.into_owed()));
         };
-        if open.ranges.len() >= self.longest {
+        if open.withheld.len() >= self.longest {
             // On a failure the part stays withheld for the burst's end, and this mapping is still owed: memory stays bounded.
             if let Err(error) = Self::purge(open, &mut home, platform) {
                 return Err((error, item.into_owed()));
             }
         }
-        open.ranges.push(item.gone);
+        if S::RELEASES_RUNS {
+            open.ranges.push_run(item.gone);
+        } else {
+            open.ranges.push(item.gone);
+        }
         open.withheld.push(item.buffer);
         Ok(Withheld)
     }

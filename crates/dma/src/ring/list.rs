@@ -20,6 +20,12 @@ impl Links {
         }
     }
 
+    /// Whether there has never been a list.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// `next` follows `slot` in a list.
     pub(super) fn link(&mut self, slot: u32, next: u32) {
         if let Some(link) = self.0.get_mut(slot as usize) {

@@ -12,7 +12,7 @@ use ringfence_types::{
 
 use super::error::RingError;
 use super::lines::Lines;
-use super::table::Ring;
+use super::table::{Ring, Run};
 use crate::MapReason;
 use crate::flush::Withheld;
 use crate::mapping::Custody;
@@ -36,8 +36,8 @@ pub struct OwnedRing<'m, B> {
 #[must_use = "a mapping that is dropped stays reachable by the device for ever"]
 #[derive(Debug, PartialEq, Eq)]
 pub struct RingMapping<B> {
-    iova: RingIova,
-    bytes: u32,
+    /// Behind the buffer's last byte: slot and length in one word, since offsets count from the buffer's start.
+    end: RingIova,
     domain: DomainId,
     buffer: Custody<B>,
 }
@@ -46,13 +46,13 @@ impl<B> RingMapping<B> {
     /// What the device is told: the buffer's first byte. A driver may move the offset within the buffer (section 4, "Software").
     #[inline]
     pub fn iova(&self) -> Iova {
-        self.iova.iova()
+        RingIova::start(self.end.ring(), self.end.slot()).iova()
     }
 
     /// The device-visible bytes.
     #[inline]
     pub fn range(&self) -> Option<IovaRange> {
-        IovaRange::new(self.iova(), u64::from(self.bytes))
+        IovaRange::new(self.iova(), u64::from(self.end.offset()))
     }
 
     /// What stands for the buffer.
@@ -62,12 +62,16 @@ impl<B> RingMapping<B> {
     }
 
     /// A mapping of `ring` from what a driver remembers of it, for embedders whose interface passes addresses; `None` if no slot takes
-    /// that many bytes. What is not mapped is refused by unmap.
+    /// that many bytes, or no buffer begins there. What is not mapped is refused by unmap.
     #[inline]
     pub fn claim(ring: &OwnedRing<'_, B>, range: IovaRange, buffer: B) -> Option<Self> {
+        let start = RingIova::from(range.start());
+        let bytes = u32::try_from(range.bytes()).ok()?;
+        if start.offset() != 0 {
+            return None;
+        }
         Some(Self {
-            iova: range.start().into(),
-            bytes: u32::try_from(range.bytes()).ok()?,
+            end: RingIova::new(start.ring(), start.slot(), bytes)?,
             domain: ring.domain,
             buffer: ManuallyDrop::new(buffer),
         })
@@ -84,14 +88,16 @@ impl<B> fmt::Display for RingUnmapError<B> {
         write!(
             f,
             "no mapping of {} bytes at {} in this ring",
-            mapping.bytes, mapping.iova
+            mapping.end.offset(),
+            mapping.iova()
         )
     }
 }
 
 impl<B: fmt::Debug> core::error::Error for RingUnmapError<B> {}
 
-/// The slots of one ring that were unmapped in the open burst, as runs: a driver that unmaps in order has one.
+/// The slots of one ring that were unmapped in the open burst, as runs: a driver that unmaps in order has one. The run that unmaps are at
+/// is the ring's until the burst ends.
 #[derive(Debug)]
 struct Cleared {
     domain: DomainId,
@@ -99,31 +105,11 @@ struct Cleared {
     runs: Vec<Run>,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Run {
-    first: u32,
-    count: u32,
-}
-
 impl Cleared {
-    #[inline]
-    fn push(&mut self, slot: u32) {
-        if let Some(last) = self.runs.last_mut()
-            && last.first.wrapping_add(last.count) == slot
-        {
-            last.count += 1;
-        } else {
-            self.runs.push(Run {
-                first: slot,
-                count: 1,
-            });
-        }
-    }
-
     fn release(this: Flushed<Self>, ring: &mut Ring) -> Self {
         let mut cleared = this.into_batch();
         for run in cleared.runs.drain(..) {
-            ring.release_run(run.first, run.count);
+            ring.release_run(run.first, run.slots());
         }
         cleared
     }
@@ -184,12 +170,12 @@ impl<'m, B> OwnedRing<'m, B> {
         direction: Direction,
     ) -> Result<RingMapping<B>, (B, MapReason)> {
         let permissions = direction.permissions();
+        let bytes = memory.bytes();
         let (entries, lines) = (self.entries, &mut self.lines);
         match self.ring.map_in(entries, mem, lines, memory, permissions) {
-            Ok(iova) => Ok(RingMapping {
-                iova,
-                // The entry took 30 bits of it.
-                bytes: memory.bytes() as u32,
+            Ok(start) => Ok(RingMapping {
+                // The entry took 30 bits of length.
+                end: start.iova().wrapping_add(bytes).into(),
                 domain: self.domain,
                 buffer: ManuallyDrop::new(buffer),
             }),
@@ -213,16 +199,20 @@ impl<'m, B> OwnedRing<'m, B> {
         mem: &M,
         mapping: RingMapping<B>,
     ) -> Result<Withheld, RingUnmapError<B>> {
-        let bytes = u64::from(mapping.bytes);
+        // Of an address in this ring only the slot's bits are left above the offset; in any other, more than a slot can be.
+        let relative = mapping.end.iova().get() ^ self.ring.base().iova().get();
+        let (slot, bytes) = (relative >> RingIova::OFFSET_BITS, mapping.end.offset());
         let cleared = if mapping.domain == self.domain {
             let (entries, lines) = (self.entries, &mut self.lines);
-            self.ring.unmap_in(entries, mem, lines, mapping.iova, bytes)
+            self.ring.unmap_in(entries, mem, lines, slot, bytes)
         } else {
             Err(UnmapRefusal::NotAllocated)
         };
         match cleared {
-            Ok(slot) => {
-                self.burst.push(slot);
+            Ok(ended) => {
+                if let Some(run) = ended {
+                    self.burst.runs.push(run);
+                }
                 self.withheld.push(mapping.buffer);
                 Ok(Withheld)
             }
@@ -240,10 +230,14 @@ impl<'m, B> OwnedRing<'m, B> {
         invalidator: &mut I,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        if self.burst.runs.is_empty() {
+        if self.withheld.is_empty() {
             return Ok(());
         }
         self.lines.sync(mem);
+        let last = self.ring.end_run();
+        if last.slots() > 0 {
+            self.burst.runs.push(last);
+        }
         let request = Invalidation::Ring {
             domain: self.domain,
             device: self.device,

@@ -8,7 +8,6 @@
 //! - an unmapped slot is not free before an invalidation of the ring: a cached copy would lead to the buffer that was there.
 
 use core::ops::Range;
-use core::sync::atomic::Ordering;
 
 use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingTable, RingWords, ring_words};
 use ringfence_types::{Permissions, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot};
@@ -27,6 +26,23 @@ pub enum SlotChoice {
     Tail,
     /// The first free one from the tail on, round the ring. For drivers that unmap in another order than they map.
     NextFree,
+}
+
+/// Slots from `first` to before `end`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Run {
+    pub(super) first: u32,
+    end: u32,
+}
+
+impl Run {
+    const EMPTY: Self = Self { first: 0, end: 0 };
+
+    /// How many they are.
+    #[inline]
+    pub(super) fn slots(self) -> u32 {
+        self.end.wrapping_sub(self.first)
+    }
 }
 
 /// Maps that a ring has put off.
@@ -51,9 +67,13 @@ pub struct Ring {
     ready: Range<u32>,
     /// Slots that are neither mapped, nor withheld, nor ready.
     free: FreeSlots,
-    /// Slots that are neither free nor live.
+    /// Where unmaps are.
+    gone: Run,
+    /// Slots that are neither free nor live, but for those of `gone`. Modulo 2^32: some of `gone` may be free again.
     withheld: u32,
     links: Links,
+    /// Walkers snoop, and there has never been a list: an entry is all that a map or an unmap changes in memory.
+    plain: bool,
     stalls: Stalls,
 }
 
@@ -73,8 +93,10 @@ impl Ring {
             coherency,
             ready: 0..0,
             free: FreeSlots::all(table.slots()),
+            gone: Run::EMPTY,
             withheld: 0,
             links: Links::default(),
+            plain: coherency == Coherency::Coherent,
             stalls: Stalls::default(),
         }
     }
@@ -83,6 +105,12 @@ impl Ring {
     #[inline]
     pub fn id(&self) -> RingId {
         self.id
+    }
+
+    /// The address of slot 0.
+    #[inline]
+    pub(super) fn base(&self) -> RingIova {
+        self.base
     }
 
     /// N: how many slots it has.
@@ -102,7 +130,7 @@ impl Ring {
     pub fn live(&self) -> u32 {
         self.slots()
             .saturating_sub(self.free())
-            .saturating_sub(self.withheld)
+            .saturating_sub(self.withheld())
     }
 
     /// How many slots are free.
@@ -114,7 +142,7 @@ impl Ring {
     /// How many slots are unmapped and wait for the end of their burst.
     #[inline]
     pub fn withheld(&self) -> u32 {
-        self.withheld
+        self.withheld.wrapping_add(self.gone.slots())
     }
 
     /// Maps put off so far.
@@ -160,11 +188,11 @@ impl Ring {
         }
         let slot = self.ready.start;
         let words = entries
-            .entry(slot)
+            .entry(u64::from(slot))
             .ok_or(MapReason::Ring(RingRefusal::Memory))?;
         self.ready.start += 1;
         entry.store(words);
-        if self.coherency == Coherency::NonCoherent {
+        if !self.plain && self.coherency == Coherency::NonCoherent {
             lines.filled(mem, self.address_of(slot));
         }
         Ok(self.start(slot))
@@ -193,6 +221,7 @@ impl Ring {
             mem.words(self.table.base(), self.slots() as usize * 2)
                 .map_err(|_| MapReason::Ring(RingRefusal::Memory))?;
             self.links.reserve(self.slots());
+            self.plain = false;
         }
         let head = self.map(mem, lines, head, permissions)?;
         let mut last = head;
@@ -218,36 +247,35 @@ impl Ring {
         iova: RingIova,
         bytes: u64,
     ) -> Result<(), UnmapRefusal> {
+        // Of an address in this ring and at a buffer's start, only the slot's bits are left; in any other, more than a slot can be.
+        let relative = iova.iova().get() ^ self.base.iova().get();
+        let slot = relative.rotate_right(RingIova::OFFSET_BITS);
+        let bytes = u32::try_from(bytes).map_err(|_| UnmapRefusal::NotAllocated)?;
         let entries = ByPort(mem, self.table);
-        self.unmap_in(entries, mem, lines, iova, bytes).map(drop)
+        self.unmap_in(entries, mem, lines, slot, bytes).map(drop)
     }
 
-    /// The same, and the slot that was cleared.
+    /// The same for what may be a `slot` of this ring. Returns the run of cleared slots that ends here, if this one begins another.
     #[inline(always)]
     pub(super) fn unmap_in<M: PhysMemory + ?Sized>(
         &mut self,
         entries: impl Entries,
         mem: &M,
         lines: &mut Lines,
-        iova: RingIova,
-        bytes: u64,
-    ) -> Result<u32, UnmapRefusal> {
-        // Of an address in this ring and at a buffer's start, only the slot's bits are left; in any other, more than a slot can be.
-        let relative = iova.iova().get() ^ self.base.iova().get();
-        let slot = u32::try_from(relative.rotate_right(RingIova::OFFSET_BITS)).ok();
-        let found = slot.and_then(|slot| Some((slot, entries.entry(slot)?)));
-        let (slot, words) = found.ok_or(UnmapRefusal::NotAllocated)?;
-        let [_, control] = words;
-        let entry = RingPte::from_words([0, control.load(Ordering::Relaxed)]);
-        if !entry.is_valid() || entry.bytes() != bytes {
+        slot: u64,
+        bytes: u32,
+    ) -> Result<Option<Run>, UnmapRefusal> {
+        let words = entries.entry(slot).ok_or(UnmapRefusal::NotAllocated)?;
+        // The ring has it: it is a slot.
+        let slot = slot as u32;
+        if !RingPte::is_set_to(words, bytes) {
             return Err(UnmapRefusal::NotAllocated);
         }
-        if self.links.is_linked(slot) {
+        if !self.plain && self.links.is_linked(slot) {
             self.unmap_list(entries, mem, lines, slot)?;
-        } else {
-            self.withhold(mem, lines, slot, words);
+            return Ok(None);
         }
-        Ok(slot)
+        Ok(self.withhold(mem, lines, slot, words))
     }
 
     /// Clears the entries of the list that begins at `head`.
@@ -264,7 +292,7 @@ impl Ring {
         }
         let mut next = Some(head);
         while let Some(slot) = next {
-            if let Some(words) = entries.entry(slot) {
+            if let Some(words) = entries.entry(u64::from(slot)) {
                 self.withhold(mem, lines, slot, words);
             }
             next = self.links.next(slot);
@@ -272,12 +300,19 @@ impl Ring {
         Ok(())
     }
 
-    /// Takes back the slots of what was unmapped at `slot`, after an invalidation of the ring.
-    pub(crate) fn release(&mut self, slot: RingSlot) {
-        let mut next = Some(slot.get());
-        while let Some(slot) = next {
-            next = self.links.unlink(slot);
-            self.release_run(slot, 1);
+    /// Takes back the slots of what was unmapped at each slot from `first` to `last`, after an invalidation of the ring.
+    pub(crate) fn release(&mut self, first: RingSlot, last: RingSlot) {
+        let (first, last) = (first.get(), last.get());
+        if self.links.is_empty() {
+            self.release_run(first, last.wrapping_sub(first).wrapping_add(1));
+            return;
+        }
+        for head in first..=last {
+            let mut next = Some(head);
+            while let Some(slot) = next {
+                next = self.links.unlink(slot);
+                self.release_run(slot, 1);
+            }
         }
     }
 
@@ -285,7 +320,23 @@ impl Ring {
     #[inline]
     pub(super) fn release_run(&mut self, first: u32, count: u32) {
         let given = self.free.give_run(first, count);
-        self.withheld = self.withheld.saturating_sub(given);
+        self.withheld = self.withheld.wrapping_sub(given);
+    }
+
+    /// Ends the run that unmaps are at, and returns it.
+    pub(super) fn end_run(&mut self) -> Run {
+        let ended = core::mem::replace(&mut self.gone, Run::EMPTY);
+        self.withheld = self.withheld.wrapping_add(ended.slots());
+        ended
+    }
+
+    /// Ends the run that unmaps are at, and begins another at `slot`.
+    #[cold]
+    #[inline(never)]
+    fn next_run(&mut self, slot: u32) -> Option<Run> {
+        let ended = self.end_run();
+        self.gone.first = slot;
+        (ended.slots() > 0).then_some(ended)
     }
 
     /// The addresses of the slots of the list that begins at `iova`.
@@ -297,10 +348,9 @@ impl Ring {
     /// The address of a slot of this ring.
     #[inline]
     fn start(&self, slot: u32) -> RingIova {
-        match RingSlot::new(slot) {
-            Some(slot) => RingIova::start(self.id, slot),
-            None => self.base,
-        }
+        // A slot of this ring has no more bits than an address has for it.
+        let relative = u64::from(slot) << RingIova::OFFSET_BITS;
+        RingIova::from(self.base.iova().wrapping_add(relative))
     }
 
     /// The slot that comes next in the order of the ring.
@@ -354,9 +404,9 @@ impl Ring {
     #[cold]
     fn full(&mut self, entries: impl Entries, slot: u32) -> MapReason {
         let ends_with_burst = match self.choice {
-            SlotChoice::Tail => !entries.entry(slot).is_some_and(RingPte::is_set),
+            SlotChoice::Tail => !entries.entry(u64::from(slot)).is_some_and(RingPte::is_set),
             // Any slot will do.
-            SlotChoice::NextFree => self.withheld > 0,
+            SlotChoice::NextFree => self.withheld() > 0,
         };
         let (wait, count) = if ends_with_burst {
             (Wait::BurstEnd, &mut self.stalls.burst_end)
@@ -379,7 +429,7 @@ impl Ring {
             .wrapping_add(u64::from(slot) * RING_ENTRY_BYTES)
     }
 
-    /// Clears an entry and withholds its slot.
+    /// Clears an entry and withholds its slot. Returns the run of cleared slots that ends here, if this one begins another.
     #[inline]
     fn withhold<M: PhysMemory + ?Sized>(
         &mut self,
@@ -387,19 +437,25 @@ impl Ring {
         lines: &mut Lines,
         slot: u32,
         words: &RingWords,
-    ) {
+    ) -> Option<Run> {
         RingPte::clear(words);
-        self.withheld += 1;
-        if self.coherency == Coherency::NonCoherent {
+        if !self.plain && self.coherency == Coherency::NonCoherent {
             lines.cleared(mem, self.address_of(slot));
         }
+        let ended = if self.gone.end == slot {
+            None
+        } else {
+            self.next_run(slot)
+        };
+        self.gone.end = slot.wrapping_add(1);
+        ended
     }
 }
 
 /// How a ring gets at its entries; `None` for a slot that it does not have.
 pub(super) trait Entries: Copy {
     /// The words of `slot`.
-    fn entry(&self, slot: u32) -> Option<&RingWords>;
+    fn entry(&self, slot: u64) -> Option<&RingWords>;
 }
 
 /// Through the memory port, each time anew.
@@ -415,17 +471,18 @@ impl<M: ?Sized> Copy for ByPort<'_, M> {}
 
 impl<M: PhysMemory + ?Sized> Entries for ByPort<'_, M> {
     #[inline]
-    fn entry(&self, slot: u32) -> Option<&RingWords> {
+    fn entry(&self, slot: u64) -> Option<&RingWords> {
         let Self(mem, table) = self;
-        ring_words(*mem, table.entry(RingSlot::new(slot)?)?).ok()
+        let slot = RingSlot::new(u32::try_from(slot).ok()?)?;
+        ring_words(*mem, table.entry(slot)?).ok()
     }
 }
 
 /// In the table itself, which is as long as the ring.
 impl Entries for &[RingWords] {
     #[inline]
-    fn entry(&self, slot: u32) -> Option<&RingWords> {
-        self.get(slot as usize)
+    fn entry(&self, slot: u64) -> Option<&RingWords> {
+        self.get(usize::try_from(slot).ok()?)
     }
 }
 

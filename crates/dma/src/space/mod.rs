@@ -133,6 +133,9 @@ pub trait Space {
     /// Whether the pieces of a list lie at consecutive pages, so that one range is the whole list.
     const JOINS: bool = true;
 
+    /// Whether [`release`](Self::release) takes ranges that were unmapped one by one, and follow each other, as one.
+    const RELEASES_RUNS: bool = false;
+
     /// A handle for one more processor.
     fn per_cpu(&self) -> Self::PerCpu;
 

@@ -52,8 +52,8 @@ pub trait RingDriver {
     /// How many slots are mapped.
     fn live(&self) -> u32;
 
-    /// Takes the slots of what was unmapped at `slot` back.
-    fn release(&mut self, slot: RingSlot);
+    /// Takes the slots of what was unmapped at each slot from `first` to `last` back.
+    fn release(&mut self, first: RingSlot, last: RingSlot);
 
     /// Where the pieces of the list at `iova` are, in order, from the first one on.
     fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_;
@@ -103,8 +103,8 @@ impl RingDriver for Ring {
     }
 
     #[inline]
-    fn release(&mut self, slot: RingSlot) {
-        self.release(slot);
+    fn release(&mut self, first: RingSlot, last: RingSlot) {
+        self.release(first, last);
     }
 
     fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_ {
@@ -156,7 +156,7 @@ impl RingDriver for LiteralRing {
     }
 
     #[inline]
-    fn release(&mut self, _slot: RingSlot) {}
+    fn release(&mut self, _first: RingSlot, _last: RingSlot) {}
 
     fn list(&self, iova: RingIova) -> impl Iterator<Item = RingIova> + '_ {
         self.list(iova)
@@ -248,6 +248,8 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
     type Gone = Gone;
 
     const JOINS: bool = false;
+
+    const RELEASES_RUNS: bool = true;
 
     fn per_cpu(&self) -> RingsCpu {
         RingsCpu::default()
@@ -358,9 +360,11 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
 
     #[inline]
     fn release(&self, _cpu: &mut RingsCpu, range: R::Returned) {
-        let iova = RingIova::from(range.range().lo().iova());
-        if let Some(ring) = self.ring(iova.ring()) {
-            ring.with(|ring| ring.release(iova.slot()));
+        // A run is of one ring: the last slot that an address can name is in none, so none follows it in the next ring.
+        let first = RingIova::from(range.range().lo().iova());
+        let last = RingIova::from(range.range().hi().iova());
+        if let Some(ring) = self.ring(first.ring()) {
+            ring.with(|ring| ring.release(first.slot(), last.slot()));
         }
     }
 

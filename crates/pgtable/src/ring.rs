@@ -73,23 +73,47 @@ pub fn ring_words<M: PhysMemory + ?Sized>(
         .ok_or(RingWalkError::TableAccess)
 }
 
+/// A word of an entry; a trait so that a test can put other accesses in between.
+trait Word {
+    fn get(&self, order: Ordering) -> u64;
+    fn put(&self, value: u64);
+}
+
+impl Word for AtomicU64 {
+    #[inline]
+    fn get(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    #[inline]
+    fn put(&self, value: u64) {
+        self.store(value, Ordering::Release);
+    }
+}
+
 /// Both words as they stood at one moment; `None` if the entry was changing.
 ///
 /// The second word is the same before and after the first is read. Had the entry been cleared and made anew in between, with the same
 /// second word, then either the first word is the old one and the entry is the old one, or it is the new one, and then the clearing,
 /// which came before it, is visible to the last load.
 #[inline]
-fn load([first, second]: &RingWords) -> Option<[u64; 2]> {
-    let control = second.load(Ordering::Acquire);
-    let address = first.load(Ordering::Acquire);
-    (second.load(Ordering::Relaxed) == control).then_some([address, control])
+fn load<W: Word>([first, second]: &[W; 2]) -> Option<[u64; 2]> {
+    let control = second.get(Ordering::Acquire);
+    let address = first.get(Ordering::Acquire);
+    (second.get(Ordering::Relaxed) == control).then_some([address, control])
 }
 
 /// The first word, then the one that makes it count. What was there has been cleared.
 #[inline]
-fn store([first, second]: &RingWords, [address, control]: [u64; 2]) {
-    first.store(address, Ordering::Release);
-    second.store(control, Ordering::Release);
+fn store<W: Word>([first, second]: &[W; 2], [address, control]: [u64; 2]) {
+    first.put(address);
+    second.put(control);
+}
+
+/// The word that makes the first one count.
+#[inline]
+fn clear<W: Word>([_, second]: &[W; 2]) {
+    second.put(0);
 }
 
 impl RingPte {
@@ -120,8 +144,8 @@ impl RingPte {
 
     /// Clears an entry. The word with `valid` goes; the address that stays means nothing.
     #[inline]
-    pub fn clear([_, control]: &RingWords) {
-        control.store(0, Ordering::Release);
+    pub fn clear(words: &RingWords) {
+        clear(words);
     }
 
     /// Fills an entry as Fig. 11 does: field by field, whatever the entry holds, in no order that the hardware could rely on. A live
@@ -181,8 +205,8 @@ impl RingTable {
 
     /// Makes an rRING one without slots.
     #[inline]
-    pub fn clear([_, size]: &RingWords) {
-        size.store(0, Ordering::Release);
+    pub fn clear(words: &RingWords) {
+        clear(words);
     }
 }
 
@@ -204,7 +228,92 @@ impl RingDevice {
 
     /// Makes an rDEVICE one without rings.
     #[inline]
-    pub fn clear([_, size]: &RingWords) {
-        size.store(0, Ordering::Release);
+    pub fn clear(words: &RingWords) {
+        clear(words);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// A word whose stores are written down, and before each of whose loads the next stores of a script are carried out.
+    struct Scripted<'a> {
+        index: usize,
+        entry: &'a Entry,
+    }
+
+    #[derive(Default)]
+    struct Entry {
+        now: Cell<[u64; 2]>,
+        stores: RefCell<Vec<(usize, u64)>>,
+        /// How many stores of the script happen before each load.
+        pauses: RefCell<Vec<usize>>,
+        script: RefCell<Vec<(usize, u64)>>,
+    }
+
+    impl Entry {
+        fn words(&self) -> [Scripted<'_>; 2] {
+            [0, 1].map(|index| Scripted { index, entry: self })
+        }
+
+        fn change(&self, (index, value): (usize, u64)) {
+            let mut now = self.now.get();
+            now[index] = value;
+            self.now.set(now);
+        }
+    }
+
+    impl Word for Scripted<'_> {
+        fn get(&self, _: Ordering) -> u64 {
+            let steps = self.entry.pauses.borrow_mut().remove(0);
+            for step in self.entry.script.borrow_mut().drain(..steps) {
+                self.entry.change(step);
+            }
+            self.entry.now.get()[self.index]
+        }
+
+        fn put(&self, value: u64) {
+            self.entry.stores.borrow_mut().push((self.index, value));
+        }
+    }
+
+    /// However a reader's loads fall between a writer's stores, it sees one of the entries that there were, or none.
+    #[test]
+    fn no_interleaving_shows_a_mixture() {
+        let entries = [
+            [0x1000, VALID | 1],
+            [0x2000, VALID | 1],
+            [0x3000, VALID | 2],
+        ];
+        let writer = Entry::default();
+        for entry in entries {
+            clear(&writer.words());
+            store(&writer.words(), entry);
+        }
+        let script: Rc<[_]> = writer.stores.take().into();
+        let mut seen = [0; 4];
+        let steps = script.len();
+        for before in 0..=steps {
+            for between in 0..=steps - before {
+                for after in 0..=steps - before - between {
+                    let reader = Entry::default();
+                    reader.script.borrow_mut().extend(script.iter());
+                    reader.pauses.borrow_mut().extend([before, between, after]);
+                    let words = load(&reader.words()).filter(|[_, control]| control & VALID != 0);
+                    let which =
+                        words.map_or(Some(3), |words| entries.iter().position(|e| *e == words));
+                    let Some(which) = which else {
+                        panic!("{words:x?} after {before}, {between} and {after} stores");
+                    };
+                    seen[which] += 1;
+                }
+            }
+        }
+        assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
     }
 }

@@ -168,12 +168,16 @@ fn filling_and_clearing() {
 fn a_reader_never_sees_a_mixture() {
     // Entries with the same second word are the hard case: only `valid` between them tells that the first has changed.
     let tagged = |tag: u64| pte(tag << 20, 64 + tag % 3, RW);
-    let at = words([0, 0]);
+    // The words lie on two cache lines, which no entry in memory does: else a processor passes both on at once and shows no order.
+    #[repr(align(64))]
+    struct Lines([AtomicU64; 16]);
+    let lines = Lines([const { AtomicU64::new(0) }; 16]);
+    let at: &RingWords = lines.0[7..].first_chunk().expect("two words");
     let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                let seen = RingPte::load(&at);
+                let seen = RingPte::load(at);
                 if seen.is_valid() {
                     assert_eq!(seen, tagged(seen.start().get() >> 20), "of two entries");
                 }
@@ -183,8 +187,8 @@ fn a_reader_never_sees_a_mixture() {
         let mut turn = 0;
         while reads.load(Ordering::Relaxed) < 300_000 && !reader.is_finished() {
             turn += 1;
-            RingPte::clear(&at);
-            tagged(turn % 7).store(&at);
+            RingPte::clear(at);
+            tagged(turn % 7).store(at);
         }
         stop.store(true, Ordering::Relaxed);
         assert!(reader.join().is_ok(), "a mixture was seen");

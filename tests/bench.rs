@@ -10,14 +10,16 @@ use ringfence_dma::{
     Attachment, Coherent, Cpu, Dma, Mapping, Outcome, Platform, Request as MapRequest, Segment,
     SgLimits, SgMapping, SgRequest,
 };
+use ringfence_hw::RingLogic;
 use ringfence_iova::IovaAllocator;
 use ringfence_lab::Profile;
 use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
 use ringfence_lab::hardware::{Directed, Hardware, Vtd};
 use ringfence_lab::machine::Machine;
-use ringfence_lab::meter::FlushFor;
+use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayRing};
 use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Tally, Verdict};
+use ringfence_lab::ring::RingRecipe;
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_types::{
     Access, DeviceId, Direction, Fault, Invalidation, Iova, IovaRange, Nanos, PageSize, PhysAddr,
@@ -597,9 +599,18 @@ impl Job for Build {
             },
         )
     }
+
+    fn rings<D, L, F>(self, _: RingRecipe<D, L, F>) -> Box<dyn Bench>
+    where
+        D: ReplayRing,
+        L: RingLogic + 'static,
+        F: FlushForRings<D> + 'static,
+    {
+        unreachable!("no bench for rings")
+    }
 }
 
-/// A bench of `mode`.
+/// A bench of `mode`, which has no rings: `ring/` has a bench for those, where maps may wait.
 pub(crate) fn bench(mode: &Mode) -> Box<dyn Bench> {
     dispatch(mode, Build).unwrap()
 }

@@ -258,7 +258,9 @@ fn flat() -> impl Iterator<Item = Mode> {
 
 #[test]
 fn every_mode_keeps_its_promise_under_attack() {
-    for mode in Mode::named().into_iter().chain(flat()) {
+    // Rings are tried where maps may wait: in `ring/`, and by the laboratory's own tests.
+    let paged = Mode::named().into_iter().filter(|mode| !mode.has_rings());
+    for mode in paged.chain(flat()) {
         for seed in 1..=2 {
             let mut model = Model::new(&mode);
             let mut dice = Dice(seed);

@@ -138,6 +138,10 @@ pub(crate) struct CompareArgs {
     #[arg(long, help_heading = "Platform")]
     pub non_coherent: bool,
 
+    /// Slots of every ring in the modes with rings [default: twice the slots mapped at once, counted before the replay]
+    #[arg(long, value_name = "N", value_parser = ring_entries, help_heading = "Platform")]
+    pub ring_entries: Option<u32>,
+
     /// Form of the output.
     #[command(flatten)]
     pub format: Format,
@@ -416,6 +420,13 @@ fn repetitions(text: &str) -> Result<usize, String> {
     }
 }
 
+fn ring_entries(text: &str) -> Result<u32, String> {
+    match text.parse::<u32>() {
+        Ok(slots) if (1..1 << 18).contains(&slots) => Ok(slots),
+        _ => Err("a ring has 1 to 262143 slots".into()),
+    }
+}
+
 fn iotlb(text: &str) -> Result<(u32, u32), String> {
     let wrong = || "it has to be SETSxWAYS, as in 16x4".to_owned();
     let (sets, ways) = text.split_once('x').ok_or_else(wrong)?;
@@ -444,6 +455,15 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn rings_have_the_sizes_that_an_address_can_name() {
+        assert_eq!(ring_entries("1"), Ok(1));
+        assert_eq!(ring_entries("262143"), Ok(262_143));
+        for wrong in ["0", "262144", "-1", "", "4096.0", "99999999999"] {
+            assert!(ring_entries(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use ringfence_trace::{Operations, Options, SAMPLE, Source};
 
 use crate::failure::Failure;
+use crate::spool::Spool;
 
 /// Where a trace comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub(crate) enum Input {
     Sample,
     /// Standard input.
     Stdin,
+    /// Standard input, kept for another reading.
+    Spooled(Spool),
     /// A file.
     File(PathBuf),
 }
@@ -38,11 +41,22 @@ impl Input {
         }
     }
 
+    /// The same trace, to be read more than once: standard input is read to its end first.
+    ///
+    /// # Errors
+    /// It cannot be read or kept.
+    pub(crate) fn kept(self) -> Result<Self, Failure> {
+        match self {
+            Self::Stdin => Spool::of_stdin().map(Self::Spooled),
+            other => Ok(other),
+        }
+    }
+
     /// A short name: that of the file without what says that it is a trace.
     fn short_name(&self) -> String {
         match self {
             Self::Sample => "sample".into(),
-            Self::Stdin => "stdin".into(),
+            Self::Stdin | Self::Spooled(_) => "stdin".into(),
             Self::File(path) => {
                 let name = path
                     .file_name()
@@ -88,6 +102,7 @@ impl Input {
         Ok(match self {
             Self::Sample => Source::from_reader("sample", SAMPLE)?,
             Self::Stdin => Source::from_reader("stdin", io::stdin())?,
+            Self::Spooled(spool) => Source::from_reader("stdin", spool.reader()?)?,
             Self::File(path) => Source::open(path)?,
         })
     }
@@ -100,7 +115,7 @@ impl Input {
         Ok(match self {
             Self::File(path) => Operations::open(path, options)?,
             Self::Sample => Operations::new("sample", self.source()?, options),
-            Self::Stdin => Operations::new("stdin", self.source()?, options),
+            Self::Stdin | Self::Spooled(_) => Operations::new("stdin", self.source()?, options),
         })
     }
 
@@ -133,7 +148,7 @@ impl Input {
     pub(crate) fn is_short(&self) -> bool {
         match self {
             Self::Sample => true,
-            Self::Stdin => false,
+            Self::Stdin | Self::Spooled(_) => false,
             Self::File(path) => fs::metadata(path).is_ok_and(|meta| meta.len() < 128 << 10),
         }
     }

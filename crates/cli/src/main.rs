@@ -9,6 +9,7 @@ mod out_file;
 mod output;
 mod profile_file;
 mod progress;
+mod spool;
 
 use std::process::ExitCode;
 

@@ -11,20 +11,30 @@ use std::sync::atomic::Ordering;
 
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Paged;
+use ringfence_hw::RingLogic;
 use ringfence_iova::IovaAllocator;
 use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
 use ringfence_lab::compare::{Options, meter};
 use ringfence_lab::meter::{
-    Bench, Clock, FlushFor, Idle, InvalidationQueue, Meter, Replica, cycles,
+    Bench, Clock, FlushFor, FlushForRings, Idle, InvalidationQueue, Meter, ReplayRing, Replica,
+    cycles,
 };
 use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_lab::plan::{Plan, Planner, Step};
+use ringfence_lab::ring::{RingRecipe, RingSizes};
 use ringfence_lab::{LabError, Profile};
 use ringfence_memory::{Arena, Frames};
 use ringfence_trace::{Chunk, Op, OpKind, Operations, Options as TraceOptions, SAMPLE, Source};
 use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
 
-const MODES: [&str; 4] = ["strict", "strict+", "fence", "defer+"];
+const MODES: [&str; 6] = [
+    "strict",
+    "strict+",
+    "fence",
+    "defer+",
+    "riommu",
+    "riommu-ooo",
+];
 /// Steps between two readings of the clock.
 const PHASE: usize = 128;
 const REPETITIONS: usize = 5;
@@ -90,6 +100,25 @@ impl Phased for Idle {
     }
 }
 
+fn platform() -> Result<Bench<InvalidationQueue>, LabError> {
+    let arena = Rc::new(Arena::new(ARENA)?);
+    // Page faults of this process are no work of the layer.
+    for page in 0..64 {
+        if let Ok(word) = arena.word(PhysAddr::new(page << 12)) {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+    let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
+        .ok_or(LabError::Internal("region"))?;
+    let queue = InvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
+    Ok(Bench {
+        frames: Frames::new(Rc::clone(&arena), region),
+        arena,
+        invalidator: queue,
+        now: Nanos(0),
+    })
+}
+
 struct MakeFull;
 
 impl Job for MakeFull {
@@ -105,28 +134,26 @@ impl Job for MakeFull {
         T: TableMaker,
         F: FlushFor<A, T> + 'static,
     {
-        let arena = Rc::new(Arena::new(ARENA)?);
-        // Page faults of this process are no work of the layer.
-        for page in 0..64 {
-            if let Ok(word) = arena.word(PhysAddr::new(page << 12)) {
-                word.store(0, Ordering::Relaxed);
-            }
-        }
-        let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
-            .ok_or(LabError::Internal("region"))?;
-        let queue =
-            InvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
-        let bench = Bench {
-            frames: Frames::new(Rc::clone(&arena), region),
-            arena,
-            invalidator: queue,
-            now: Nanos(0),
-        };
         let coherency = Profile::r210_2015().coherency();
-        let replica = Replica::new((recipe.flush)(), bench, move |domain, bench| {
-            let table = T::make(domain, coherency, &bench.arena, &bench.frames)?;
+        let replica = Replica::new((recipe.flush)(), platform()?, move |of, bench| {
+            let table = T::make(of.domain, coherency, &bench.arena, &bench.frames)?;
             let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
+        });
+        Ok(Box::new(Full(replica)))
+    }
+
+    fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
+    where
+        D: ReplayRing,
+        L: RingLogic + 'static,
+        F: FlushForRings<D> + 'static,
+    {
+        let sizes = RingSizes::default();
+        let flush: F = (recipe.flush)();
+        let replica = Replica::new(flush, platform()?, move |of, bench| {
+            let made = recipe.space(of, &sizes, &bench.arena, &bench.frames);
+            made.map(|(space, _)| space)
         });
         Ok(Box::new(Full(replica)))
     }

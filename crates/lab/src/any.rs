@@ -51,7 +51,11 @@ fn alloc(site: &Site<'_>) -> Result<AnyAlloc, LabError> {
         Alloc::FreeBsd => AnyAlloc::Gas(gas(site)?),
         Alloc::LinuxRcache => AnyAlloc::Rcache(rcache(site)?),
         Alloc::Magazine => AnyAlloc::Magazines(product(site)?),
-        Alloc::Identity | Alloc::BitmapLiteral => {
+        Alloc::Identity
+        | Alloc::BitmapLiteral
+        | Alloc::RingTail
+        | Alloc::RingFree
+        | Alloc::RingTailLiteral => {
             return Err(LabError::Internal("allocator without a composed form"));
         }
     })
@@ -341,13 +345,23 @@ pub(crate) fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabErro
         F::Deferred => || AnyFlush::Deferred(queue()),
         F::PerCpuQueue => || AnyFlush::PerCpu(queues()),
         F::Burst => || AnyFlush::Burst(Burst::default()),
-        F::PerWrap | F::Never => || AnyFlush::Strict,
+        F::PerWrap | F::Never | F::BurstLiteral => || AnyFlush::Strict,
     };
     let not_built = || Err(LabError::NotBuilt(mode.name.clone()));
     Ok(match (mode.alloc, mode.table, mode.flush) {
-        (A::Identity, _, _)
-        | (_, T::None | T::PassThrough | T::StaticRadix, _)
-        | (_, _, F::Never) => return not_built(),
+        (A::Identity | A::RingTail | A::RingFree | A::RingTailLiteral, _, _)
+        | (
+            _,
+            T::None
+            | T::PassThrough
+            | T::StaticRadix
+            | T::Ring
+            | T::RingNonCoherent
+            | T::RingLiteral
+            | T::RingNonCoherentLiteral,
+            _,
+        )
+        | (_, _, F::Never | F::BurstLiteral) => return not_built(),
         (A::Bitmap, T::CachedRadix, F::PerWrap) => {
             job.paged::<Next, Cached, PerWrap>(recipe(mode, bitmap, || PerWrap))
         }

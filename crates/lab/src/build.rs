@@ -7,8 +7,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringfence_dma::Platform;
-use ringfence_dma::flush::{Burst, Deferred, PerCpuQueue, PerWrap, QueueConfig, Ring, Strict};
+use ringfence_dma::flush::{
+    Burst, Deferred, LiteralBurst, PerCpuQueue, PerWrap, QueueConfig, Ring, Strict,
+};
+use ringfence_dma::ring::{LiteralRing, SlotChoice};
 use ringfence_dma::space::{CachedTable, PlainTable, Reclaiming, Rounding, Translations};
+use ringfence_hw::{Literal, Repaired, RingLogic};
 use ringfence_iova::{
     Bitmap, BitmapState, CachedTree, Capacity, Depot, Eiovar, FreeBsdTree, IovaAllocator,
     LinuxRcache, Locked, MagazineLimits, Magazines, RcacheShared, TableBitmap, TableCursor,
@@ -25,8 +29,9 @@ use ringfence_types::{
 use crate::any;
 use crate::error::LabError;
 use crate::hardware::{Calgary, Hardware, Vtd};
-use crate::meter::FlushFor;
+use crate::meter::{FlushFor, FlushForRings, ReplayRing};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind};
+use crate::ring::RingRecipe;
 
 /// A table that a replay can make.
 pub trait TableMaker: Translations + Sized + 'static {
@@ -185,9 +190,16 @@ pub trait Job {
         A: IovaAllocator + 'static,
         T: TableMaker,
         F: FlushFor<A, T> + 'static;
+    /// For modes whose tables are rings.
+    fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
+    where
+        D: ReplayRing,
+        L: RingLogic + 'static,
+        F: FlushForRings<D> + 'static;
 }
 
-pub(crate) type Single<T> = RefCell<T>;
+/// A cell for what the processors of a replay, which is one thread, share.
+pub type Single<T> = RefCell<T>;
 pub(crate) type Tree = Locked<CachedTree, Single<CachedTree>>;
 pub(crate) type Freelists = Locked<Eiovar<CachedTree>, Single<Eiovar<CachedTree>>>;
 pub(crate) type Next = Bitmap<Single<BitmapState>>;
@@ -419,6 +431,40 @@ pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
         (A::Magazine, T::CachedRadix, F::Burst) => {
             job.paged::<Product, Cached, Burst>(recipe(mode, product, Burst::default, Exact))
         }
+        (_, T::Ring, _) => rings(mode, Coherency::Coherent, job)?,
+        (_, T::RingNonCoherent, _) => rings(mode, Coherency::NonCoherent, job)?,
+        (_, T::RingLiteral, _) => literal_rings(mode, Coherency::Coherent, job)?,
+        (_, T::RingNonCoherentLiteral, _) => literal_rings(mode, Coherency::NonCoherent, job)?,
         _ => return any::dispatch(mode, job),
     })
+}
+
+fn rings<J: Job>(mode: &Mode, coherency: Coherency, job: J) -> Result<J::Output, LabError> {
+    use ringfence_dma::ring::Ring;
+    let choice = match mode.alloc {
+        Alloc::RingTail => SlotChoice::Tail,
+        Alloc::RingFree => SlotChoice::NextFree,
+        _ => return Err(LabError::NotBuilt(mode.name.clone())),
+    };
+    Ok(match mode.flush {
+        FlushKind::Burst => {
+            let recipe = RingRecipe::new(choice, coherency, Burst::default);
+            job.rings::<Ring, Repaired, Burst>(recipe)
+        }
+        FlushKind::PerUnmap => {
+            let recipe = RingRecipe::new(choice, coherency, || Strict);
+            job.rings::<Ring, Repaired, Strict>(recipe)
+        }
+        _ => return Err(LabError::NotBuilt(mode.name.clone())),
+    })
+}
+
+fn literal_rings<J: Job>(mode: &Mode, coherency: Coherency, job: J) -> Result<J::Output, LabError> {
+    match (mode.alloc, mode.flush) {
+        (Alloc::RingTailLiteral, FlushKind::BurstLiteral) => {
+            let recipe = RingRecipe::new(SlotChoice::Tail, coherency, || LiteralBurst);
+            Ok(job.rings::<LiteralRing, Literal, LiteralBurst>(recipe))
+        }
+        _ => Err(LabError::NotBuilt(mode.name.clone())),
+    }
 }

@@ -9,6 +9,7 @@ use crate::error::LabError;
 use crate::modes::Mode;
 use crate::plan::{Plan, Planner};
 use crate::replay::Outcomes;
+use crate::ring::RingSizes;
 use crate::row::{Parts, Row};
 use crate::status::Status;
 
@@ -28,6 +29,8 @@ pub struct Options {
     pub repetitions: usize,
     /// Whether the hostile pass is run.
     pub hostile: bool,
+    /// Slots of the rings of ring modes.
+    pub rings: RingSizes,
 }
 
 impl Options {
@@ -39,6 +42,7 @@ impl Options {
             devices: None,
             repetitions: 3,
             hostile: true,
+            rings: RingSizes::default(),
         }
     }
 }
@@ -93,6 +97,9 @@ pub fn compare<R: Read>(
         runners.push(runner(mode, options)?);
     }
     let mut planner = Planner::new();
+    if options.modes.iter().any(Mode::has_rings) {
+        planner = planner.with_doorbells();
+    }
     let mut chunk = Chunk::default();
     let mut plan = Plan::default();
     let mut lines = 0;

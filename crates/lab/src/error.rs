@@ -3,6 +3,7 @@
 use std::fmt;
 
 use ringfence_devices::nic::StationError;
+use ringfence_dma::ring::RingError;
 use ringfence_hw::GeometryError;
 use ringfence_iova::AllocError;
 use ringfence_memory::ArenaError;
@@ -20,6 +21,8 @@ pub enum LabError {
     Arena(ArenaError),
     /// No room for tables.
     Table(TableError),
+    /// The rings of a device could not be laid out.
+    Rings(RingError),
     /// The static table could not be filled.
     Static(MapError),
     /// An allocator could not be made.
@@ -54,6 +57,7 @@ impl fmt::Display for LabError {
         match self {
             Self::Arena(e) => write!(f, "no memory for the replay: {e}"),
             Self::Table(e) => e.fmt(f),
+            Self::Rings(e) => e.fmt(f),
             Self::Static(e) => write!(f, "cannot map all memory: {e}"),
             Self::Alloc(e) => e.fmt(f),
             Self::Geometry(e) => e.fmt(f),
@@ -124,5 +128,11 @@ impl From<GeometryError> for LabError {
 impl From<TraceError> for LabError {
     fn from(e: TraceError) -> Self {
         Self::Trace(e)
+    }
+}
+
+impl From<RingError> for LabError {
+    fn from(e: RingError) -> Self {
+        Self::Rings(e)
     }
 }

@@ -1,11 +1,13 @@
-//! The IOMMU of a replay's machine: one that walks radix tables behind context entries, or one flat table a host bridge.
+//! The IOMMU of a replay's machine: one that walks radix tables behind context entries, one flat table a host bridge, or the rings of a
+//! device.
 
 use std::fmt;
 use std::rc::Rc;
 
 use ringfence_devices::{Bus, Observer, Request};
 use ringfence_hw::{
-    CalgaryUnit, Geometry, GeometryError, HostBridge, Purge, Stats, UnitConfig, VtdUnit,
+    CalgaryUnit, FaultLog, Geometry, GeometryError, HostBridge, Prefetch, Purge, Replacement,
+    RingLogic, RingUnit, RingUnitConfig, Stats, UnitConfig, VtdUnit,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{CalgaryTce, Context, ContextTables, Levels, Translation};
@@ -19,7 +21,7 @@ use crate::error::LabError;
 /// Where a device's accesses are directed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Directed {
-    /// To the table at this root.
+    /// To the table at this root; where devices have rings, to the rDEVICE.
     Table(PhysAddr),
     /// Past all tables.
     PassThrough,
@@ -66,7 +68,7 @@ pub trait Hardware: Invalidator + fmt::Debug + Sized + 'static {
     ) -> Result<(), Fault>;
 
     /// What it has counted.
-    fn stats(&self) -> &Stats;
+    fn stats(&self) -> Stats;
 }
 
 /// A VT-d unit with its root and context tables.
@@ -128,8 +130,8 @@ impl Hardware for Vtd {
         Bus::new(&mut self.unit, memory, observer).probe(request)
     }
 
-    fn stats(&self) -> &Stats {
-        self.unit.stats()
+    fn stats(&self) -> Stats {
+        *self.unit.stats()
     }
 }
 
@@ -208,12 +210,106 @@ impl Hardware for Calgary {
         Bus::new(&mut self.unit, memory, observer).probe(request)
     }
 
-    fn stats(&self) -> &Stats {
-        self.unit.stats()
+    fn stats(&self) -> Stats {
+        *self.unit.stats()
     }
 }
 
 impl Invalidator for Calgary {
+    #[inline]
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.unit.submit(request)
+    }
+
+    #[inline]
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.unit.poll(ticket)
+    }
+}
+
+/// A ring unit with its root and context tables.
+#[derive(Debug)]
+pub struct Riommu<L: RingLogic> {
+    unit: RingUnit<L>,
+    contexts: ContextTables,
+}
+
+impl<L: RingLogic + 'static> Hardware for Riommu<L> {
+    /// The documents give each ring one entry and do not say for how many: here as many rings have one as the profile's IOTLB has
+    /// entries, in the same geometry.
+    fn new(
+        profile: &Profile,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
+    ) -> Result<Self, LabError> {
+        let contexts = ContextTables::new(profile.coherency(), memory, frames)?;
+        let mut unit = RingUnit::new(&RingUnitConfig {
+            riotlb: Geometry::new(profile.iotlb_sets, profile.iotlb_ways)?,
+            replacement: Replacement::Lru,
+            contexts: Geometry::new(64, 1)?,
+            prefetch: Prefetch::Immediate,
+            fault_log: FaultLog::MAX_CAPACITY,
+        });
+        unit.set_root_table(contexts.root());
+        unit.enable();
+        Ok(Self { unit, contexts })
+    }
+
+    fn switch_off(&mut self) {
+        self.unit.disable();
+    }
+
+    fn requester(_row: u16, recorded: DeviceId) -> Option<DeviceId> {
+        Some(recorded)
+    }
+
+    fn attach(
+        &mut self,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
+        device: DeviceId,
+        domain: DomainId,
+        to: Directed,
+    ) -> Result<(), LabError> {
+        let Directed::Table(rings) = to else {
+            return Err(LabError::Internal("a ring unit without rings"));
+        };
+        let translation = Translation::Rings { device: rings };
+        let context = Context {
+            domain,
+            translation,
+        };
+        Ok(self.contexts.attach(memory, frames, device, &context)?)
+    }
+
+    #[inline]
+    fn probe<O: Observer>(
+        &mut self,
+        memory: &Arena,
+        request: &Request,
+        observer: O,
+    ) -> Result<(), Fault> {
+        Bus::new(&mut self.unit, memory, observer).probe(request)
+    }
+
+    /// In the words of a unit with tables: a hit is an access that read no table, a miss one that read the rPTE, and before it the rRING
+    /// where the ring had no entry.
+    fn stats(&self) -> Stats {
+        let ring = self.unit.stats();
+        let mut stats = Stats::default();
+        stats.iotlb_hits = ring.hits + ring.prefetch_hits;
+        stats.iotlb_misses = ring.slot_walks + ring.misses;
+        stats.iotlb_evictions = ring.evictions;
+        stats.walk_references = 2 * (ring.slot_walks + 2 * ring.misses);
+        stats.context_misses = ring.context_misses;
+        stats.passed_through = ring.passed_through;
+        stats.invalidations = ring.invalidations;
+        stats.faults = ring.faults;
+        stats
+    }
+}
+
+impl<L: RingLogic> Invalidator for Riommu<L> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         self.unit.submit(request)

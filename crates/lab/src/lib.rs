@@ -18,6 +18,7 @@ pub mod plan;
 mod profile;
 pub mod replay;
 pub mod report;
+pub mod ring;
 pub mod row;
 mod runner;
 mod status;

@@ -105,7 +105,7 @@ impl<H: Hardware> Machine<H> {
     }
 
     /// What the hardware has counted.
-    pub fn stats(&self) -> &Stats {
+    pub fn stats(&self) -> Stats {
         self.iommu.hardware.stats()
     }
 

@@ -23,6 +23,12 @@ pub enum Alloc {
     LinuxRcache,
     /// Ringfence: per-CPU magazines for every size.
     Magazine,
+    /// rIOMMU: the slot at the tail of the ring; if that is not free, the map waits.
+    RingTail,
+    /// Ringfence: the next free slot of the ring, from the tail on.
+    RingFree,
+    /// The tail as the document has it: a live entry is overwritten.
+    RingTailLiteral,
 }
 
 /// Question 2: what does the hardware look up?
@@ -44,6 +50,24 @@ pub enum TableKind {
     RadixReclaim,
     /// One flat table of 2^20 entries a device: IBM's Calgary.
     Flat,
+    /// A flat table a ring, of 16 bytes a slot: rIOMMU, whose walks snoop whatever the platform's do.
+    Ring,
+    /// The same, and the walks do not snoop: every touched line is written back.
+    RingNonCoherent,
+    /// [`Ring`](Self::Ring) looked up as the document has it: the first byte of an access is checked against the length.
+    RingLiteral,
+    /// [`RingNonCoherent`](Self::RingNonCoherent) looked up so.
+    RingNonCoherentLiteral,
+}
+
+impl TableKind {
+    /// Whether it is rings.
+    pub fn is_ring(self) -> bool {
+        matches!(
+            self,
+            Self::Ring | Self::RingNonCoherent | Self::RingLiteral | Self::RingNonCoherentLiteral
+        )
+    }
 }
 
 /// Question 3: when does a stale translation die?
@@ -61,6 +85,8 @@ pub enum FlushKind {
     PerWrap,
     /// At the end of a burst of unmaps; buffers are withheld until then.
     Burst,
+    /// The same as rIOMMU's figures have it: buffers are back at once.
+    BurstLiteral,
 }
 
 /// Question 4: who does the work?
@@ -132,6 +158,11 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, &str)] = {
         ("linux-lazy",    LinuxRcache,   T::Radix,            PerCpuQueue, "today's Linux, default"),
         ("fence",         Magazine,      T::CachedRadix,      PerUnmap,    "Ringfence: the best strict composition"),
         ("fence-burst",   Magazine,      T::CachedRadix,      Burst,       "Ringfence: strict, one invalidation per burst"),
+        ("riommu-literal", RingTailLiteral, T::RingLiteral,   BurstLiteral, "rIOMMU as its figures have it, defects included"),
+        ("riommu--literal", RingTailLiteral, T::RingNonCoherentLiteral, BurstLiteral, "the same, and its walks do not snoop"),
+        ("riommu",        RingTail,      T::Ring,             Burst,       "rIOMMU repaired: protection to the byte; no such hardware yet"),
+        ("riommu-",       RingTail,      T::RingNonCoherent,  Burst,       "the same, and its walks do not snoop"),
+        ("riommu-ooo",    RingFree,      T::Ring,             Burst,       "Ringfence: rIOMMU for drivers that unmap out of order"),
     ]
 };
 
@@ -159,7 +190,9 @@ impl Mode {
     /// What the mode promises.
     pub fn safety(&self) -> Safety {
         match self.flush {
-            FlushKind::Never => Safety::None,
+            // The literal ring overwrites live entries and lets accesses run past a buffer's end: nothing bounds that.
+            FlushKind::Never | FlushKind::BurstLiteral => Safety::None,
+            FlushKind::PerUnmap | FlushKind::Burst if self.has_rings() => Safety::ByteGranular,
             FlushKind::PerUnmap | FlushKind::Burst => Safety::Strict,
             FlushKind::Deferred | FlushKind::PerCpuQueue | FlushKind::PerWrap => Safety::Bounded,
         }
@@ -173,6 +206,11 @@ impl Mode {
             FlushKind::PerWrap => Some("one wrap of the 32-bit space, 2^20 pages"),
             _ => None,
         }
+    }
+
+    /// Whether it needs a unit that looks up rings, which no machine has today.
+    pub fn has_rings(&self) -> bool {
+        self.table.is_ring()
     }
 
     /// Whether devices' accesses are translated at all.

@@ -102,6 +102,10 @@ pub struct Row {
     pub live_at_end: u64,
     /// [`Status::code`] of `status`.
     pub status_code: &'static str,
+    /// Maps that waited for a slot of their ring.
+    pub stalls: u64,
+    /// Maps that never got one: their mapping ended, or the trace, while they waited. They are not among `maps` and `unmaps`.
+    pub stalled_out: u64,
 }
 
 /// What a row is made of.
@@ -208,6 +212,8 @@ impl Row {
             stale_byte_seconds: metered.stale_byte_seconds,
             release_delay_max_ns: metered.release_delay_max_ns,
             live_at_end: metered.alive_at_end,
+            stalls: metered.stalls,
+            stalled_out: metered.stalled_out,
         }
     }
 }

@@ -1,24 +1,26 @@
 //! What runs for one mode: its passes under the oracle, and its meter.
 
-use ringfence_devices::{Attacker, Neighbour, Replayer, Reuse};
+use ringfence_devices::{Attacker, Neighbour, Racer, Replayer, Reuse};
 use ringfence_dma::flush::{Flush, Never};
-use ringfence_dma::space::{Identity, Paged, StaticTable};
+use ringfence_dma::space::{Identity, Paged, Rings, StaticTable};
 use ringfence_dma::{Platform, Space};
+use ringfence_hw::RingLogic;
 use ringfence_iova::IovaAllocator;
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::{DeviceIndex, Devices, MappingId};
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
 
-use crate::build::{Job, Recipe, TableMaker, dispatch};
+use crate::build::{Job, Recipe, Single, TableMaker, dispatch};
 use crate::compare::Options;
 use crate::error::LabError;
-use crate::hardware::{Directed, Hardware, Vtd};
+use crate::hardware::{Directed, Hardware, Riommu, Vtd};
 use crate::machine::{DATA_BYTES, Machine};
-use crate::meter::{FlushFor, Meter, Sets};
+use crate::meter::{FlushFor, FlushForRings, Meter, ReplayRing, Sets};
 use crate::modes::{Mode, TableKind};
 use crate::oracle::Ownership;
 use crate::plan::Plan;
-use crate::replay::{Judged, MakeSpace, Nobody, Outcomes};
+use crate::replay::{Judged, MakeSpace, Newcomer, Nobody, Outcomes};
+use crate::ring::RingRecipe;
 
 /// A replay under the oracle, whatever its mode.
 pub trait Judge {
@@ -68,31 +70,28 @@ impl<'a> Assemble<'a> {
     }
 
     /// The passes under the oracle, without a meter.
-    fn judges<H, S, F>(
+    fn judges<H, S, F, X>(
         &self,
         enabled: bool,
         ownership: Ownership,
         flush: fn() -> F,
+        attackers: impl FnOnce() -> X,
         make: impl Fn() -> MakeSpace<S, H>,
     ) -> Result<Runner, LabError>
     where
         H: Hardware,
         S: Space + 'static,
         F: Flush<S, u64> + 'static,
+        X: Attacker + 'static,
     {
         let machine = || Machine::new(&self.options.profile, enabled);
         let metered = Judged::new(machine()?, flush(), ownership, Nobody, make());
         let hostile: Option<Box<dyn Judge>> = if self.options.hostile {
-            let reuse = match ownership {
-                Ownership::Page => Reuse::Page,
-                Ownership::Byte => Reuse::Byte,
-            };
-            let attackers = (Replayer::new(reuse), Neighbour);
             Some(Box::new(Judged::new(
                 machine()?,
                 flush(),
                 ownership,
-                attackers,
+                attackers(),
                 make(),
             )))
         } else {
@@ -111,7 +110,8 @@ impl Job for Assemble<'_> {
 
     fn identity(self, kind: TableKind) -> Self::Output {
         let make = move || -> MakeSpace<Identity, Vtd> {
-            Box::new(move |domain, machine: &Machine| {
+            Box::new(move |of: &Newcomer, machine: &Machine| {
+                let domain = of.domain;
                 let directed = match kind {
                     TableKind::StaticRadix => {
                         // Pages of 2 MiB: what a kernel uses for such a map.
@@ -135,7 +135,8 @@ impl Job for Assemble<'_> {
             })
         };
         let enabled = kind != TableKind::None;
-        let mut runner = self.judges(enabled, Ownership::Byte, || Never, make)?;
+        let attackers = || (Replayer::new(Reuse::Byte), Neighbour);
+        let mut runner = self.judges(enabled, Ownership::Byte, || Never, attackers, make)?;
         if let Some(meter) = self.meter() {
             runner.meter = Some(meter.identity(kind)?);
         }
@@ -149,17 +150,44 @@ impl Job for Assemble<'_> {
         F: FlushFor<A, T> + 'static,
     {
         let make = move || -> MakeSpace<Paged<A, T>, T::Hardware> {
-            Box::new(move |domain, machine: &Machine<T::Hardware>| {
+            Box::new(move |of: &Newcomer, machine: &Machine<T::Hardware>| {
                 let (memory, frames) = (machine.arena(), machine.frames());
-                let table = T::make(domain, machine.coherency(), memory, frames)?;
+                let table = T::make(of.domain, machine.coherency(), memory, frames)?;
                 let directed = Directed::Table(table.root());
                 let alloc = recipe.allocator(memory, frames, Some(&table))?;
                 Ok((Paged::new(alloc, table, recipe.rounding), directed))
             })
         };
-        let mut runner = self.judges(true, Ownership::Page, recipe.flush, make)?;
+        let attackers = || (Replayer::new(Reuse::Page), Neighbour);
+        let mut runner = self.judges(true, Ownership::Page, recipe.flush, attackers, make)?;
         if let Some(meter) = self.meter() {
             runner.meter = Some(meter.paged(recipe)?);
+        }
+        Ok(runner)
+    }
+
+    /// The attackers of the other modes and one more: an entry of a ring's cache is overwritten by its successor's, so that a stale one is
+    /// only met by a device that keeps it warm.
+    fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
+    where
+        D: ReplayRing,
+        L: RingLogic + 'static,
+        F: FlushForRings<D> + 'static,
+    {
+        let sizes = &self.options.rings;
+        let make = move || -> MakeSpace<Rings<D, Single<D>>, Riommu<L>> {
+            let sizes = sizes.clone();
+            Box::new(move |of: &Newcomer, machine: &Machine<Riommu<L>>| {
+                let (memory, frames) = (machine.arena(), machine.frames());
+                let (space, rings) = recipe.space(of, &sizes, memory, frames)?;
+                Ok((space, Directed::Table(rings)))
+            })
+        };
+        // The racer last: what it keeps warm next takes the place of what the replayer has just tried.
+        let attackers = || ((Replayer::new(Reuse::Page), Neighbour), Racer::new());
+        let mut runner = self.judges(true, Ownership::Page, recipe.flush, attackers, make)?;
+        if let Some(meter) = self.meter() {
+            runner.meter = Some(meter.rings(recipe)?);
         }
         Ok(runner)
     }
@@ -197,6 +225,18 @@ impl Job for MeterAlone<'_> {
         let repetitions = self.options.repetitions;
         let coherency = self.options.profile.coherency();
         Ok(Box::new(Sets::paged(recipe, coherency, repetitions)?))
+    }
+
+    fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
+    where
+        D: ReplayRing,
+        L: RingLogic + 'static,
+        F: FlushForRings<D> + 'static,
+    {
+        let Options {
+            rings, repetitions, ..
+        } = self.options;
+        Ok(Box::new(Sets::rings(recipe, rings, *repetitions)?))
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use ringfence_lab::compare::{Options, meter};
-use ringfence_lab::meter::{CONFIG_NAMES, Orders};
+use ringfence_lab::meter::{CONFIG_NAMES, Orders, Second};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
 use ringfence_trace::{Chunk, Operations, Options as TraceOptions, SAMPLE, Source};
@@ -82,7 +82,7 @@ fn components_add_up_exactly_in_instructions() {
             .map(|(config, name)| (*name, instructions(mode, config)))
             .collect();
         println!("{mode}: {counts:?}");
-        let orders = Orders::new(CONFIG_NAMES.map(|name| counts[name] as f64));
+        let orders = Orders::new(CONFIG_NAMES.map(|name| counts[name] as f64), Second::Table);
         for order in [orders.forward, orders.backward] {
             let sum = order.iter().sum::<f64>() + orders.other;
             assert!(

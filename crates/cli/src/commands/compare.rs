@@ -7,6 +7,7 @@ use ringfence_lab::Profile;
 use ringfence_lab::compare::{self, Options};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::report::{ExecutedOn, Report, Unmet, csv, markdown, plots, terminal};
+use ringfence_lab::ring::{RingSizes, take_census};
 use ringfence_trace::Options as TraceOptions;
 
 use super::json;
@@ -27,8 +28,15 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         condition.check(&names)?;
     }
 
-    let inputs = Input::all(&args.traces);
+    let mut inputs = Input::all(&args.traces);
     check(args, &inputs)?;
+    let counted = args.ring_entries.is_none() && modes.iter().any(Mode::has_rings);
+    if counted {
+        inputs = inputs
+            .into_iter()
+            .map(Input::kept)
+            .collect::<Result<_, _>>()?;
+    }
     let repetitions = args.repeat.unwrap_or_else(|| default_repetitions(&inputs));
     let mut report = Report::new(
         profile.clone(),
@@ -37,11 +45,19 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         !args.no_hostile,
     );
     for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
+        let devices = (!args.devices.is_empty()).then(|| args.devices.clone());
+        let rings = if counted {
+            take_census(input.operations(reading(args))?, devices.as_deref())?.sizes()
+        } else {
+            args.ring_entries
+                .map_or_else(RingSizes::default, RingSizes::Every)
+        };
         let operations = input.operations(reading(args))?;
         let options = Options {
             modes: modes.clone(),
             profile: profile.clone(),
-            devices: (!args.devices.is_empty()).then(|| args.devices.clone()),
+            devices,
+            rings,
             repetitions,
             hostile: !args.no_hostile,
         };

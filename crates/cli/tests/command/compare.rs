@@ -49,8 +49,8 @@ fn without_arguments_the_sample_runs_through_all_modes() {
     let (_, recommendation) = text.split_once("Recommendation\n").unwrap();
     assert_eq!(
         recommendation.trim().matches(". ").count(),
-        1,
-        "two sentences: {recommendation}"
+        2,
+        "two sentences, and one on rings: {recommendation}"
     );
 }
 
@@ -68,8 +68,10 @@ fn strict_modes_let_nothing_through_and_deferred_ones_do() {
     for row in &rows {
         let violations = row["violations"]["total"].as_u64().unwrap();
         match row["safety"].as_str().unwrap() {
-            "strict" => {
+            promise @ ("strict" | "byte-granular") => {
                 assert_eq!(violations, 0, "{row}");
+                let beside = row["colocated"].as_u64().unwrap() > 0;
+                assert_eq!(beside, promise == "strict", "{row}");
                 assert!(row["attempts"].as_u64() >= row["unmaps"].as_u64(), "{row}");
             }
             _ => assert!(violations > 0, "{row}"),

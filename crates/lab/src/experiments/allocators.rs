@@ -193,7 +193,7 @@ impl Driven {
                     self.unused.1 += unused;
                     self.unused.2 += 1;
                 }
-                Step::EndBurst { .. } | Step::Tick => {}
+                Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {}
             }
         }
         Ok(counts)

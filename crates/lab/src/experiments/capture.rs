@@ -69,7 +69,8 @@ impl Run {
             match &mut timed.step {
                 Step::Map { device, .. }
                 | Step::Unmap { device, .. }
-                | Step::EndBurst { device, .. } => *device = number,
+                | Step::EndBurst { device, .. }
+                | Step::Doorbell { device, .. } => *device = number,
                 Step::Tick => {}
             }
         }
@@ -156,6 +157,7 @@ impl Log {
             id: MappingId(id),
             device: DeviceIndex(0),
             cpu: 0,
+            direction: ring.direction,
         };
         self.push(ring, step);
     }
@@ -418,7 +420,7 @@ mod tests {
                 match timed.step {
                     Step::Map { id, .. } => assert!(live.insert(id.0)),
                     Step::Unmap { id, .. } => assert!(live.remove(&id.0)),
-                    Step::EndBurst { .. } | Step::Tick => {}
+                    Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {}
                 }
                 most = most.max(live.len());
             }

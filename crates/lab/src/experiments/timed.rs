@@ -6,12 +6,12 @@ use std::rc::Rc;
 use ringfence_dma::flush::{Burst, Flush, Never};
 use ringfence_dma::ring::{Ring, RingSetup, SlotChoice, Tables, lay_out};
 use ringfence_dma::space::{Identity, Paged, Rings, Space};
+use ringfence_hw::RingLogic;
 use ringfence_iova::IovaAllocator;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    DeviceId, DomainId, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysMemory,
-    PhysRange, Ticket,
+    Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysMemory, PhysRange, Ticket,
 };
 
 use super::capture::Run;
@@ -19,9 +19,13 @@ use super::finding::median;
 use crate::Profile;
 use crate::build::{Job, Recipe, TableMaker, dispatch};
 use crate::error::LabError;
-use crate::meter::{Bench, Clock, FlushFor, Idle, InvalidationQueue, Replica};
+use crate::meter::{
+    Bench, Clock, FlushFor, FlushForRings, Idle, InvalidationQueue, ReplayRing, Replica,
+};
 use crate::modes::{Mode, TableKind};
 use crate::plan::Plan;
+use crate::replay::Newcomer;
+use crate::ring::RingRecipe;
 
 /// Memory of one replica: tables only, no buffers.
 const ARENA: u64 = 256 << 20;
@@ -93,7 +97,7 @@ impl Job for MakeReplica {
     type Output = Result<Box<dyn Driven>, LabError>;
 
     fn identity(self, _: TableKind) -> Self::Output {
-        let make = |domain: DomainId, _: &Bench<Counting>| Ok(Identity::new(domain));
+        let make = |of: &Newcomer, _: &Bench<Counting>| Ok(Identity::new(of.domain));
         let bench = bench()?;
         Ok(Box::new(Replica::new(Never, bench, make)))
     }
@@ -105,14 +109,24 @@ impl Job for MakeReplica {
         F: FlushFor<A, T> + 'static,
     {
         let coherency = self.coherency;
-        let make = move |domain: DomainId, bench: &Bench<Counting>| {
+        let make = move |of: &Newcomer, bench: &Bench<Counting>| {
             let (memory, frames) = (&bench.arena, &bench.frames);
-            let table = T::make(domain, coherency, memory, frames)?;
+            let table = T::make(of.domain, coherency, memory, frames)?;
             let alloc = recipe.allocator(memory, frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
         };
         let flush = (recipe.flush)();
         Ok(Box::new(Replica::new(flush, bench()?, make)))
+    }
+
+    /// An experiment's rings are a port's, not a trace's: [`rings`] makes them.
+    fn rings<D, L, F>(self, _: RingRecipe<D, L, F>) -> Self::Output
+    where
+        D: ReplayRing,
+        L: RingLogic + 'static,
+        F: FlushForRings<D> + 'static,
+    {
+        Err(LabError::Internal("an experiment on a trace's rings"))
     }
 }
 
@@ -122,8 +136,7 @@ const SLOTS: u32 = 4096;
 /// The rings of a port, each a device with one table. Lines of a table that the hardware does not snoop are written back at the end of a
 /// burst; a receive loop rings its doorbell after that, when nothing is left to write.
 fn rings(coherency: Coherency) -> Result<Box<dyn Driven>, LabError> {
-    let mut attached = 0;
-    let make = move |domain: DomainId, bench: &Bench<Counting>| {
+    let make = move |of: &Newcomer, bench: &Bench<Counting>| {
         let bytes = u64::from(SLOTS) * 16 + 4096;
         let base = bench.frames.alloc_contiguous(bytes.div_ceil(4096) + 1);
         let base = base.map_err(|_| LabError::Internal("room for a ring"))?;
@@ -132,10 +145,7 @@ fn rings(coherency: Coherency) -> Result<Box<dyn Driven>, LabError> {
         let choice = SlotChoice::Tail;
         let setup = RingSetup { choice, coherency };
         let rings = lay_out(&*bench.arena, &tables, setup).map_err(|_| failed())?;
-        // Devices are attached in the order of their numbers.
-        let device = DeviceId::new(attached);
-        attached += 1;
-        let space = Rings::<Ring, RefCell<Ring>>::new(domain, device, rings, RefCell::new);
+        let space = Rings::<Ring, RefCell<Ring>>::new(of.domain, of.device, rings, RefCell::new);
         Ok(space)
     };
     let bench = bench()?;

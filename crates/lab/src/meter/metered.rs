@@ -4,24 +4,22 @@ use std::rc::Rc;
 
 use ringfence_dma::MapError;
 use ringfence_dma::flush::Flush;
-use ringfence_dma::space::{Identity, Paged, Rounding, Space};
-use ringfence_memory::{Arena, Frames};
+use ringfence_dma::space::Identity;
 use ringfence_pgtable::Coherency;
-use ringfence_types::{DomainId, Invalidator, Nanos, PhysAddr, PhysMemory, PhysRange};
 
-use super::components::{CONFIGS, Sums, components};
+use super::components::{CONFIGS, Second, Sums, components};
+use super::driven::{
+    Driven, Memory, Site, TableFrames, bench, immediate, queued, replica, ringed, taped, untabled,
+};
 use super::{
-    Bench, Clock, Components, FlushFor, Idle, Immediate, InvalidationQueue, NoFind, NullTable,
-    Recorded, Replica, Tape, cycles,
+    Bench, Clock, Components, FlushFor, FlushForRings, Idle, Immediate, NoFind, Recorded,
+    ReplayRing, Replica, Tape, cycles,
 };
 use crate::build::{Recipe, TableMaker};
 use crate::error::LabError;
 use crate::plan::Plan;
-
-/// Memory of one replica: tables only, no buffers.
-const ARENA: u64 = 256 << 20;
-/// Frames touched beforehand, so that no page fault of this process is taken for work of the layer.
-const WARM_FRAMES: u64 = 64;
+use crate::replay::Newcomer;
+use crate::ring::{RingRecipe, RingSizes};
 
 /// The meter of one mode.
 pub trait Meter {
@@ -39,68 +37,6 @@ pub trait Meter {
         plan: &Plan,
         measured: &mut dyn FnMut(&mut dyn FnMut()),
     ) -> Result<bool, LabError>;
-}
-
-/// A platform for one replica.
-fn bench<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> Result<Bench<I>, LabError> {
-    let arena = Rc::new(Arena::new(ARENA)?);
-    // The first two pages are the invalidation queue's.
-    let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
-        .ok_or(LabError::Internal("replica region"))?;
-    for page in 0..WARM_FRAMES {
-        if let Ok(word) = arena.word(PhysAddr::new(page << 12)) {
-            word.store(0, std::sync::atomic::Ordering::Relaxed);
-        }
-    }
-    let frames = Frames::new(Rc::clone(&arena), region);
-    let invalidator = invalidator(&arena);
-    Ok(Bench {
-        arena,
-        frames,
-        invalidator,
-        now: Nanos(0),
-    })
-}
-
-fn queued(arena: &Rc<Arena>) -> InvalidationQueue {
-    InvalidationQueue::new(Rc::clone(arena), PhysAddr::new(0), PhysAddr::new(0x1000))
-}
-
-fn immediate(_: &Rc<Arena>) -> Immediate {
-    Immediate
-}
-
-/// A replica that can be driven without knowing its types.
-trait Driven {
-    fn prepare(&mut self, plan: &Plan) -> Result<(), LabError>;
-    fn drive(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&Tape>);
-    fn refusals(&self) -> Option<(u64, MapError)> {
-        None
-    }
-}
-
-impl<S: Space, F: Flush<S, u64>, I: Invalidator> Driven for Replica<S, F, I> {
-    fn prepare(&mut self, plan: &Plan) -> Result<(), LabError> {
-        Replica::prepare(self, plan)
-    }
-
-    fn drive(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&Tape>) {
-        self.run(plan, clock, tape);
-    }
-
-    fn refusals(&self) -> Option<(u64, MapError)> {
-        Replica::refusals(self)
-    }
-}
-
-impl Driven for Idle {
-    fn prepare(&mut self, _plan: &Plan) -> Result<(), LabError> {
-        Ok(())
-    }
-
-    fn drive(&mut self, plan: &Plan, clock: &mut Clock, _tape: Option<&Tape>) {
-        self.run(plan, clock);
-    }
 }
 
 /// Replays that have tables, for each repetition: four configurations, once for blocks and once for runs.
@@ -129,6 +65,7 @@ pub struct Sets {
     unmap_count: u64,
     chunks: usize,
     overhead: u64,
+    without: Second,
 }
 
 impl Sets {
@@ -155,6 +92,7 @@ impl Sets {
             unmap_count: 0,
             chunks: 0,
             overhead: clock_overhead(),
+            without: Second::Table,
         })
     }
 
@@ -205,13 +143,44 @@ impl Sets {
         })
     }
 
+    /// The meter of a mode with rings.
+    pub fn rings<D, L, F>(
+        recipe: RingRecipe<D, L, F>,
+        sizes: &RingSizes,
+        repetitions: usize,
+    ) -> Result<Self, LabError>
+    where
+        D: ReplayRing,
+        L: 'static,
+        F: FlushForRings<D> + 'static,
+    {
+        let tape = Rc::new(Tape::default());
+        let scout = ringed(recipe, sizes, queued)?;
+        let mut sets = Self::new(repetitions, Rc::clone(&tape), scout, || {
+            Ok(Set {
+                replicas: [
+                    Some(ringed(recipe, sizes, queued)?),
+                    None,
+                    Some(taped::<_, _, _, _, true>(recipe, sizes, &tape, queued)?),
+                    Some(taped::<_, _, _, _, false>(recipe, sizes, &tape, queued)?),
+                    Some(taped::<_, _, _, _, false>(recipe, sizes, &tape, immediate)?),
+                    Some(ringed(recipe, sizes, immediate)?),
+                    Some(taped::<_, _, _, _, true>(recipe, sizes, &tape, immediate)?),
+                    Some(Box::new(Idle::default())),
+                ],
+            })
+        })?;
+        sets.without = Second::Allocator;
+        Ok(sets)
+    }
+
     /// The meter of a mode without an allocator: nothing can be taken away but the whole.
     pub fn identity<F>(flush: fn() -> F, repetitions: usize) -> Result<Self, LabError>
     where
         F: Flush<Identity, u64> + 'static,
     {
         let whole = move || -> Result<Box<dyn Driven>, LabError> {
-            let make = |domain: DomainId, _: &Bench<Immediate>| Ok(Identity::new(domain));
+            let make = |of: &Newcomer, _: &Bench<Immediate>| Ok(Identity::new(of.domain));
             Ok(Box::new(Replica::new(flush(), bench(immediate)?, make)))
         };
         Self::new(repetitions, Rc::new(Tape::default()), whole()?, || {
@@ -221,57 +190,6 @@ impl Sets {
             Ok(Set { replicas })
         })
     }
-}
-
-type Memory = Rc<Arena>;
-type TableFrames = Frames<Rc<Arena>>;
-
-/// What the spaces of all replicas of a mode have in common.
-#[derive(Clone, Copy)]
-struct Site {
-    rounding: Rounding,
-    coherency: Coherency,
-}
-
-fn replica<A, T, F, I>(
-    flush: fn() -> F,
-    alloc: impl Fn(&Memory, &TableFrames, Option<&T>) -> Result<A, LabError> + 'static,
-    site: Site,
-    invalidator: fn(&Memory) -> I,
-) -> Result<Box<dyn Driven>, LabError>
-where
-    A: ringfence_iova::IovaAllocator + 'static,
-    T: TableMaker,
-    F: Flush<Paged<A, T>, u64> + 'static,
-    I: Invalidator + 'static,
-{
-    let make = move |domain: DomainId, bench: &Bench<I>| {
-        let (memory, frames) = (&bench.arena, &bench.frames);
-        let table = T::make(domain, site.coherency, memory, frames)?;
-        let alloc = alloc(memory, frames, Some(&table))?;
-        Ok(Paged::new(alloc, table, site.rounding))
-    };
-    Ok(Box::new(Replica::new(flush(), bench(invalidator)?, make)))
-}
-
-/// A replica without a table; the allocator is that of a space with a table `T`.
-fn untabled<A, T, F, I>(
-    flush: fn() -> F,
-    alloc: impl Fn(&Memory, &TableFrames, Option<&T>) -> Result<A, LabError> + 'static,
-    site: Site,
-    invalidator: fn(&Memory) -> I,
-) -> Result<Box<dyn Driven>, LabError>
-where
-    A: ringfence_iova::IovaAllocator + 'static,
-    T: TableMaker,
-    F: Flush<Paged<A, NullTable>, u64> + 'static,
-    I: Invalidator + 'static,
-{
-    let make = move |domain: DomainId, bench: &Bench<I>| {
-        let alloc = alloc(&bench.arena, &bench.frames, None)?;
-        Ok(Paged::new(alloc, NullTable(domain), site.rounding))
-    };
-    Ok(Box::new(Replica::new(flush(), bench(invalidator)?, make)))
 }
 
 /// What reading the clock twice in a row costs.
@@ -393,16 +311,24 @@ impl Meter for Sets {
     fn finish(&self) -> Components {
         // Identity has only the whole and the idle loop: the whole is "other".
         let partial = self.timed.iter().all(|set| set.replicas[2].is_none());
+        // A ring is not asked to find: there is nothing that could be left out.
+        let finds = self.timed.iter().any(|set| set.replicas[1].is_some());
         let sums = |of: &Sums| match *of {
             [full, .., idle] if partial => [full, full, full, full, full, full, full, idle],
+            [full, _, a, at, ati, i, second, idle] if !finds => {
+                [full, full, a, at, ati, i, second, idle]
+            }
             all => all,
         };
+        // What never got a slot has cost nothing, and is no mapping.
+        let (maps, unmaps) = self.scout.stalled_out();
         let mut found = components(
             &sums(&self.whole),
             &sums(&self.maps),
             &sums(&self.unmaps),
-            self.map_count,
-            self.unmap_count,
+            self.without,
+            self.map_count.saturating_sub(maps),
+            self.unmap_count.saturating_sub(unmaps),
         );
         if self.whole[0] > 0.0 {
             found.repetition_spread = (self.spread.1 - self.spread.0) / self.whole[0];

@@ -16,21 +16,31 @@
 //! | `it` | real | none | none |
 //! | `idle` | the replay's own loop | | |
 //!
+//! A ring is allocator and table in one, and there is no way to have its slots without its entries: whether a slot is free is what its
+//! entry says. There the allocator is what goes when slots come from a recording while entries are filled and cleared as ever; the
+//! table is what goes with them after that. `it` is such a ring without invalidation: in both orders the allocator is taken away before
+//! the table. A ring is asked for no find.
+//!
 //! The split of a component between map and unmap comes from a second set of replicas that reads the clock where runs of maps and runs of unmaps
 //! meet; only the ratio is taken from there.
 
+mod clock;
 mod components;
+mod driven;
 mod metered;
 mod queue;
 mod replica;
+mod ring_stubs;
 mod stubs;
 mod tsc;
 
-pub use components::{Components, Cycles, Orders};
+pub use clock::Clock;
+pub use components::{Components, Cycles, Orders, Second};
 pub(crate) use metered::TIMED_REPLAYS;
 pub use metered::{CONFIG_NAMES, Meter, Sets};
 pub use queue::InvalidationQueue;
-pub use replica::{Bench, Clock, Idle, Replica};
+pub use replica::{Bench, Idle, Replica};
+pub use ring_stubs::{FlushForRings, ReplayRing, TapedRings};
 pub use stubs::{Immediate, NoFind, NullTable, Recorded, Tape};
 pub use tsc::cycles;
 

@@ -6,15 +6,17 @@ use std::rc::Rc;
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
 use ringfence_dma::{
-    AttachError, Attachment, Cpu, Dma, MapError, Outcome, Platform, Segment, SgLimits, SgRequest,
+    AttachError, Attachment, Cpu, Dma, MapError, MapReason, Outcome, Platform, Segment, SgLimits,
+    SgRequest,
 };
 use ringfence_memory::{Arena, Frames};
-use ringfence_types::{DeviceId, DomainId, Invalidator, Iova, Nanos, PfnRange};
+use ringfence_trace::{DeviceIndex, MappingId};
+use ringfence_types::{DeviceId, Direction, Invalidator, Iova, Nanos, PfnRange, PhysRange};
 
-use super::{Tape, cycles};
+use super::{Clock, Tape};
 use crate::error::LabError;
 use crate::plan::{Plan, Step, Timed};
-use crate::replay::Held;
+use crate::replay::{Attached, Held, Newcomer, Stalled, Waiting};
 
 /// The platform of a timed replay.
 #[derive(Debug)]
@@ -59,105 +61,21 @@ impl<I: Invalidator> Platform for Bench<I> {
 /// other processes.
 const BLOCK: usize = 1024;
 
-/// Reads the cycle counter: at both ends of each block, and where runs of maps and runs of unmaps meet if it is told to. One type for
-/// both, since every replica is compiled for it.
-#[derive(Debug, Default)]
-pub struct Clock {
-    /// Cycles of each block.
-    pub blocks: Vec<u64>,
-    /// Cycles of each block in runs of maps; empty unless runs are told apart.
-    pub in_maps: Vec<u64>,
-    /// Cycles of each block in runs of unmaps; empty unless runs are told apart.
-    pub in_unmaps: Vec<u64>,
-    /// What reading the counter twice costs, if runs are told apart.
-    overhead: Option<u64>,
-    began: u64,
-    mapping: bool,
-    since: u64,
-    now: (u64, u64),
-}
-
-impl Clock {
-    /// Times blocks.
-    pub fn blocks() -> Self {
-        Self::default()
-    }
-
-    /// Times runs of maps and of unmaps within blocks; `overhead` is what reading the counter twice costs.
-    pub fn runs(overhead: u64) -> Self {
-        Self {
-            overhead: Some(overhead),
-            ..Self::default()
-        }
-    }
-
-    fn begin(&mut self) {
-        self.now = (0, 0);
-        self.mapping = false;
-        self.began = cycles();
-        self.since = self.began;
-    }
-
-    /// A map comes next.
-    #[inline]
-    fn map(&mut self) {
-        if let Some(overhead) = self.overhead
-            && !self.mapping
-        {
-            self.turn(overhead);
-        }
-    }
-
-    /// An unmap, or what belongs to one, comes next.
-    #[inline]
-    fn unmap(&mut self) {
-        if let Some(overhead) = self.overhead
-            && self.mapping
-        {
-            self.turn(overhead);
-        }
-    }
-
-    #[cold]
-    fn turn(&mut self, overhead: u64) {
-        self.close(overhead);
-        self.mapping = !self.mapping;
-    }
-
-    fn close(&mut self, overhead: u64) {
-        let spent = cycles().saturating_sub(self.since);
-        let spent = spent.saturating_sub(overhead);
-        if self.mapping {
-            self.now.0 += spent;
-        } else {
-            self.now.1 += spent;
-        }
-        self.since = cycles();
-    }
-
-    fn end(&mut self) {
-        self.blocks.push(cycles().saturating_sub(self.began));
-        if let Some(overhead) = self.overhead {
-            self.close(overhead);
-            self.in_maps.push(self.now.0);
-            self.in_unmaps.push(self.now.1);
-        }
-    }
-}
-
 /// A mapping layer on a platform of its own, driven by plans.
 pub struct Replica<S: Space, F: Flush<S, u64>, I> {
     dma: Dma<S, F, u64>,
     cpus: Vec<Cpu<S, F, u64>>,
-    attached: Vec<Option<Attachment>>,
+    attached: Vec<Option<Attached>>,
     held: Vec<Held>,
+    stalled: Stalled,
+    stalled_out: u64,
     segments: Vec<Segment>,
     /// The platform.
     pub platform: Bench<I>,
     refused: u64,
     first_refusal: Option<MapError>,
     #[allow(clippy::type_complexity)]
-    make: Box<dyn FnMut(DomainId, &Bench<I>) -> Result<S, LabError>>,
+    make: Box<dyn FnMut(&Newcomer, &Bench<I>) -> Result<S, LabError>>,
 }
 
 impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
@@ -165,13 +83,15 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
     pub fn new(
         flush: F,
         platform: Bench<I>,
-        make: impl FnMut(DomainId, &Bench<I>) -> Result<S, LabError> + 'static,
+        make: impl FnMut(&Newcomer, &Bench<I>) -> Result<S, LabError> + 'static,
     ) -> Self {
         Self {
             dma: Dma::new(flush),
             cpus: Vec::new(),
             attached: Vec::new(),
             held: Vec::new(),
+            stalled: Stalled::default(),
+            stalled_out: 0,
             segments: Vec::new(),
             platform,
             refused: 0,
@@ -198,9 +118,9 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
                     }
                     (device, cpu)
                 }
-                Step::Unmap { device, cpu, .. } | Step::EndBurst { device, cpu, .. } => {
-                    (device, cpu)
-                }
+                Step::Unmap { device, cpu, .. }
+                | Step::EndBurst { device, cpu, .. }
+                | Step::Doorbell { device, cpu, .. } => (device, cpu),
                 Step::Tick => continue,
             };
             while self.cpus.len() <= usize::from(cpu) {
@@ -215,13 +135,18 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
                 let at = self
                     .dma
                     .attach(DeviceId::new(device.0), Iova::new(u64::MAX), |domain| {
-                        make(domain, platform)
+                        let newcomer = Newcomer {
+                            domain,
+                            device: DeviceId::new(device.0),
+                            row: device,
+                        };
+                        make(&newcomer, platform)
                     })
                     .map_err(|error| match error {
                         AttachError::Space(error) => error,
                         _ => LabError::TooManyDevices,
                     })?;
-                self.attached[device.index()] = Some(at);
+                self.attached[device.index()] = Some(Attached::new(&self.dma, at));
             }
         }
         if self.segments.len() < longest {
@@ -260,65 +185,37 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
                     count,
                 } => {
                     clock.map();
-                    let (Some(Some(at)), Some(own), Some(slot)) = (
-                        self.attached.get(device.index()),
-                        self.cpus.get_mut(usize::from(cpu)),
-                        self.held.get_mut(id.index()),
-                    ) else {
-                        continue;
-                    };
                     let pieces = plan.segments(first, count);
-                    let buffer = u64::from(id.0);
-                    let held = if let [piece] = pieces {
-                        match self.dma.map_single(
-                            own,
-                            &mut self.platform,
-                            at,
-                            buffer,
-                            *piece,
-                            direction,
-                        ) {
-                            Ok((mapping, _)) => Ok(Held::Single(mapping)),
-                            Err((_, error)) => Err(error),
+                    if self.stalled.is_empty() || !self.stalled.queues(device, direction) {
+                        let attempt = self.map(id, device, cpu, direction, pieces, tape);
+                        if let Attempt::Settled = attempt {
+                            continue;
                         }
-                    } else {
-                        match self.dma.map_sg(
-                            own,
-                            &mut self.platform,
-                            at,
-                            SgRequest {
-                                buffer,
-                                pieces,
-                                direction,
-                                limits: SgLimits::default(),
-                                out: &mut self.segments,
-                            },
-                        ) {
-                            Ok((mapping, _)) => Ok(Held::List(mapping)),
-                            Err((_, error)) => Err(error),
-                        }
-                    };
-                    let held = held.unwrap_or_else(|error| {
-                        self.refused += 1;
-                        self.first_refusal.get_or_insert(error);
-                        Held::None
-                    });
-                    if let Some(tape) = tape {
-                        tape.record(reserved(&self.dma, at, &held));
                     }
-                    *slot = held;
+                    let pieces = pieces.into();
+                    self.stalled
+                        .push(device, direction, Waiting { id, cpu, pieces });
                 }
-                Step::Unmap { id, device, cpu } => {
+                Step::Unmap {
+                    id,
+                    device,
+                    cpu,
+                    direction,
+                } => {
                     clock.unmap();
-                    let (Some(Some(at)), Some(own), Some(slot)) = (
+                    let (Some(Some(attached)), Some(own), Some(slot)) = (
                         self.attached.get(device.index()),
                         self.cpus.get_mut(usize::from(cpu)),
                         self.held.get_mut(id.index()),
                     ) else {
                         continue;
                     };
+                    let at = attached.towards(direction);
                     let outcome = match core::mem::take(slot) {
-                        Held::None => continue,
+                        Held::None => {
+                            self.not_mapped(id, device, direction, tape);
+                            continue;
+                        }
                         Held::Single(mapping) => {
                             self.dma.unmap_single(own, &mut self.platform, at, mapping)
                         }
@@ -327,6 +224,9 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
                         }
                     };
                     let _ = black_box(outcome.ok().and_then(Outcome::into_buffer));
+                    if !self.stalled.is_empty() {
+                        self.retry(device, direction, tape);
+                    }
                 }
                 Step::EndBurst {
                     device,
@@ -334,17 +234,36 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
                     direction,
                 } => {
                     clock.unmap();
-                    let (Some(Some(at)), Some(own)) = (
+                    let (Some(Some(attached)), Some(own)) = (
                         self.attached.get(device.index()),
                         self.cpus.get_mut(usize::from(cpu)),
                     ) else {
                         continue;
                     };
+                    let at = attached.towards(direction);
                     let _ = self
                         .dma
                         .end_burst(own, &mut self.platform, at, direction, |buffer| {
                             black_box(buffer);
                         });
+                    if !self.stalled.is_empty() {
+                        self.retry(device, direction, tape);
+                    }
+                }
+                Step::Doorbell {
+                    device,
+                    cpu,
+                    direction,
+                } => {
+                    // What it writes back belongs to the maps before it.
+                    clock.map();
+                    if let (Some(Some(attached)), Some(own)) = (
+                        self.attached.get(device.index()),
+                        self.cpus.get_mut(usize::from(cpu)),
+                    ) {
+                        let at = attached.towards(direction);
+                        self.dma.doorbell(own, &mut self.platform, at);
+                    }
                 }
                 Step::Tick => {
                     clock.unmap();
@@ -355,6 +274,113 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
             }
         }
     }
+}
+
+impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
+    #[inline(always)]
+    fn map(
+        &mut self,
+        id: MappingId,
+        device: DeviceIndex,
+        cpu: u16,
+        direction: Direction,
+        pieces: &[PhysRange],
+        tape: Option<&Tape>,
+    ) -> Attempt {
+        let (Some(Some(attached)), Some(own), Some(slot)) = (
+            self.attached.get(device.index()),
+            self.cpus.get_mut(usize::from(cpu)),
+            self.held.get_mut(id.index()),
+        ) else {
+            return Attempt::Settled;
+        };
+        let at = attached.towards(direction);
+        let buffer = u64::from(id.0);
+        let held = if let [piece] = pieces {
+            self.dma
+                .map_single(own, &mut self.platform, at, buffer, *piece, direction)
+                .map(|(mapping, _)| Held::Single(mapping))
+        } else {
+            let request = SgRequest {
+                buffer,
+                pieces,
+                direction,
+                limits: SgLimits::default(),
+                out: &mut self.segments,
+            };
+            self.dma
+                .map_sg(own, &mut self.platform, at, request)
+                .map(|(mapping, _)| Held::List(mapping))
+        };
+        let held = match held {
+            Ok(held) => held,
+            Err((_, error)) => {
+                if let Some(tape) = tape {
+                    tape.record(None);
+                }
+                if matches!(error.reason, MapReason::RingFull(_)) {
+                    return Attempt::Full;
+                }
+                self.refused += 1;
+                self.first_refusal.get_or_insert(error);
+                Held::None
+            }
+        };
+        if let Some(tape) = tape {
+            match &held {
+                Held::None => {}
+                Held::List(list) if !S::JOINS && list.range().is_none() => {
+                    for segment in self.segments.iter().take(pieces.len()) {
+                        tape.record(Some(PfnRange::covering(&segment.range)));
+                    }
+                }
+                held => tape.record(reserved(&self.dma, at, held)),
+            }
+        }
+        *slot = held;
+        Attempt::Settled
+    }
+
+    /// The trace unmaps what is not mapped: its map was refused, or waits still.
+    #[cold]
+    fn not_mapped(
+        &mut self,
+        id: MappingId,
+        device: DeviceIndex,
+        direction: Direction,
+        tape: Option<&Tape>,
+    ) {
+        if self.stalled.give_up(device, direction, id) {
+            self.stalled_out += 1;
+            self.retry(device, direction, tape);
+        }
+    }
+
+    /// Maps what waits for a ring, in order, as far as there are slots.
+    #[cold]
+    fn retry(&mut self, device: DeviceIndex, direction: Direction, tape: Option<&Tape>) {
+        while let Some(first) = self.stalled.pop(device, direction) {
+            let Waiting { id, cpu, pieces } = &first;
+            if let Attempt::Full = self.map(*id, device, *cpu, direction, pieces, tape) {
+                self.stalled.put_back(device, direction, first);
+                break;
+            }
+        }
+    }
+
+    /// Maps that the trace asks for and that never got a slot, or wait for one still; those among them whose unmap was passed over.
+    pub fn stalled_out(&self) -> (u64, u64) {
+        let waiting = self.stalled.len() as u64;
+        (self.stalled_out + waiting, self.stalled_out)
+    }
+}
+
+/// What became of a map.
+enum Attempt {
+    /// It is mapped, or refused for good.
+    Settled,
+    /// Its ring is full.
+    Full,
 }
 
 /// The pages that the allocator gave for a mapping.
@@ -394,6 +420,10 @@ impl Idle {
                     }
                     Step::EndBurst { device, .. } => {
                         clock.unmap();
+                        black_box(device);
+                    }
+                    Step::Doorbell { device, .. } => {
+                        clock.map();
                         black_box(device);
                     }
                     Step::Tick => clock.unmap(),

@@ -38,7 +38,7 @@ impl Tape {
     }
 
     #[inline]
-    fn next(&self) -> Option<PfnRange> {
+    pub(super) fn next(&self) -> Option<PfnRange> {
         let index = self.next.get();
         self.next.set(index + 1);
         self.answers.borrow().get(index).copied().flatten()

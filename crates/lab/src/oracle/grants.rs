@@ -60,6 +60,13 @@ enum Pieces {
 }
 
 impl Pieces {
+    fn of(count: usize, mut placed: impl Iterator<Item = Piece>) -> Self {
+        match (count, placed.next()) {
+            (1, Some(piece)) => Self::One(piece),
+            (_, first) => Self::Many(first.into_iter().chain(placed).collect()),
+        }
+    }
+
     fn as_slice(&self) -> &[Piece] {
         match self {
             Self::One(piece) => core::slice::from_ref(piece),
@@ -122,19 +129,20 @@ impl Grant {
             (Some(granted), _) if granted != reached => Verdict::Stale,
             (Some(_), _) if self.direction.permissions().allows(access) => Verdict::Granted,
             (Some(_), _) => Verdict::Direction,
-            (None, _) if self.on_page(iova, reached) => Verdict::Colocated,
+            (None, _) if self.is_beside(iova, reached) => Verdict::Colocated,
             (None, _) => Verdict::Stale,
         }
     }
 
-    /// Whether `reached` lies on the physical page that this grant has at the page of `iova`.
-    fn on_page(&self, iova: Iova, reached: PhysAddr) -> bool {
+    /// Whether the address is on a page of this grant, outside its bytes, and leads where the grant's bytes lead if they went on: to
+    /// what lies beside them in memory.
+    fn is_beside(&self, iova: Iova, reached: PhysAddr) -> bool {
         self.pieces.as_slice().iter().any(|piece| {
-            let base = piece.iova.start().align_down(4096);
-            let physical = piece.physical.align_down(4096);
-            iova >= base
-                && iova.get() <= piece.iova.last().get() | 4095
-                && physical.get() + (iova.get() - base.get()) == reached.get()
+            let (first, last) = (piece.iova.start(), piece.iova.last());
+            iova >= first.align_down(4096)
+                && iova.get() <= last.get() | 4095
+                && reached.get().wrapping_sub(piece.physical.get())
+                    == iova.get().wrapping_sub(first.get())
         })
     }
 }
@@ -156,7 +164,7 @@ impl Grants {
         direction: Direction,
     ) -> GrantId {
         let mut page = iova.start().align_down(4096);
-        let mut placed = pieces.iter().filter_map(|piece| {
+        let placed = pieces.iter().filter_map(|piece| {
             let start = page.wrapping_add(piece.start().offset_in(4096));
             page = page.wrapping_add(piece.pages(ringfence_types::PageSize::Size4K) << 12);
             Some(Piece {
@@ -164,11 +172,21 @@ impl Grants {
                 physical: piece.start(),
             })
         });
-        let pieces = match (pieces.len(), placed.next()) {
-            (1, Some(piece)) => Pieces::One(piece),
-            (_, first) => Pieces::Many(first.into_iter().chain(placed).collect()),
-        };
-        self.push(pieces, direction)
+        self.push(Pieces::of(pieces.len(), placed), direction)
+    }
+
+    /// A grant of `pieces`, each at the addresses of the same place in `iovas`.
+    pub(super) fn insert_apart(
+        &mut self,
+        iovas: &[IovaRange],
+        pieces: &[PhysRange],
+        direction: Direction,
+    ) -> GrantId {
+        let placed = iovas.iter().zip(pieces).map(|(iova, piece)| Piece {
+            iova: *iova,
+            physical: piece.start(),
+        });
+        self.push(Pieces::of(pieces.len(), placed), direction)
     }
 
     /// A grant whose device-visible addresses are the physical ones.
@@ -177,17 +195,13 @@ impl Grants {
         pieces: &[PhysRange],
         direction: Direction,
     ) -> GrantId {
-        let mut placed = pieces.iter().filter_map(|piece| {
+        let placed = pieces.iter().filter_map(|piece| {
             Some(Piece {
                 iova: IovaRange::new(Iova::new(piece.start().get()), piece.bytes())?,
                 physical: piece.start(),
             })
         });
-        let pieces = match (pieces.len(), placed.next()) {
-            (1, Some(piece)) => Pieces::One(piece),
-            (_, first) => Pieces::Many(first.into_iter().chain(placed).collect()),
-        };
-        self.push(pieces, direction)
+        self.push(Pieces::of(pieces.len(), placed), direction)
     }
 
     /// The name that the next grant will have.

@@ -57,23 +57,15 @@ impl Oracle {
         pieces: &[PhysRange],
         direction: Direction,
     ) -> GrantId {
-        if self.owners.len() <= device {
-            self.owners.resize_with(device + 1, Owners::default);
-        }
-        let id = match self.ownership {
-            Ownership::Page => self.grants.insert(iova, pieces, direction),
-            Ownership::Byte => self.grants.insert_identity(pieces, direction),
-        };
-        let (grants, owners) = (&mut self.grants, &mut self.owners[device]);
         match self.ownership {
             Ownership::Page => {
-                let pages = ringfence_types::PfnRange::covering(&iova);
-                for page in pages.lo().get()..=pages.hi().get() {
-                    owners.take(page, id.row(), |old| grants.unpin(old));
-                    grants.pin(id.row());
-                }
+                let id = self.grants.insert(iova, pieces, direction);
+                self.own(device, &iova, id);
+                id
             }
             Ownership::Byte => {
+                let id = self.grants.insert_identity(pieces, direction);
+                let (owners, grants) = (row_of(&mut self.owners, device), &mut self.grants);
                 for piece in pieces {
                     let (first, last) = (piece.start().get() >> 12, piece.last().get() >> 12);
                     for page in first..=last {
@@ -84,9 +76,34 @@ impl Oracle {
                         owners.share(page, id.row(), grants, outlives);
                     }
                 }
+                id
             }
         }
+    }
+
+    /// The same where each piece has addresses of its own, on pages that no other mapping has: `iovas`, as many as there are pieces.
+    pub fn grant_apart(
+        &mut self,
+        device: usize,
+        iovas: &[IovaRange],
+        pieces: &[PhysRange],
+        direction: Direction,
+    ) -> GrantId {
+        let id = self.grants.insert_apart(iovas, pieces, direction);
+        for iova in iovas {
+            self.own(device, iova, id);
+        }
         id
+    }
+
+    /// Makes `id` the owner of the pages of `iova`.
+    fn own(&mut self, device: usize, iova: &IovaRange, id: GrantId) {
+        let (owners, grants) = (row_of(&mut self.owners, device), &mut self.grants);
+        let pages = ringfence_types::PfnRange::covering(iova);
+        for page in pages.lo().get()..=pages.hi().get() {
+            owners.take(page, id.row(), |old| grants.unpin(old));
+            grants.pin(id.row());
+        }
     }
 
     /// The name of the next grant, as [`GrantId::to_raw`] will give it.
@@ -189,6 +206,14 @@ impl Oracle {
             }
         })
     }
+}
+
+/// The owners of a device's pages.
+fn row_of(owners: &mut Vec<Owners>, device: usize) -> &mut Owners {
+    if owners.len() <= device {
+        owners.resize_with(device + 1, Owners::default);
+    }
+    &mut owners[device]
 }
 
 #[cfg(test)]

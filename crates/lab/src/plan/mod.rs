@@ -2,6 +2,9 @@
 //!
 //! Beside maps and unmaps a plan says where bursts end. A burst is a run of unmaps of one (device, direction, CPU); it ends at any other
 //! event of that key, 50 us after its first unmap, or before a map of a page that it still withholds (decision 0005).
+//!
+//! If asked, it says too where doorbells are: after each run of maps of one (device, direction, CPU), which any other operation or tick ends
+//! (decision 0012).
 
 mod withheld;
 
@@ -45,6 +48,17 @@ pub enum Step {
         device: DeviceIndex,
         /// On which processor.
         cpu: u16,
+        /// Direction.
+        direction: Direction,
+    },
+    /// The device is told of a run of maps.
+    Doorbell {
+        /// Whose.
+        device: DeviceIndex,
+        /// On which processor.
+        cpu: u16,
+        /// Of which direction.
+        direction: Direction,
     },
     /// A burst ends.
     EndBurst {
@@ -128,6 +142,9 @@ pub struct Planner {
     live_pages: u64,
     /// Most pages mapped at once, counted once for each mapping.
     pub live_pages_max: u64,
+    /// Whether doorbells are wanted, and the run of maps that has none yet.
+    doorbells: bool,
+    rings: Option<Key>,
     /// Devices to keep; none means all.
     only: Option<Vec<DeviceIndex>>,
 }
@@ -155,8 +172,16 @@ impl Planner {
             bursts: 0,
             live_pages: 0,
             live_pages_max: 0,
+            doorbells: false,
+            rings: None,
             only: None,
         }
+    }
+
+    /// Says from now on where devices are told of maps.
+    pub fn with_doorbells(mut self) -> Self {
+        self.doorbells = true;
+        self
     }
 
     /// Skips, from now on, the operations of devices that are not called one of `names`.
@@ -202,6 +227,13 @@ impl Planner {
     fn step(&mut self, chunk: &Chunk, op: &Op, plan: &mut Plan) {
         let time = self.now;
         let cpu = self.row_of(op.cpu);
+        let maps = match op.kind {
+            OpKind::Map { direction, .. } => Some((op.device, cpu, direction)),
+            OpKind::Unmap { .. } => None,
+        };
+        if maps != self.rings {
+            self.ring_doorbell(plan);
+        }
         self.tick_until(time, plan);
         self.expire(time, plan);
         match op.kind {
@@ -225,6 +257,9 @@ impl Planner {
                     self.pages.resize_with(slot + 1, Vec::new);
                 }
                 self.live[slot] = Some((op.device, direction));
+                if self.doorbells {
+                    self.rings = Some((op.device, cpu, direction));
+                }
                 self.pages[slot].clear();
                 self.pages[slot].extend_from_slice(pieces);
                 self.live_pages = self.live_pages.saturating_add(pages_of(pieces));
@@ -256,6 +291,7 @@ impl Planner {
                         id,
                         device: op.device,
                         cpu,
+                        direction,
                     },
                 });
                 self.withhold((op.device, cpu, direction), slot, time);
@@ -281,6 +317,7 @@ impl Planner {
         while time.since(self.ticked) >= TICK_NS {
             let due = Nanos(self.ticked.0 + TICK_NS);
             self.ticked = due;
+            self.ring_doorbell(plan);
             if due <= quiet {
                 self.expire(due, plan);
                 plan.steps.push(Timed {
@@ -337,6 +374,21 @@ impl Planner {
             plan.steps.push(Timed {
                 time,
                 step: Step::EndBurst {
+                    device,
+                    cpu,
+                    direction,
+                },
+            });
+        }
+    }
+
+    /// The device is told of the maps that it has not been told of.
+    #[inline]
+    fn ring_doorbell(&mut self, plan: &mut Plan) {
+        if let Some((device, cpu, direction)) = self.rings.take() {
+            plan.steps.push(Timed {
+                time: self.last,
+                step: Step::Doorbell {
                     device,
                     cpu,
                     direction,

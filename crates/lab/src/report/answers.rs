@@ -73,6 +73,9 @@ impl Alloc {
         Self::FreeBsd,
         Self::LinuxRcache,
         Self::Magazine,
+        Self::RingTail,
+        Self::RingFree,
+        Self::RingTailLiteral,
     ];
 }
 
@@ -91,6 +94,9 @@ impl Answer for Alloc {
             Self::FreeBsd => "freebsd".into(),
             Self::LinuxRcache => "linux-rcache".into(),
             Self::Magazine => "magazine".into(),
+            Self::RingTail => "ring-tail".into(),
+            Self::RingFree => "ring-free".into(),
+            Self::RingTailLiteral => "ring-tail-literal".into(),
         }
     }
 
@@ -119,6 +125,10 @@ impl TableKind {
         Self::RadixReclaimPage,
         Self::RadixReclaim,
         Self::Flat,
+        Self::Ring,
+        Self::RingNonCoherent,
+        Self::RingLiteral,
+        Self::RingNonCoherentLiteral,
     ];
 }
 
@@ -135,6 +145,10 @@ impl Answer for TableKind {
             Self::RadixReclaimPage => "radix-reclaim-page",
             Self::RadixReclaim => "radix-reclaim",
             Self::Flat => "flat",
+            Self::Ring => "ring",
+            Self::RingNonCoherent => "ring-non-coherent",
+            Self::RingLiteral => "ring-literal",
+            Self::RingNonCoherentLiteral => "ring-non-coherent-literal",
         }
         .into()
     }
@@ -156,6 +170,7 @@ impl FlushKind {
         Self::PerCpuQueue,
         Self::PerWrap,
         Self::Burst,
+        Self::BurstLiteral,
     ];
 }
 
@@ -170,6 +185,7 @@ impl Answer for FlushKind {
             Self::PerCpuQueue => "per-cpu-queue",
             Self::PerWrap => "per-wrap",
             Self::Burst => "burst",
+            Self::BurstLiteral => "burst-literal",
         }
         .into()
     }

@@ -116,6 +116,28 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
 fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'static str> {
     use {Alloc as A, FlushKind as F, TableKind as T};
     let fixed = matches!(table, T::None | T::PassThrough | T::StaticRadix);
+    let ring_alloc = matches!(alloc, A::RingTail | A::RingFree | A::RingTailLiteral);
+    let literal_table = matches!(table, T::RingLiteral | T::RingNonCoherentLiteral);
+    let ring_table = literal_table || matches!(table, T::Ring | T::RingNonCoherent);
+    if ring_alloc || ring_table || flush == F::BurstLiteral {
+        let literals = [
+            alloc == A::RingTailLiteral,
+            literal_table,
+            flush == F::BurstLiteral,
+        ];
+        return match (ring_alloc && ring_table, literals, flush) {
+            (false, ..) => Some(
+                "an address of a ring is its slot, and its table holds nothing but slots; a ring's alloc goes with a ring's table",
+            ),
+            (_, [true, true, true], _) | (_, [false, false, false], F::PerUnmap | F::Burst) => None,
+            (_, [false, false, false], _) => Some(
+                "slots would stay away for longer than a ring lasts; rings go with flush=burst or per-unmap",
+            ),
+            _ => Some(
+                "the figures of rIOMMU are literal in alloc, table and flush alike, or in none",
+            ),
+        };
+    }
     match (alloc, flush) {
         (A::Identity, _) if !fixed => Some(
             "the address is the physical one, so two buffers on one page would share an entry; \
@@ -191,6 +213,14 @@ mod tests {
             "alloc=table-bitmap,table=radix,flush=per-unmap",
             "alloc=identity,table=flat,flush=never",
             "alloc=bitmap-literal,table=flat,flush=burst",
+            "alloc=ring-tail,table=radix,flush=burst",
+            "alloc=magazine,table=ring,flush=burst",
+            "alloc=identity,table=ring,flush=never",
+            "alloc=ring-free,table=ring,flush=deferred",
+            "alloc=ring-tail-literal,table=ring,flush=burst",
+            "alloc=ring-tail,table=ring,flush=burst-literal",
+            "alloc=ring-tail,table=ring-literal,flush=burst",
+            "alloc=magazine,table=radix,flush=burst-literal",
         ];
         for row in senseless {
             assert!(matches!(compose(row), Err(E::Senseless { .. })), "{row}");

@@ -1,12 +1,72 @@
 //! A recommendation for one trace, computed from its rows.
 
+use super::answers::Answer as _;
 use super::number::{byte_seconds, count, cycles, percent, span};
 use crate::Profile;
 use crate::Status;
+use crate::modes::{Mode, Safety, TableKind};
 use crate::row::Row;
 
-/// Two sentences: what to use if nothing may get through, and what a mode with a window would give and expose instead.
+/// Two sentences about hardware that exists: what to use if nothing may get through, and what a mode with a window would give and expose
+/// instead. A third one, where modes with rings were compared, on what such hardware would give.
 pub fn recommend(rows: &[&Row], profile: &Profile) -> String {
+    let (rings, rows): (Vec<&Row>, Vec<&Row>) =
+        rows.iter().copied().partition(|row| has_rings(&row.mode));
+    let mut text = match rows.as_slice() {
+        [] => "No mode for hardware that exists was compared.".to_owned(),
+        rows => existing(rows, profile),
+    };
+    if let Some(ring) = ring_sentence(&rings) {
+        text.push(' ');
+        text.push_str(&ring);
+    }
+    text
+}
+
+/// Whether the mode of that name needs a unit that looks up rings. A composed mode is named after its answers.
+fn has_rings(mode: &str) -> bool {
+    match Mode::find(mode) {
+        Some(mode) => mode.has_rings(),
+        None => {
+            let table = mode.split('/').nth(1).map(TableKind::parse);
+            matches!(table, Some(Ok(table)) if table.is_ring())
+        }
+    }
+}
+
+/// What a unit with rings would give: of the modes that let nothing through, the best that turns no map away.
+fn ring_sentence(rows: &[&Row]) -> Option<String> {
+    let complete = best(rows, |row| {
+        row.status.is_ok() && is_safe(row) && row.stalled_out == 0
+    });
+    let Some(row) = complete.or(best(rows, |row| row.status.is_ok() && is_safe(row))) else {
+        let broken = rows.iter().find(|row| {
+            row.violations.total > 0
+                && Mode::find(&row.mode).is_some_and(|mode| mode.safety() > Safety::None)
+        })?;
+        return Some(format!(
+            "{} let something through: that is a defect.",
+            broken.mode
+        ));
+    };
+    let mut text = format!(
+        "With a ring IOMMU, which no machine has yet, {} would protect to the byte at {} cycles a mapping, relative throughput {:.2}",
+        row.mode,
+        cycles(row.map_cycles + row.unmap_cycles),
+        row.relative_throughput
+    );
+    if row.stalled_out > 0 {
+        text.push_str(&format!(
+            ", but {} of {} maps never got a slot: the driver unmaps in another order than it maps, which riommu-ooo is for",
+            count(row.stalled_out),
+            count(row.maps + row.stalled_out)
+        ));
+    }
+    text.push('.');
+    Some(text)
+}
+
+fn existing(rows: &[&Row], profile: &Profile) -> String {
     if let Some(row) = rows.iter().find(|row| !row.status.is_ok()) {
         let advice = match row.status {
             Status::LostEvents(_) | Status::SkipsUnmaps => {
@@ -180,6 +240,30 @@ mod tests {
         );
         assert!(text.contains("linux-lazy reaches 0.90"), "{text}");
         assert!(text.contains("700 of 5000 hostile accesses"), "{text}");
+    }
+
+    #[test]
+    fn rings_come_after_what_can_be_bought() {
+        let mut tail = row("riommu", "byte-granular", 100, 0.95, 0);
+        tail.stalled_out = 70;
+        tail.maps = 30;
+        let ooo = row("riommu-ooo", "byte-granular", 100, 0.91, 0);
+        let composed = row("ring-tail/ring/per-unmap", "byte-granular", 100, 0.99, 0);
+        let literal = row("riommu-literal", "none", 100, 0.99, 9);
+        let fence = row("fence", "strict", 1000, 0.29, 0);
+        let profile = Profile::r210_2015();
+        let text = recommend(&[&tail, &ooo, &literal, &fence], &profile);
+        assert!(text.starts_with("Use fence: "), "{text}");
+        let ring = "With a ring IOMMU, which no machine has yet, riommu-ooo would";
+        assert!(text.contains(ring) && text.contains("0.91."), "{text}");
+        let text = recommend(&[&fence, &tail], &profile);
+        assert!(text.contains("70 of 100 maps never got a slot"), "{text}");
+        let text = recommend(&[&composed], &profile);
+        assert!(
+            text.starts_with("No mode for hardware that exists"),
+            "{text}"
+        );
+        assert!(text.contains("per-unmap would"), "{text}");
     }
 
     #[test]

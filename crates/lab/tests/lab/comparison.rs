@@ -109,7 +109,15 @@ fn charges_follow_the_invalidations() {
 #[test]
 fn the_meter_reports_components_that_add_up() {
     let lines = two_devices(400);
-    let mut options = options(&["none", "strict", "bitmap", "fence-burst"]);
+    let mut options = options(&[
+        "none",
+        "strict",
+        "bitmap",
+        "fence-burst",
+        "riommu",
+        "riommu-",
+        "riommu-literal",
+    ]);
     options.hostile = false;
     options.repetitions = 1;
     options.profile.invalidation_cycles = 0;

@@ -6,17 +6,18 @@ use std::rc::Rc;
 use ringfence_devices::{Observer, Request};
 use ringfence_dma::Platform;
 use ringfence_dma::space::Paged;
-use ringfence_hw::Stats;
+use ringfence_hw::{RingLogic, Stats};
 use ringfence_iova::IovaAllocator;
 use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
 use ringfence_lab::compare::{Options, compare};
 use ringfence_lab::hardware::{Directed, Hardware, Vtd};
 use ringfence_lab::machine::Machine;
-use ringfence_lab::meter::{Bench, Clock, FlushFor, Immediate, Replica};
+use ringfence_lab::meter::{Bench, Clock, FlushFor, FlushForRings, Immediate, ReplayRing, Replica};
 use ringfence_lab::modes::TableKind;
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::plan::Plan;
-use ringfence_lab::replay::{Judged, Nobody, Outcomes};
+use ringfence_lab::replay::{Judged, Newcomer, Nobody, Outcomes};
+use ringfence_lab::ring::RingRecipe;
 use ringfence_lab::{LabError, Profile, Status};
 use ringfence_memory::{Arena, Frames};
 use ringfence_trace::Devices;
@@ -93,7 +94,7 @@ impl Hardware for Fickle {
         self.0.probe(memory, request, observer)
     }
 
-    fn stats(&self) -> &Stats {
+    fn stats(&self) -> Stats {
         self.0.stats()
     }
 }
@@ -113,9 +114,9 @@ impl Job for OnFickle<'_> {
         T: TableMaker,
         F: FlushFor<A, T> + 'static,
     {
-        let make = move |domain: DomainId, machine: &Machine<Fickle>| {
+        let make = move |of: &Newcomer, machine: &Machine<Fickle>| {
             let (memory, frames) = (machine.arena(), machine.frames());
-            let table = T::make(domain, machine.coherency(), memory, frames)?;
+            let table = T::make(of.domain, machine.coherency(), memory, frames)?;
             let directed = Directed::Table(table.root());
             let alloc = recipe.allocator(memory, frames, Some(&table))?;
             Ok((Paged::new(alloc, table, recipe.rounding), directed))
@@ -125,6 +126,15 @@ impl Job for OnFickle<'_> {
         let mut judged = Judged::new(machine, flush, Ownership::Page, Nobody, Box::new(make));
         judged.run(self.0, &Devices::new()).unwrap();
         judged.finish(&[])
+    }
+
+    fn rings<D, L, F>(self, _: RingRecipe<D, L, F>) -> Self::Output
+    where
+        D: ReplayRing,
+        L: RingLogic + 'static,
+        F: FlushForRings<D> + 'static,
+    {
+        unreachable!("no mode here")
     }
 }
 
@@ -185,14 +195,23 @@ impl Job for Cramped<'_> {
             now: Nanos(0),
         };
         let coherency = Profile::r210_2015().coherency();
-        let mut replica = Replica::new((recipe.flush)(), bench, move |domain, bench| {
-            let table = T::make(domain, coherency, &bench.arena, &bench.frames)?;
+        let mut replica = Replica::new((recipe.flush)(), bench, move |of, bench| {
+            let table = T::make(of.domain, coherency, &bench.arena, &bench.frames)?;
             let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
         });
         replica.prepare(self.0).unwrap();
         replica.run(self.0, &mut Clock::blocks(), None);
         replica.refusals().map(|(count, _)| count)
+    }
+
+    fn rings<D, L, F>(self, _: RingRecipe<D, L, F>) -> Self::Output
+    where
+        D: ReplayRing,
+        L: RingLogic + 'static,
+        F: FlushForRings<D> + 'static,
+    {
+        unreachable!("no mode here")
     }
 }
 

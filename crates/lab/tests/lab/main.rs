@@ -5,5 +5,6 @@ mod composed;
 mod failures;
 mod plans;
 mod replays;
+mod rings;
 mod script;
 mod stubs;

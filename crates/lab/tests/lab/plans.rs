@@ -27,6 +27,7 @@ fn shown(plan: &Plan) -> Vec<String> {
                     cpu,
                     direction,
                 } => format!("{time} end {}:{cpu}:{direction}", device.0),
+                Step::Doorbell { .. } => return Some(format!("{time} doorbell")),
                 Step::Tick => return None,
             })
         })
@@ -212,7 +213,8 @@ fn only_the_chosen_devices_are_planned() {
             .filter_map(|timed| match timed.step {
                 Step::Map { device, .. }
                 | Step::Unmap { device, .. }
-                | Step::EndBurst { device, .. } => Some(device.0),
+                | Step::EndBurst { device, .. }
+                | Step::Doorbell { device, .. } => Some(device.0),
                 Step::Tick => None,
             })
             .collect();
@@ -408,6 +410,7 @@ proptest! {
         let mut done = 0;
         for timed in &plan.steps {
             match timed.step {
+                Step::Doorbell { .. } => {}
                 Step::Map { .. } | Step::Unmap { .. } => done += 1,
                 Step::EndBurst { device: DeviceIndex(device), cpu, direction } => found.push(Found {
                     before: done,

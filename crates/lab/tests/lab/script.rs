@@ -4,6 +4,7 @@ use ringfence_lab::Profile;
 use ringfence_lab::compare::Options;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
+use ringfence_lab::ring::RingSizes;
 use ringfence_trace::{
     Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations,
     Options as TraceOptions, SegmentSpan, Source,
@@ -108,6 +109,7 @@ pub(crate) fn judged_only(hostile: bool) -> Options {
         devices: None,
         repetitions: 0,
         hostile,
+        rings: RingSizes::default(),
     }
 }
 

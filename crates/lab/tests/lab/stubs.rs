@@ -4,15 +4,18 @@ use std::rc::Rc;
 
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::{Paged, Space};
+use ringfence_hw::RingLogic;
 use ringfence_iova::IovaAllocator;
 use ringfence_lab::LabError;
 use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
 use ringfence_lab::meter::{
-    Bench, Clock, FlushFor, Immediate, InvalidationQueue, NoFind, NullTable, Recorded, Replica,
-    Tape,
+    Bench, Clock, FlushFor, FlushForRings, Immediate, InvalidationQueue, NoFind, NullTable,
+    Recorded, ReplayRing, Replica, Tape, TapedRings,
 };
 use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_lab::plan::Plan;
+use ringfence_lab::replay::Newcomer;
+use ringfence_lab::ring::{RingRecipe, RingSizes};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{DomainId, Invalidator, Nanos, PhysAddr};
@@ -43,7 +46,7 @@ fn answers<S: Space, F: Flush<S, u64>, I: Invalidator>(
     bench: Bench<I>,
     plan: &Plan,
     play: Option<&Tape>,
-    make: impl FnMut(DomainId, &Bench<I>) -> Result<S, LabError> + 'static,
+    make: impl FnMut(&Newcomer, &Bench<I>) -> Result<S, LabError> + 'static,
 ) -> (String, Rc<Tape>) {
     let mut replica = Replica::new(flush, bench, make);
     replica.prepare(plan).unwrap();
@@ -55,7 +58,8 @@ fn answers<S: Space, F: Flush<S, u64>, I: Invalidator>(
     (format!("{tape:?}"), tape)
 }
 
-struct AllReplicas<'a>(&'a Plan);
+/// Of a plan, with rings of so many slots.
+struct AllReplicas<'a>(&'a Plan, u32);
 
 impl Job for AllReplicas<'_> {
     /// What the maps get in the full replica, and in every other by its name.
@@ -78,8 +82,8 @@ impl Job for AllReplicas<'_> {
             let coherency = Coherency::Coherent;
             Ok(T::make(domain, coherency, &bench.arena, &bench.frames)?)
         }
-        let (full, tape) = answers(flush(), bench(queued), plan, None, move |domain, bench| {
-            let table = table::<T, _>(domain, bench)?;
+        let (full, tape) = answers(flush(), bench(queued), plan, None, move |of, bench| {
+            let table = table::<T, _>(of.domain, bench)?;
             let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
             Ok(Paged::new(alloc, table, rounding))
         });
@@ -91,8 +95,8 @@ impl Job for AllReplicas<'_> {
         let others = vec![
             (
                 "no_find",
-                answers(flush(), bench(queued), plan, None, move |domain, bench| {
-                    let table = table::<T, _>(domain, bench)?;
+                answers(flush(), bench(queued), plan, None, move |of, bench| {
+                    let table = table::<T, _>(of.domain, bench)?;
                     let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
                     Ok(Paged::new(NoFind(alloc), table, rounding))
                 })
@@ -105,10 +109,10 @@ impl Job for AllReplicas<'_> {
                     bench(queued),
                     plan,
                     Some(&tape),
-                    move |domain, bench| {
+                    move |of, bench| {
                         Ok(Paged::new(
                             recorded_a(),
-                            table::<T, _>(domain, bench)?,
+                            table::<T, _>(of.domain, bench)?,
                             rounding,
                         ))
                     },
@@ -117,13 +121,9 @@ impl Job for AllReplicas<'_> {
             ),
             (
                 "at",
-                answers(
-                    flush(),
-                    bench(queued),
-                    plan,
-                    Some(&tape),
-                    move |domain, _| Ok(Paged::new(recorded_at(), NullTable(domain), rounding)),
-                )
+                answers(flush(), bench(queued), plan, Some(&tape), move |of, _| {
+                    Ok(Paged::new(recorded_at(), NullTable(of.domain), rounding))
+                })
                 .0,
             ),
             (
@@ -133,9 +133,9 @@ impl Job for AllReplicas<'_> {
                     bench(|_| Immediate),
                     plan,
                     None,
-                    move |domain, bench| {
+                    move |of, bench| {
                         let alloc = recipe.allocator(&bench.arena, &bench.frames, None)?;
-                        Ok(Paged::new(alloc, NullTable(domain), rounding))
+                        Ok(Paged::new(alloc, NullTable(of.domain), rounding))
                     },
                 )
                 .0,
@@ -143,6 +143,61 @@ impl Job for AllReplicas<'_> {
         ];
         Some((full, others))
     }
+
+    fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
+    where
+        D: ReplayRing,
+        L: RingLogic + 'static,
+        F: FlushForRings<D> + 'static,
+    {
+        let plan = self.0;
+        let sizes = || RingSizes::Every(self.1);
+        let flush = || -> F { (recipe.flush)() };
+        let (whole, without) = (sizes(), sizes());
+        let (full, tape) = answers(flush(), bench(queued), plan, None, move |of, bench| {
+            let made = recipe.space(of, &whole, &bench.arena, &bench.frames);
+            made.map(|(space, _)| space)
+        });
+        let immediate = answers(
+            flush(),
+            bench(|_| Immediate),
+            plan,
+            None,
+            move |of, bench| {
+                let made = recipe.space(of, &without, &bench.arena, &bench.frames);
+                made.map(|(space, _)| space)
+            },
+        );
+        let others = vec![
+            ("i", immediate.0),
+            ("a", taped::<_, _, _, true>(recipe, sizes(), plan, &tape)),
+            ("at", taped::<_, _, _, false>(recipe, sizes(), plan, &tape)),
+        ];
+        Some((full, others))
+    }
+}
+
+/// What the maps get in a ring whose slots come from `tape`.
+fn taped<D, L, F, const ENTRIES: bool>(
+    recipe: RingRecipe<D, L, F>,
+    sizes: RingSizes,
+    plan: &Plan,
+    tape: &Rc<Tape>,
+) -> String
+where
+    D: ReplayRing,
+    L: 'static,
+    F: Flush<TapedRings<D, ENTRIES>, u64> + 'static,
+{
+    let flush: F = (recipe.flush)();
+    let played = Rc::clone(tape);
+    let make = move |of: &Newcomer, bench: &Bench<InvalidationQueue>| {
+        let (memory, frames) = (&bench.arena, &bench.frames);
+        let (_, rings) = recipe.space(of, &sizes, memory, frames)?;
+        let coherency = recipe.setup.coherency;
+        TapedRings::<D, ENTRIES>::new(of, coherency, rings, memory, Rc::clone(&played))
+    };
+    answers(flush, bench(queued), plan, Some(tape), make).0
 }
 
 /// Sizes, devices, processors and lives in a fixed disorder, and one map that no 32-bit space has room for.
@@ -182,22 +237,36 @@ fn disorder() -> Plan {
 fn stubs_answer_what_the_real_components_answered() {
     let plan = disorder();
     for mode in Mode::named() {
-        let Some((full, others)) = dispatch(&mode, AllReplicas(&plan)).unwrap() else {
+        let Some((full, others)) = dispatch(&mode, AllReplicas(&plan, 1024)).unwrap() else {
             assert!(!mode.translates(), "{}", mode.name);
             continue;
         };
-        assert_eq!(
-            full.matches("Some(").count() as u64,
-            plan.maps,
-            "{}",
-            mode.name
-        );
+        let answers = full.matches("Some(").count() as u64;
+        if mode.has_rings() {
+            // One a piece.
+            assert_eq!(answers, plan.segments.len() as u64, "{}", mode.name);
+        } else {
+            assert_eq!(answers, plan.maps, "{}", mode.name);
+        }
         for (replica, answers) in others {
             assert!(
                 answers == full,
                 "{}: {replica} answers otherwise",
                 mode.name
             );
+        }
+    }
+}
+
+#[test]
+fn maps_wait_for_a_slot_of_a_stub_as_for_a_real_one() {
+    let plan = disorder();
+    for name in ["riommu", "riommu-", "riommu-ooo", "riommu-literal"] {
+        let job = AllReplicas(&plan, 64);
+        let (full, others) = dispatch(&mode(name), job).unwrap().unwrap();
+        assert!(full.contains("None"), "{name}: nothing had to wait");
+        for (replica, answers) in others {
+            assert!(answers == full, "{name}: {replica} answers otherwise");
         }
     }
 }
@@ -212,7 +281,7 @@ fn what_the_real_allocator_refused_is_refused_by_the_stub() {
         script.map(id as u64, (0, 0, RX), id as u32, &[memory(at, bytes)]);
     }
     let plan = planned(&script.chunk).0;
-    let job = AllReplicas(&plan);
+    let job = AllReplicas(&plan, 1024);
     let (full, others) = dispatch(&mode("bitmap"), job).unwrap().unwrap();
     assert_eq!(full.matches("Some(").count(), 2, "{full}");
     for (replica, answers) in others {

@@ -1,0 +1,71 @@
+//! Standard input, kept so that it can be read twice: in a temporary file without a name, which is gone with the program however it ends.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Seek};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use crate::failure::Failure;
+
+/// What standard input held.
+#[derive(Debug, Clone)]
+pub(crate) struct Spool(Rc<File>);
+
+impl PartialEq for Spool {
+    fn eq(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Spool {}
+
+impl Spool {
+    /// Reads standard input to its end.
+    ///
+    /// # Errors
+    /// There is no room, or nothing to be read from.
+    pub(crate) fn of_stdin() -> Result<Self, Failure> {
+        let (path, mut file) = temporary()?;
+        // From here on only this program reaches it.
+        fs::remove_file(&path).map_err(Failure::io(&path))?;
+        io::copy(&mut io::stdin().lock(), &mut file).map_err(Failure::io(&path))?;
+        Ok(Self(Rc::new(file)))
+    }
+
+    /// From the beginning. One reader at a time: all share one position.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(crate) fn reader(&self) -> Result<File, Failure> {
+        let open = || {
+            let mut file = self.0.try_clone()?;
+            file.rewind()?;
+            Ok(file)
+        };
+        open().map_err(Failure::io(&std::env::temp_dir()))
+    }
+}
+
+/// A new file that nobody else can open.
+fn temporary() -> Result<(PathBuf, File), Failure> {
+    let dir = std::env::temp_dir();
+    let mut number = 0_u32;
+    loop {
+        let path = dir.join(format!("ringfence-{}-{number}", std::process::id()));
+        let made = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path);
+        match made {
+            Ok(file) => return Ok((path, file)),
+            // Left behind by another program of the same number, or put there by somebody else.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 1000 => {
+                number += 1;
+            }
+            Err(error) => return Err(Failure::io(&path)(error)),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The replicas of a mode, each as an object that is driven without knowing its types.
+
+use std::rc::Rc;
+
+use ringfence_dma::MapError;
+use ringfence_dma::flush::Flush;
+use ringfence_dma::space::{Paged, Rings, Rounding, Space};
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::Coherency;
+use ringfence_types::{Invalidator, Nanos, PhysAddr, PhysMemory, PhysRange};
+
+use super::{
+    Bench, Clock, FlushForRings, Idle, Immediate, InvalidationQueue, NullTable, ReplayRing,
+    Replica, Tape, TapedRings,
+};
+use crate::build::{Single, TableMaker};
+use crate::error::LabError;
+use crate::plan::Plan;
+use crate::replay::Newcomer;
+use crate::ring::{RingRecipe, RingSizes};
+
+/// Memory of one replica: tables only, no buffers.
+const ARENA: u64 = 256 << 20;
+/// Frames touched beforehand, so that no page fault of this process is taken for work of the layer.
+const WARM_FRAMES: u64 = 64;
+
+/// A platform for one replica.
+pub(super) fn bench<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> Result<Bench<I>, LabError> {
+    let arena = Rc::new(Arena::new(ARENA)?);
+    // The first two pages are the invalidation queue's.
+    let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
+        .ok_or(LabError::Internal("replica region"))?;
+    for page in 0..WARM_FRAMES {
+        if let Ok(word) = arena.word(PhysAddr::new(page << 12)) {
+            word.store(0, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+    let frames = Frames::new(Rc::clone(&arena), region);
+    let invalidator = invalidator(&arena);
+    Ok(Bench {
+        arena,
+        frames,
+        invalidator,
+        now: Nanos(0),
+    })
+}
+
+pub(super) fn queued(arena: &Rc<Arena>) -> InvalidationQueue {
+    InvalidationQueue::new(Rc::clone(arena), PhysAddr::new(0), PhysAddr::new(0x1000))
+}
+
+pub(super) fn immediate(_: &Rc<Arena>) -> Immediate {
+    Immediate
+}
+
+/// A replica that can be driven without knowing its types.
+pub(super) trait Driven {
+    fn prepare(&mut self, plan: &Plan) -> Result<(), LabError>;
+    fn drive(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&Tape>);
+    fn refusals(&self) -> Option<(u64, MapError)> {
+        None
+    }
+    /// Maps and unmaps of the trace that were none, for want of a slot.
+    fn stalled_out(&self) -> (u64, u64) {
+        (0, 0)
+    }
+}
+
+impl<S: Space, F: Flush<S, u64>, I: Invalidator> Driven for Replica<S, F, I> {
+    fn prepare(&mut self, plan: &Plan) -> Result<(), LabError> {
+        Replica::prepare(self, plan)
+    }
+
+    fn drive(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&Tape>) {
+        self.run(plan, clock, tape);
+    }
+
+    fn refusals(&self) -> Option<(u64, MapError)> {
+        Replica::refusals(self)
+    }
+
+    fn stalled_out(&self) -> (u64, u64) {
+        Replica::stalled_out(self)
+    }
+}
+
+impl Driven for Idle {
+    fn prepare(&mut self, _plan: &Plan) -> Result<(), LabError> {
+        Ok(())
+    }
+
+    fn drive(&mut self, plan: &Plan, clock: &mut Clock, _tape: Option<&Tape>) {
+        self.run(plan, clock);
+    }
+}
+
+pub(super) type Memory = Rc<Arena>;
+pub(super) type TableFrames = Frames<Rc<Arena>>;
+
+/// What the spaces of all replicas of a mode have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Site {
+    pub(super) rounding: Rounding,
+    pub(super) coherency: Coherency,
+}
+
+pub(super) fn replica<A, T, F, I>(
+    flush: fn() -> F,
+    alloc: impl Fn(&Memory, &TableFrames, Option<&T>) -> Result<A, LabError> + 'static,
+    site: Site,
+    invalidator: fn(&Memory) -> I,
+) -> Result<Box<dyn Driven>, LabError>
+where
+    A: ringfence_iova::IovaAllocator + 'static,
+    T: TableMaker,
+    F: Flush<Paged<A, T>, u64> + 'static,
+    I: Invalidator + 'static,
+{
+    let make = move |of: &Newcomer, bench: &Bench<I>| {
+        let (memory, frames) = (&bench.arena, &bench.frames);
+        let table = T::make(of.domain, site.coherency, memory, frames)?;
+        let alloc = alloc(memory, frames, Some(&table))?;
+        Ok(Paged::new(alloc, table, site.rounding))
+    };
+    Ok(Box::new(Replica::new(flush(), bench(invalidator)?, make)))
+}
+
+/// A replica without a table; the allocator is that of a space with a table `T`.
+pub(super) fn untabled<A, T, F, I>(
+    flush: fn() -> F,
+    alloc: impl Fn(&Memory, &TableFrames, Option<&T>) -> Result<A, LabError> + 'static,
+    site: Site,
+    invalidator: fn(&Memory) -> I,
+) -> Result<Box<dyn Driven>, LabError>
+where
+    A: ringfence_iova::IovaAllocator + 'static,
+    T: TableMaker,
+    F: Flush<Paged<A, NullTable>, u64> + 'static,
+    I: Invalidator + 'static,
+{
+    let make = move |of: &Newcomer, bench: &Bench<I>| {
+        let alloc = alloc(&bench.arena, &bench.frames, None)?;
+        Ok(Paged::new(alloc, NullTable(of.domain), site.rounding))
+    };
+    Ok(Box::new(Replica::new(flush(), bench(invalidator)?, make)))
+}
+
+/// A replica with rings.
+pub(super) fn ringed<D, L, F, I>(
+    recipe: RingRecipe<D, L, F>,
+    sizes: &RingSizes,
+    invalidator: fn(&Memory) -> I,
+) -> Result<Box<dyn Driven>, LabError>
+where
+    D: ReplayRing,
+    L: 'static,
+    F: FlushForRings<D> + 'static,
+    I: Invalidator + 'static,
+{
+    let sizes = sizes.clone();
+    let make = move |of: &Newcomer, bench: &Bench<I>| {
+        let made = recipe.space(of, &sizes, &bench.arena, &bench.frames);
+        made.map(|(space, _)| space)
+    };
+    let flush: F = (recipe.flush)();
+    let bench = bench(invalidator)?;
+    Ok(Box::new(Replica::<Rings<D, Single<D>>, F, I>::new(
+        flush, bench, make,
+    )))
+}
+
+/// A replica whose slots come from `tape`, with or without entries.
+pub(super) fn taped<D, L, F, I, const ENTRIES: bool>(
+    recipe: RingRecipe<D, L, F>,
+    sizes: &RingSizes,
+    tape: &Rc<Tape>,
+    invalidator: fn(&Memory) -> I,
+) -> Result<Box<dyn Driven>, LabError>
+where
+    D: ReplayRing,
+    L: 'static,
+    F: Flush<TapedRings<D, ENTRIES>, u64> + 'static,
+    I: Invalidator + 'static,
+{
+    let (sizes, tape) = (sizes.clone(), Rc::clone(tape));
+    let make = move |of: &Newcomer, bench: &Bench<I>| {
+        let (memory, frames) = (&bench.arena, &bench.frames);
+        let (_, rings) = recipe.space(of, &sizes, memory, frames)?;
+        TapedRings::new(of, recipe.setup.coherency, rings, memory, Rc::clone(&tape))
+    };
+    let flush: F = (recipe.flush)();
+    let bench = bench(invalidator)?;
+    Ok(Box::new(Replica::<TapedRings<D, ENTRIES>, F, I>::new(
+        flush, bench, make,
+    )))
+}

@@ -1,0 +1,332 @@
+//! Stubs for rings, where slot and entry are one object's work: what is left of it without the slots' bookkeeping, and without the entries.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::rc::Rc;
+
+use ringfence_dma::ring::{Ring, RingFull, Wait};
+use ringfence_dma::space::{Gone, Limits, Placed, RingDriver, Rings, UnmapRefusal};
+use ringfence_dma::{Flush, MapReason, Platform, Space};
+use ringfence_memory::Arena;
+use ringfence_pgtable::{Coherency, RingDevice, RingPte, RingTable, ring_words};
+use ringfence_types::{
+    CachedLevels, DeviceId, DomainId, Flushed, Invalidation, Iova, IovaRange, Permissions,
+    PfnRange, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot, Unmapped, WholeDomain,
+};
+
+use super::Tape;
+use crate::build::Single;
+use crate::error::LabError;
+use crate::replay::Newcomer;
+use crate::ring::ring_of;
+use ringfence_types::Direction;
+
+/// A flush policy that fits a ring, real or stubbed.
+pub trait FlushForRings<D: ReplayRing>:
+    Flush<Rings<D, Single<D>>, u64> + Flush<TapedRings<D, true>, u64> + Flush<TapedRings<D, false>, u64>
+{
+}
+
+impl<D: ReplayRing, F> FlushForRings<D> for F where
+    F: Flush<Rings<D, Single<D>>, u64>
+        + Flush<TapedRings<D, true>, u64>
+        + Flush<TapedRings<D, false>, u64>
+{
+}
+
+/// A driver of rings that a replay can have.
+pub trait ReplayRing: RingDriver + From<Ring> + 'static {
+    /// Whether each entry is written back by itself, as Fig. 11 has it, or each line once.
+    const WRITES_ENTRIES_BACK: bool;
+}
+
+impl ReplayRing for Ring {
+    const WRITES_ENTRIES_BACK: bool = false;
+}
+
+impl ReplayRing for ringfence_dma::ring::LiteralRing {
+    const WRITES_ENTRIES_BACK: bool = true;
+}
+
+/// The rings of a device whose slots come from a [`Tape`]. With `ENTRIES` their entries are filled, cleared and written back; without,
+/// nothing is left but addresses.
+pub struct TapedRings<D, const ENTRIES: bool> {
+    domain: DomainId,
+    device: DeviceId,
+    coherency: Coherency,
+    rings: Vec<RefCell<Taped>>,
+    tape: Rc<Tape>,
+    driver: PhantomData<fn() -> D>,
+}
+
+/// One of them.
+struct Taped {
+    table: RingTable,
+    /// The slot after each in its list; itself at the end of one.
+    next: Vec<u32>,
+    /// Lines, by number, that the last map and the last unmap were at.
+    changed: [Option<u64>; 2],
+}
+
+/// Which of the two lines a change is noted at.
+#[derive(Clone, Copy)]
+enum Change {
+    Fill = 0,
+    Clear = 1,
+}
+
+const LINE: u64 = 64;
+
+impl Taped {
+    #[inline]
+    fn touch<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        slot: RingSlot,
+        change: Change,
+        alone: bool,
+    ) {
+        let Some(at) = self.table.entry(slot) else {
+            return;
+        };
+        if alone {
+            mem.write_back(at, ringfence_pgtable::RING_ENTRY_BYTES);
+            mem.drain();
+            return;
+        }
+        let line = at.get() / LINE;
+        let place = &mut self.changed[change as usize];
+        if *place != Some(line) {
+            if let Some(old) = place.replace(line) {
+                mem.write_back(PhysAddr::new(old * LINE), LINE);
+            }
+        }
+    }
+
+    fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
+        let mut any = false;
+        for line in &mut self.changed {
+            if let Some(line) = line.take() {
+                mem.write_back(PhysAddr::new(line * LINE), LINE);
+                any = true;
+            }
+        }
+        if any {
+            mem.drain();
+        }
+    }
+}
+
+impl<D, const ENTRIES: bool> TapedRings<D, ENTRIES> {
+    /// Plays `tape` into the rings of a device whose rDEVICE is at `rings`.
+    ///
+    /// # Errors
+    /// There is no rDEVICE.
+    pub fn new(
+        of: &Newcomer,
+        coherency: Coherency,
+        rings: PhysAddr,
+        memory: &Arena,
+        tape: Rc<Tape>,
+    ) -> Result<Self, LabError> {
+        let missing = |_| LabError::Internal("rings that cannot be read");
+        let device = RingDevice::read(memory, rings).map_err(missing)?;
+        let table = |direction| {
+            let table = RingTable::read(memory, &device, ring_of(direction)).map_err(missing)?;
+            Ok(RefCell::new(Taped {
+                next: (0..table.slots()).collect(),
+                table,
+                changed: [None; 2],
+            }))
+        };
+        Ok(Self {
+            domain: of.domain,
+            device: of.device,
+            coherency,
+            rings: Direction::ALL
+                .into_iter()
+                .map(table)
+                .collect::<Result<_, LabError>>()?,
+            tape,
+            driver: PhantomData,
+        })
+    }
+
+    #[inline]
+    fn ring(&self, ring: RingId) -> Option<&RefCell<Taped>> {
+        self.rings.get(usize::from(ring.get()))
+    }
+}
+
+impl<D: ReplayRing, const ENTRIES: bool> Space for TapedRings<D, ENTRIES> {
+    type PerCpu = ();
+    type Returned = D::Returned;
+    type Gone = Gone;
+
+    const JOINS: bool = false;
+
+    fn per_cpu(&self) {}
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.domain
+    }
+
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut (),
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: Limits,
+    ) -> Result<Placed, MapReason> {
+        self.map_list(cpu, platform, pieces, permissions, limits)
+    }
+
+    #[inline]
+    fn map_list<P: Platform>(
+        &self,
+        (): &mut (),
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: Limits,
+    ) -> Result<Placed, MapReason> {
+        let full = MapReason::RingFull(RingFull {
+            ring: limits.ring,
+            slot: RingSlot::FIRST,
+            wait: Wait::Unmap,
+        });
+        let first = pieces.first().ok_or(MapReason::Empty)?;
+        let head = self.tape.next().ok_or(full)?;
+        let head = RingIova::from(head.lo().iova());
+        let range = IovaRange::new(head.iova(), first.bytes()).ok_or(MapReason::TooLarge)?;
+        let mut ring = self.ring(head.ring()).ok_or(full)?.borrow_mut();
+        let mut slot = head.slot();
+        for (number, piece) in pieces.iter().enumerate() {
+            if number > 0 {
+                let next = RingIova::from(self.tape.next().ok_or(full)?.lo().iova()).slot();
+                if let Some(link) = ring.next.get_mut(slot.get() as usize) {
+                    *link = next.get();
+                }
+                slot = next;
+            }
+            if ENTRIES {
+                let entry = RingPte::new(piece, permissions).map_err(|_| full)?;
+                let at = ring.table.entry(slot).ok_or(full)?;
+                entry.store(ring_words(platform.memory(), at).map_err(|_| full)?);
+                if self.coherency == Coherency::NonCoherent {
+                    write_back::<D, P>(&mut ring, platform, slot, Change::Fill);
+                }
+            }
+        }
+        Ok(Placed { range, steps: 0 })
+    }
+
+    fn pieces<'a>(
+        &'a self,
+        start: Iova,
+        pieces: &'a [PhysRange],
+    ) -> impl Iterator<Item = IovaRange> + 'a {
+        let head = RingIova::from(start);
+        let mut slot = Some(head.slot());
+        pieces.iter().filter_map(move |piece| {
+            let here = slot?;
+            if pieces.len() > 1 {
+                let ring = self.ring(head.ring())?.borrow();
+                slot = RingSlot::new(*ring.next.get(here.get() as usize)?);
+            }
+            IovaRange::new(RingIova::start(head.ring(), here).iova(), piece.bytes())
+        })
+    }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        (): &mut (),
+        platform: &mut P,
+        range: IovaRange,
+    ) -> Result<Gone, UnmapRefusal> {
+        let iova = RingIova::from(range.start());
+        let ring = self.ring(iova.ring()).ok_or(UnmapRefusal::NotAllocated)?;
+        let mut ring = ring.borrow_mut();
+        let mut slot = iova.slot();
+        loop {
+            if ENTRIES {
+                let at = ring.table.entry(slot).ok_or(UnmapRefusal::NotAllocated)?;
+                let words = ring_words(platform.memory(), at);
+                RingPte::clear(words.map_err(|_| UnmapRefusal::NotAllocated)?);
+                if self.coherency == Coherency::NonCoherent {
+                    write_back::<D, P>(&mut ring, platform, slot, Change::Clear);
+                }
+            }
+            let Some(link) = ring.next.get_mut(slot.get() as usize) else {
+                break;
+            };
+            let next = core::mem::replace(link, slot.get());
+            match RingSlot::new(next) {
+                Some(next) if next != slot => slot = next,
+                _ => break,
+            }
+        }
+        Ok(Gone {
+            unmapped: Unmapped::attest_cleared(self.domain, iova.slot_pages()),
+            levels: CachedLevels::Leaves,
+            tables: (),
+        })
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, (): &mut (), platform: &mut P) {
+        if ENTRIES && self.coherency == Coherency::NonCoherent {
+            for ring in &self.rings {
+                ring.borrow_mut().sync(platform.memory());
+            }
+        }
+    }
+
+    fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
+        true
+    }
+
+    #[inline]
+    fn release(&self, (): &mut (), _range: D::Returned) {}
+
+    fn flushed(&self, (): &mut (), _proof: Flushed<WholeDomain>) {}
+
+    fn drain(&self, (): &mut ()) {}
+
+    #[inline]
+    fn invalidation(&self, range: PfnRange, _levels: CachedLevels) -> Invalidation {
+        Invalidation::Ring {
+            domain: self.domain,
+            device: self.device,
+            ring: RingIova::from(range.lo().iova()).ring(),
+        }
+    }
+
+    fn serves(&self, device: DeviceId) -> bool {
+        device == self.device
+    }
+
+    fn rings(&self) -> u32 {
+        self.rings.len() as u32
+    }
+
+    #[inline]
+    fn ring_of(&self, range: &IovaRange) -> RingId {
+        RingIova::from(range.start()).ring()
+    }
+}
+
+/// Notes, or writes back, what has changed.
+#[inline]
+fn write_back<D: ReplayRing, P: Platform>(
+    ring: &mut Taped,
+    platform: &P,
+    slot: RingSlot,
+    change: Change,
+) {
+    ring.touch(platform.memory(), slot, change, D::WRITES_ENTRIES_BACK);
+}

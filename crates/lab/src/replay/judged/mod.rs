@@ -1,0 +1,282 @@
+//! One replay with devices, hardware and oracle: every access is made, translated and judged.
+
+mod map;
+mod unmap;
+
+use std::collections::HashMap;
+
+use ringfence_devices::{Attacker, Event, Mapping as Target, Passive, Port};
+use ringfence_dma::flush::Flush;
+use ringfence_dma::space::Space;
+use ringfence_dma::{Cpu, Dma, Owed, Segment};
+use ringfence_trace::{DeviceIndex, Devices, MappingId};
+use ringfence_types::{DeviceId, Direction, Iova, IovaRange, Nanos};
+
+use super::bus::JudgedBus;
+use super::eye::DeviceRows;
+use super::{Attached, Held, Newcomer, Outcomes, Stalled};
+use crate::error::LabError;
+use crate::hardware::{Directed, Hardware};
+use crate::machine::Machine;
+use crate::oracle::{GrantId, Oracle, Ownership, Windows};
+use crate::plan::{Plan, Step};
+
+/// No attacker.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Nobody;
+
+impl Attacker for Nobody {
+    #[inline]
+    fn on<P: Port>(&mut self, _event: &Event, _port: &mut P) {}
+}
+
+/// The space of a device, made when it first maps, and where its context points.
+pub type MakeSpace<S, H> =
+    Box<dyn FnMut(&Newcomer, &Machine<H>) -> Result<(S, Directed), LabError>>;
+
+/// A mapping layer, a machine and an oracle, driven by plans.
+pub struct Judged<H, S: Space, F: Flush<S, u64>, X> {
+    machine: Machine<H>,
+    dma: Dma<S, F, u64>,
+    cpus: Vec<Cpu<S, F, u64>>,
+    attached: Vec<Option<Attached>>,
+    held: Vec<Held>,
+    stalled: Stalled,
+    segments: Vec<Segment>,
+    make: MakeSpace<S, H>,
+    oracle: Oracle,
+    /// Whether a map installs anything that an invalidation could ever remove.
+    installs: bool,
+    rows: DeviceRows,
+    windows: Windows,
+    withheld: HashMap<u64, Nanos>,
+    /// Mappings whose invalidation failed: their buffers are withheld until it succeeds.
+    owed: Vec<Owed<u64>>,
+    attacker: X,
+    live: u64,
+    scratch: Vec<IovaRange>,
+    /// What devices are told of the mapping at hand: one range, or one a piece where pieces lie apart.
+    told: Vec<IovaRange>,
+    outcomes: Outcomes,
+}
+
+impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
+    /// A replay of a layer with `flush` on `machine`.
+    pub fn new(
+        machine: Machine<H>,
+        flush: F,
+        ownership: Ownership,
+        attacker: X,
+        make: MakeSpace<S, H>,
+    ) -> Self {
+        Self {
+            machine,
+            dma: Dma::new(flush),
+            cpus: Vec::new(),
+            attached: Vec::new(),
+            held: Vec::new(),
+            stalled: Stalled::default(),
+            segments: Vec::new(),
+            make,
+            oracle: Oracle::new(ownership),
+            installs: ownership == Ownership::Page,
+            rows: DeviceRows::default(),
+            windows: Windows::default(),
+            withheld: HashMap::new(),
+            owed: Vec::new(),
+            attacker,
+            live: 0,
+            scratch: Vec::new(),
+            told: Vec::new(),
+            outcomes: Outcomes::default(),
+        }
+    }
+
+    /// Performs the steps of `plan`.
+    pub fn run(&mut self, plan: &Plan, devices: &Devices) -> Result<(), LabError> {
+        for timed in &plan.steps {
+            self.machine.now = timed.time;
+            match timed.step {
+                Step::Map {
+                    id,
+                    device,
+                    cpu,
+                    direction,
+                    first,
+                    count,
+                } => {
+                    let pieces = plan.segments(first, count);
+                    self.attach(device, devices)?;
+                    self.map_in_turn(id, device, cpu, direction, pieces)?;
+                }
+                Step::Unmap {
+                    id,
+                    device,
+                    cpu,
+                    direction,
+                } => {
+                    if self.stalled.queues(device, direction)
+                        && self.stalled.give_up(device, direction, id)
+                    {
+                        self.outcomes.stalled_out += 1;
+                    } else {
+                        self.unmap(id, device, cpu, true);
+                    }
+                    self.retry(device, direction)?;
+                }
+                Step::EndBurst {
+                    device,
+                    cpu,
+                    direction,
+                } => {
+                    self.end_burst(device, cpu, direction);
+                    self.retry(device, direction)?;
+                }
+                Step::Doorbell {
+                    device,
+                    cpu,
+                    direction,
+                } => self.doorbell(device, cpu, direction),
+                Step::Tick => {
+                    if let Some(own) = self.cpus.first_mut() {
+                        // A failed flush shows as stale windows that stay open.
+                        let _ = self.dma.tick(own, &mut self.machine);
+                    }
+                    if !self.owed.is_empty() {
+                        self.settle();
+                    }
+                    self.attack(&Event::Other);
+                }
+            }
+            self.close_windows();
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn close_windows(&mut self) {
+        let now = self.machine.now;
+        for request in self.machine.iommu.completed.drain(..) {
+            self.windows.close(&request, now);
+        }
+    }
+
+    fn attach(&mut self, device: DeviceIndex, devices: &Devices) -> Result<(), LabError> {
+        if self.attached.len() <= device.index() {
+            self.attached.resize(device.index() + 1, None);
+        }
+        if self.attached[device.index()].is_some() {
+            return Ok(());
+        }
+        let recorded = devices
+            .get(device)
+            .map_or(DeviceId::new(device.0), |device| device.id);
+        let id = H::requester(device.0, recorded).ok_or(LabError::TooManyDevices)?;
+        let (machine, make) = (&self.machine, &mut self.make);
+        let mut directed = Directed::PassThrough;
+        let at = self
+            .dma
+            .attach(id, Iova::new(u64::MAX), |domain| {
+                let newcomer = Newcomer {
+                    domain,
+                    device: id,
+                    row: device,
+                };
+                let (space, to) = make(&newcomer, machine)?;
+                directed = to;
+                Ok::<_, LabError>(space)
+            })
+            .map_err(|error| match error {
+                ringfence_dma::AttachError::Space(error) => error,
+                _ => LabError::TooManyDevices,
+            })?;
+        self.machine.attach(id, at.domain(), directed)?;
+        self.rows.set(id, device.0);
+        self.attached[device.index()] = Some(Attached::new(&self.dma, at));
+        Ok(())
+    }
+
+    /// Whether the pieces of a list have addresses of their own.
+    fn is_apart(&self) -> bool {
+        self.installs && !S::JOINS
+    }
+
+    /// Tells the attacker what the driver does with the mapping at hand.
+    fn tell(&mut self, what: fn(Target) -> Event, device: DeviceId, direction: Direction) {
+        let told = core::mem::take(&mut self.told);
+        for range in &told {
+            self.attack(&what(Target {
+                device,
+                range: *range,
+                direction,
+            }));
+        }
+        self.told = told;
+    }
+
+    /// One access to each page of the buffer, in its direction.
+    fn use_buffer(&mut self, grant: GrantId, target: &Target, bytes: &mut u64) {
+        let mut pieces = core::mem::take(&mut self.scratch);
+        pieces.clear();
+        if let Some(grant) = self.oracle.get(grant) {
+            pieces.extend(grant.pieces());
+        }
+        *bytes = pieces.iter().map(IovaRange::bytes).sum();
+        let mut port = JudgedBus {
+            machine: &mut self.machine,
+            oracle: &mut self.oracle,
+            rows: &self.rows,
+            accesses: 0,
+        };
+        for range in &pieces {
+            let piece = Target {
+                range: *range,
+                ..*target
+            };
+            Passive.on(&Event::Unmapping(piece), &mut port);
+        }
+        self.scratch = pieces;
+    }
+
+    #[inline]
+    fn attack(&mut self, event: &Event) {
+        let mut port = JudgedBus {
+            machine: &mut self.machine,
+            oracle: &mut self.oracle,
+            rows: &self.rows,
+            accesses: 0,
+        };
+        self.attacker.on(event, &mut port);
+        self.outcomes.attempts += port.accesses;
+    }
+
+    /// The device is told of what was mapped.
+    fn doorbell(&mut self, device: DeviceIndex, cpu: u16, direction: Direction) {
+        if let (Some(Some(attached)), Some(own)) = (
+            self.attached.get(device.index()),
+            self.cpus.get_mut(usize::from(cpu)),
+        ) {
+            let at = attached.towards(direction);
+            self.dma.doorbell(own, &mut self.machine, at);
+        }
+    }
+
+    /// Ends the replay: takes down what is alive, unmetered, and counts windows that are open until now.
+    pub fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes {
+        self.outcomes.stalled_out += self.stalled.clear() as u64;
+        self.outcomes.tally = self.oracle.tally;
+        self.outcomes.invalidations = self.machine.iommu.count;
+        self.outcomes.hardware = self.machine.stats();
+        self.outcomes.table_bytes = self.machine.table_bytes().1;
+        self.outcomes.alive_at_end = self.live;
+        self.outcomes.not_flushed = self.withheld.len() as u64;
+        let now = self.machine.now;
+        self.windows.finish(now);
+        self.outcomes.stale_max_ns = self.windows.longest_ns;
+        self.outcomes.stale_byte_seconds = self.windows.byte_seconds();
+        for (id, device) in alive {
+            self.unmap(*id, *device, 0, false);
+        }
+        self.outcomes.clone()
+    }
+}

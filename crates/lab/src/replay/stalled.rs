@@ -1,0 +1,131 @@
+//! Maps that wait for a slot of their ring (rIOMMU section 4: overflow is legal, "the driver should slow down").
+
+use std::collections::VecDeque;
+
+use ringfence_trace::{DeviceIndex, MappingId};
+use ringfence_types::{Direction, PhysRange};
+
+use crate::ring::{RINGS, place_of};
+
+/// A map as the trace asked for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    /// Slot of the mapping.
+    pub id: MappingId,
+    /// On which processor.
+    pub cpu: u16,
+    /// The buffers.
+    pub pieces: Box<[PhysRange]>,
+}
+
+/// A queue for each (device, direction): who comes later waits behind those who wait.
+#[derive(Debug, Default)]
+pub struct Stalled {
+    queues: Vec<VecDeque<Waiting>>,
+    waiting: usize,
+}
+
+#[inline]
+fn place(device: DeviceIndex, direction: Direction) -> usize {
+    device.index() * RINGS + place_of(direction)
+}
+
+impl Stalled {
+    /// Whether nobody waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.waiting == 0
+    }
+
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.waiting
+    }
+
+    /// Whether a map would have to wait behind others.
+    #[inline]
+    pub fn queues(&self, device: DeviceIndex, direction: Direction) -> bool {
+        let queue = self.queues.get(place(device, direction));
+        queue.is_some_and(|queue| !queue.is_empty())
+    }
+
+    /// Behind all others of its ring.
+    #[cold]
+    pub fn push(&mut self, device: DeviceIndex, direction: Direction, map: Waiting) {
+        let place = place(device, direction);
+        if self.queues.len() <= place {
+            self.queues.resize_with(place + 1, VecDeque::new);
+        }
+        self.queues[place].push_back(map);
+        self.waiting += 1;
+    }
+
+    /// The first of a ring leaves its queue.
+    pub fn pop(&mut self, device: DeviceIndex, direction: Direction) -> Option<Waiting> {
+        let first = self.queues.get_mut(place(device, direction))?.pop_front()?;
+        self.waiting -= 1;
+        Some(first)
+    }
+
+    /// It has to wait on, in front.
+    pub fn put_back(&mut self, device: DeviceIndex, direction: Direction, map: Waiting) {
+        if let Some(queue) = self.queues.get_mut(place(device, direction)) {
+            queue.push_front(map);
+            self.waiting += 1;
+        }
+    }
+
+    /// Gives up waiting, as its mapping has ended; whether it waited.
+    pub fn give_up(&mut self, device: DeviceIndex, direction: Direction, id: MappingId) -> bool {
+        let Some(queue) = self.queues.get_mut(place(device, direction)) else {
+            return false;
+        };
+        let Some(at) = queue.iter().position(|map| map.id == id) else {
+            return false;
+        };
+        queue.remove(at);
+        self.waiting -= 1;
+        true
+    }
+
+    /// All give up; how many there were.
+    pub fn clear(&mut self) -> usize {
+        self.queues.clear();
+        core::mem::take(&mut self.waiting)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_have_queues_of_their_own() {
+        let (rx, tx) = (Direction::FromDevice, Direction::ToDevice);
+        let device = DeviceIndex(1);
+        let map = |id| Waiting {
+            id: MappingId(id),
+            cpu: 0,
+            pieces: Box::default(),
+        };
+        let mut stalled = Stalled::default();
+        assert!(stalled.is_empty() && !stalled.queues(device, rx));
+        for id in 0..4 {
+            stalled.push(device, rx, map(id));
+        }
+        assert!(stalled.queues(device, rx) && !stalled.queues(device, tx));
+        assert!(!stalled.queues(DeviceIndex(0), rx) && !stalled.queues(DeviceIndex(9), rx));
+        assert!(stalled.give_up(device, rx, MappingId(1)));
+        assert!(!stalled.give_up(device, rx, MappingId(1)));
+        assert!(!stalled.give_up(device, tx, MappingId(2)));
+        let first = stalled.pop(device, rx).unwrap();
+        assert_eq!(first, map(0));
+        stalled.put_back(device, rx, first);
+        let left: Vec<u32> =
+            std::iter::from_fn(|| stalled.pop(device, rx).map(|map| map.id.0)).collect();
+        assert_eq!(left, [0, 2, 3]);
+        assert!(stalled.is_empty());
+        stalled.push(device, tx, map(7));
+        assert_eq!((stalled.clear(), stalled.len()), (1, 0));
+    }
+}

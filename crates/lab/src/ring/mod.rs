@@ -1,0 +1,32 @@
+//! What only ring modes need: how large a replay's rings are, and how one makes them.
+//!
+//! In a replay a ring is a (device, direction): ring number and direction are one ([`ring_of`]). Decision 0012 says why.
+
+mod census;
+mod recipe;
+mod sizes;
+
+pub use census::{Census, take_census};
+pub use recipe::RingRecipe;
+pub use sizes::RingSizes;
+
+use ringfence_types::{Direction, RingId};
+
+/// Rings of a device in a replay.
+pub const RINGS: usize = Direction::ALL.len();
+
+/// Which of a device's rings the buffers of a direction go to, by its place.
+#[inline]
+pub const fn place_of(direction: Direction) -> usize {
+    match direction {
+        Direction::ToDevice => 0,
+        Direction::FromDevice => 1,
+        Direction::Bidirectional => 2,
+    }
+}
+
+/// The same, by its number.
+#[inline]
+pub const fn ring_of(direction: Direction) -> RingId {
+    RingId::new(place_of(direction) as u16)
+}

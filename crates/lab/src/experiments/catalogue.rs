@@ -53,11 +53,23 @@ pub struct Experiment {
 impl Experiment {
     /// All, in the order of their ids.
     pub const ALL: &'static [Self] = &[
+        super::x01_breakdown::EXPERIMENT,
+        super::x02_model::EXPERIMENT,
+        super::x03_benchmarks::EXPERIMENT,
+        super::x04_latency::EXPERIMENT,
+        super::x05_passthrough::EXPERIMENT,
+        super::x07_prefetchers::EXPERIMENT,
+        super::x09_bursts::EXPERIMENT,
         super::x10_cached_node::EXPERIMENT,
         super::x11_search_length::EXPERIMENT,
         super::x12_freelists_strict::EXPERIMENT,
         super::x13_freelists_deferred::EXPERIMENT,
+        super::x14_eiovar::EXPERIMENT,
         super::x16_live_set::EXPERIMENT,
+        super::x17_freebsd::EXPERIMENT,
+        super::x18_fujita::EXPERIMENT,
+        super::x19_flush_memory::EXPERIMENT,
+        super::x26_windows::EXPERIMENT,
     ];
 
     /// The experiment of that id, in whatever case.
@@ -85,5 +97,42 @@ impl Experiment {
             figures: found.figures,
             seconds: begin.elapsed().as_secs_f64(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_in_order_and_found_in_any_case() {
+        assert!(Experiment::ALL.is_sorted_by_key(|experiment| experiment.id));
+        assert_eq!(Experiment::find("x10").map(|found| found.id), Some("X10"));
+        assert!(Experiment::find("X99").is_none());
+    }
+
+    #[test]
+    fn experiments_about_time_have_whole_rows() {
+        for (id, rows) in [
+            ("X03", 10 * 7 + 8 * 20 + 2 * 10),
+            ("X04", 14),
+            ("X05", 4),
+            ("X18", 11),
+        ] {
+            let experiment = Experiment::find(id).unwrap();
+            let found = experiment.run(&Setting::smoke()).unwrap();
+            assert_eq!(found.rows.len(), rows, "{id}");
+            for row in &found.rows {
+                let measured = row.measured.unwrap().median;
+                assert!(measured.is_finite(), "{id} {}", row.what);
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_stale_where_nothing_may_be() {
+        let experiment = Experiment::find("X26").unwrap();
+        let found = experiment.run(&Setting::smoke()).unwrap();
+        assert_eq!(found.verdict, Verdict::Reproduced, "{:#?}", found.rows);
     }
 }

@@ -149,7 +149,10 @@ impl FindingRow {
     fn judge(mut self) -> Self {
         let both = self.printed.as_ref().zip(self.measured);
         self.ratio = both
-            .filter(|(printed, _)| printed.value != 0.0)
+            // A word has been read as a number; a ratio to it would say nothing.
+            .filter(|(printed, _)| {
+                printed.value != 0.0 && printed.text.contains(|c: char| c.is_ascii_digit())
+            })
             .map(|(printed, measured)| measured.median / printed.value);
         self.holds = both.and_then(|(printed, measured)| {
             let (wanted, found) = (printed.value, measured.median);

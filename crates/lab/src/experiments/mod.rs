@@ -1,6 +1,7 @@
 //! The documents' experiments, each as a function that returns what it measured; [`Experiment`] runs one by its id and judges it.
 
 pub mod allocators;
+mod benchmarks;
 pub mod capture;
 mod catalogue;
 mod figure;
@@ -10,11 +11,23 @@ pub mod prefetch;
 pub mod printed;
 mod stream;
 pub mod timed;
+mod x01_breakdown;
+mod x02_model;
+mod x03_benchmarks;
+mod x04_latency;
+mod x05_passthrough;
+mod x07_prefetchers;
+mod x09_bursts;
 mod x10_cached_node;
 mod x11_search_length;
 mod x12_freelists_strict;
 mod x13_freelists_deferred;
+mod x14_eiovar;
 mod x16_live_set;
+mod x17_freebsd;
+mod x18_fujita;
+mod x19_flush_memory;
+mod x26_windows;
 
 pub use catalogue::{Experiment, Setting};
 pub use figure::{Figure, Series};

@@ -1,0 +1,60 @@
+//! The five benchmarks on both adapters, in the modes of the rIOMMU document: what a packet costs in each beyond a packet without
+//! protection.
+
+use ringfence_devices::nic::Profile as Adapter;
+use ringfence_devices::workload::{Apache, Memcached, RequestResponse, Stream, Workload};
+
+use super::capture::Capture;
+use super::catalogue::Setting;
+use super::finding::Measured;
+use super::printed::{Benchmark, Nic};
+use super::timed::{Subject, Timed};
+use crate::error::LabError;
+
+/// Modes beside `none`, in the order of the document's tables.
+pub(super) const MODES: [&str; 6] = ["strict", "strict+", "defer", "defer+", "riommu-", "riommu"];
+
+fn adapter(nic: Nic) -> Adapter {
+    match nic {
+        Nic::Mlx => Adapter::MLX,
+        Nic::Brcm => Adapter::BRCM,
+    }
+}
+
+fn workload(benchmark: Benchmark) -> Box<dyn Workload> {
+    match benchmark {
+        Benchmark::Stream => Box::new(Stream::default()),
+        Benchmark::Rr => Box::new(RequestResponse::default()),
+        Benchmark::Apache1M => Box::new(Apache::new(Apache::BIG, Apache::CLIENTS, 1)),
+        Benchmark::Apache1K => Box::new(Apache::new(Apache::SMALL, Apache::CLIENTS, 1)),
+        Benchmark::Memcached => Box::new(Memcached::new(Memcached::CLIENTS, 1)),
+    }
+}
+
+/// Cycles of a frame in each of [`MODES`], beyond what it costs without protection.
+///
+/// # Errors
+/// The workload cannot go on, or there is no memory.
+pub(super) fn extra(
+    setting: &Setting,
+    nic: Nic,
+    benchmark: Benchmark,
+) -> Result<Vec<(&'static str, Measured)>, LabError> {
+    let mut capture = Capture::new(adapter(nic), workload(benchmark))?;
+    let runs = (0..setting.runs.clamp(2, 3)).map(|_| capture.run());
+    let runs = runs.collect::<Result<Vec<_>, _>>()?;
+    let mut out = Vec::new();
+    for mode in MODES {
+        let mut timed = Timed::new(Subject::named(mode)?, &setting.profile, setting.repetitions)?;
+        let mut last = None;
+        for run in &runs {
+            last = Some((timed.run(run)?, run.traffic.packets));
+        }
+        let (cost, packets) = last.ok_or(LabError::Internal("no runs"))?;
+        let packets = packets.max(1) as f64;
+        let charged = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
+        let measured = Measured::cost(cost.executed / packets, charged / packets, cost.spread);
+        out.push((mode, measured));
+    }
+    Ok(out)
+}

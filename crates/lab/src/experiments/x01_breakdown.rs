@@ -31,6 +31,7 @@ pub(super) fn components(
         devices: None,
         repetitions: setting.repetitions,
         hostile: false,
+        ..Options::default()
     };
     let mut meter = meter(&mode, &options)?;
     for run in plans {

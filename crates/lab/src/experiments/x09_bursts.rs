@@ -100,7 +100,7 @@ fn most(run: &Run) -> HashMap<u16, (u32, u32)> {
                 *waiting += 1;
             }
             Step::EndBurst { .. } => *waiting = 0,
-            Step::Tick => {}
+            Step::Doorbell { .. } | Step::Tick => {}
         }
         let largest = most.entry(*lane).or_default();
         largest.0 = largest.0.max(*live);
@@ -173,7 +173,7 @@ fn refused(run: &Run, slots: u32) -> f64 {
                 *waiting += 1;
             }
             Step::EndBurst { .. } => *waiting = 0,
-            Step::Unmap { .. } | Step::Tick => {}
+            Step::Unmap { .. } | Step::Doorbell { .. } | Step::Tick => {}
         }
     }
     full as f64 / maps.max(1) as f64

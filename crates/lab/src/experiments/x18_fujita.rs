@@ -49,7 +49,13 @@ pub(super) fn requests(count: u64, first: u64) -> Result<Run, LabError> {
             count: 1,
         };
         push(2 * number, map);
-        push(2 * number + 1, Step::Unmap { id, device, cpu });
+        let unmap = Step::Unmap {
+            id,
+            device,
+            cpu,
+            direction,
+        };
+        push(2 * number + 1, unmap);
     }
     run.plan.maps = count;
     run.plan.unmaps = count;

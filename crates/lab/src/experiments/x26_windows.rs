@@ -59,6 +59,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             devices: None,
             repetitions: 0,
             hostile: true,
+            ..Options::default()
         };
         let mut runner = runner(&mode, &options)?;
         let Some(hostile) = &mut runner.hostile else {

@@ -42,7 +42,7 @@ pub enum Store {
     /// The tree alone.
     Tree(CachedTree),
     /// With freelists.
-    Lists(Eiovar<CachedTree>),
+    Lists(Box<Eiovar<CachedTree>>),
 }
 
 impl Store {
@@ -54,7 +54,7 @@ impl Store {
         let tree = CachedTree::new(pages(1, TOP)?);
         Ok(match lists {
             None => Self::Tree(tree),
-            Some(capacity) => Self::Lists(Eiovar::new(tree, capacity)),
+            Some(capacity) => Self::Lists(Box::new(Eiovar::new(tree, capacity))),
         })
     }
 

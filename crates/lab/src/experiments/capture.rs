@@ -79,7 +79,7 @@ impl Run {
 
     /// What the receive rings alone do: each unmap is followed by a map (EIOVAR section 4).
     pub fn receive_only(&self) -> Plan {
-        let received = |lane: &u16| lane % 2 == 0;
+        let received = |lane: &u16| lane.is_multiple_of(2);
         let steps = self.plan.steps.iter().zip(&self.lanes);
         Plan {
             steps: steps

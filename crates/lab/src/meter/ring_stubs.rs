@@ -96,10 +96,10 @@ impl Taped {
         }
         let line = at.get() / LINE;
         let place = &mut self.changed[change as usize];
-        if *place != Some(line) {
-            if let Some(old) = place.replace(line) {
-                mem.write_back(PhysAddr::new(old * LINE), LINE);
-            }
+        if *place != Some(line)
+            && let Some(old) = place.replace(line)
+        {
+            mem.write_back(PhysAddr::new(old * LINE), LINE);
         }
     }
 

@@ -1,0 +1,36 @@
+//! How a device reaches the guest's memory.
+
+use vm_memory::{GuestMemory, GuestMemoryMmap};
+
+/// One device's view of the guest's memory.
+///
+/// What a closure borrows ends with it. A device that has to wait, for a disk or a peer, copies, leaves, waits and comes back: then
+/// everything is looked up anew, and what the guest has unmapped meanwhile is gone.
+pub trait Dma: Send {
+    /// The memory, as crates of the rust-vmm family take it.
+    type View: GuestMemory;
+
+    /// Runs `access` on the memory as it is now. `access` must not wait for anything.
+    fn with<R>(&mut self, access: impl FnOnce(&Self::View) -> R) -> R;
+
+    /// The guest's memory is another one now; what was known of the old one is forgotten.
+    fn set_memory(&mut self, memory: &GuestMemoryMmap);
+}
+
+/// Without translation: the device sees guest-physical memory. For the IOMMU itself, and for guests without one.
+#[derive(Debug, Default)]
+pub struct Direct {
+    memory: GuestMemoryMmap,
+}
+
+impl Dma for Direct {
+    type View = GuestMemoryMmap;
+
+    fn with<R>(&mut self, access: impl FnOnce(&Self::View) -> R) -> R {
+        access(&self.memory)
+    }
+
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+        self.memory = memory.clone();
+    }
+}

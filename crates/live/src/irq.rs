@@ -1,0 +1,124 @@
+//! MSI-X vectors: eventfds that the client has handed over.
+
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::session::{ERROR_IRQ, FunctionError, MSIX_IRQ};
+use crate::wire::{IrqAction, IrqData, SetIrqs};
+
+/// "No vector" in virtio's registers (`VIRTIO_MSI_NO_VECTOR`).
+pub(crate) const NO_VECTOR: u16 = 0xffff;
+
+/// The vectors of a function.
+#[derive(Debug)]
+pub(crate) struct Vectors {
+    events: Vec<Option<OwnedFd>>,
+}
+
+impl Vectors {
+    pub(crate) fn new(count: u16) -> Self {
+        Self {
+            events: (0..count).map(|_| None).collect(),
+        }
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        u32::try_from(self.events.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn has(&self, vector: u16) -> bool {
+        usize::from(vector) < self.events.len()
+    }
+
+    /// Signals a vector, if it has a descriptor. Never waits: a counter that is full is signalled already.
+    pub(crate) fn signal(&self, vector: u16) {
+        let Some(Some(event)) = self.events.get(usize::from(vector)) else {
+            return;
+        };
+        let mut ready = [PollFd::new(event, PollFlags::OUT)];
+        if matches!(poll(&mut ready, Some(&Timespec::default())), Ok(1)) {
+            // An error says that the client has closed or changed it; then nobody waits for it.
+            let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+        }
+    }
+
+    pub(crate) fn set(&mut self, request: SetIrqs) -> Result<(), FunctionError> {
+        let SetIrqs {
+            index,
+            start,
+            count,
+            action,
+            data,
+        } = request;
+        let none = FunctionError::NoSuchVector {
+            index,
+            start,
+            count,
+        };
+        // An error is never reported that way, but clients want to be told of one: one vector, never signalled.
+        if index == ERROR_IRQ && start == 0 && count <= 1 {
+            return Ok(());
+        }
+        // The other kinds have no vectors; taking all of none down is no error.
+        if index != MSIX_IRQ {
+            return match (count, &data) {
+                (0, IrqData::None) => Ok(()),
+                _ => Err(none),
+            };
+        }
+        if action != IrqAction::Trigger {
+            return Err(FunctionError::IrqUnsupported { index });
+        }
+        if count == 0 {
+            let IrqData::None = data else {
+                return Err(none);
+            };
+            self.events.iter_mut().for_each(|event| *event = None);
+            return Ok(());
+        }
+        let from = usize::try_from(start).map_err(|_| none)?;
+        let to = usize::try_from(count)
+            .ok()
+            .and_then(|count| from.checked_add(count))
+            .ok_or(none)?;
+        let run = self.events.get_mut(from..to).ok_or(none)?;
+        match data {
+            IrqData::Events(fds) if fds.is_empty() => {
+                run.iter_mut().for_each(|event| *event = None)
+            }
+            IrqData::Events(fds) => {
+                for (vector, fd) in (start..).zip(&fds) {
+                    if !is_eventfd(fd) {
+                        return Err(FunctionError::NotAnEvent { vector });
+                    }
+                }
+                for (event, fd) in run.iter_mut().zip(fds) {
+                    *event = Some(fd);
+                }
+            }
+            IrqData::None => (start..start.saturating_add(count)).for_each(|v| self.trigger(v)),
+            IrqData::Bools(bools) => {
+                for (vector, on) in (start..).zip(bools) {
+                    if on != 0 {
+                        self.trigger(vector);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn trigger(&self, vector: u32) {
+        if let Ok(vector) = u16::try_from(vector) {
+            self.signal(vector);
+        }
+    }
+}
+
+/// Anything else, such as a pipe or a file, could be made to block or to grow.
+fn is_eventfd(fd: &OwnedFd) -> bool {
+    use std::os::fd::AsRawFd;
+    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+        .is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
+}

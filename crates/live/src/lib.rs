@@ -1,0 +1,22 @@
+//! Virtio devices for an unmodified guest, served to QEMU over vfio-user, each behind a virtio-iommu.
+//!
+//! From the outside in: `wire` is the protocol as bytes, [`Session`] one client's conversation, `virtio` and `pci` the function it talks
+//! to, [`dma`] how a device reaches the guest's memory. None of these touches a socket: [`server`] does.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod counters;
+pub mod dma;
+mod irq;
+mod memory;
+mod pci;
+pub mod server;
+mod session;
+pub mod virtio;
+pub mod wire;
+
+pub use memory::{GuestRam, MAX_RANGES, MemoryError, Source};
+pub use session::{
+    CONFIG_REGION, ERROR_IRQ, Function, FunctionError, IRQ_KINDS, MSIX_IRQ, Outcome, REGIONS,
+    Refusal, Region, Session,
+};

@@ -1,0 +1,212 @@
+//! The guest's memory as the client shares it: the ranges of `DMA_MAP`, mapped from its files.
+//!
+//! A client could cut a file off after it was mapped, and the next access would kill the process. So only files that are
+//! sealed against shrinking are mapped (`F_SEAL_SHRINK`, which QEMU's `memory-backend-memfd` sets by itself). Ranges without a
+//! file, such as ROMs, and ranges that a device may not write are known and not reachable.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ringfence_types::IovaRange;
+use rustix::fs::{SealFlags, fcntl_get_seals};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+use crate::wire::errno;
+
+/// Most ranges that one client may map. Announced as `max_dma_maps`.
+pub const MAX_RANGES: usize = 1024;
+
+/// Why a range was not mapped or unmapped. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryError {
+    /// It overlaps a range that is mapped.
+    Overlap {
+        /// The range that was asked for.
+        range: IovaRange,
+    },
+    /// There are [`MAX_RANGES`] already.
+    TooMany {
+        /// The range that was asked for.
+        range: IovaRange,
+    },
+    /// Its file could be cut off: it is not sealed against shrinking.
+    Unsealed {
+        /// The range that was asked for.
+        range: IovaRange,
+    },
+    /// The file cannot be mapped there: it is too short, the offset lies on no page, or the host refuses.
+    Unmappable {
+        /// The range that was asked for.
+        range: IovaRange,
+    },
+    /// What is to be unmapped would cut a range into pieces.
+    Split {
+        /// The range that was asked for.
+        range: IovaRange,
+    },
+    /// Nothing is mapped there.
+    Absent {
+        /// The range that was asked for.
+        range: IovaRange,
+    },
+}
+
+impl MemoryError {
+    /// The error number of the reply.
+    pub fn errno(&self) -> u32 {
+        match self {
+            Self::Overlap { .. } => errno::EEXIST,
+            Self::TooMany { .. } => errno::ENOSPC,
+            Self::Unsealed { .. } => errno::EACCES,
+            Self::Absent { .. } => errno::ENOENT,
+            Self::Unmappable { .. } | Self::Split { .. } => errno::EINVAL,
+        }
+    }
+}
+
+impl std::fmt::Display for MemoryError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (range, why) = match self {
+            Self::Overlap { range } => (range, "overlaps one that is mapped"),
+            Self::TooMany { range } => (range, "is one too many"),
+            Self::Unsealed { range } => (range, "lies in a file that could be cut off"),
+            Self::Unmappable { range } => (range, "cannot be mapped from its file"),
+            Self::Split { range } => (range, "covers a part of a mapped range"),
+            Self::Absent { range } => (range, "is not mapped"),
+        };
+        write!(
+            f,
+            "guest memory of {:#x} bytes at {} {why}",
+            range.bytes(),
+            range.start()
+        )
+    }
+}
+
+impl std::error::Error for MemoryError {}
+
+/// Where a range's bytes are, and what a device may do there.
+#[derive(Debug)]
+pub struct Source {
+    /// The file, if the client shares one.
+    pub file: Option<OwnedFd>,
+    /// Offset of the range in it.
+    pub offset: u64,
+    /// Whether the range may be read and written; otherwise it is not mapped here.
+    pub accessible: bool,
+}
+
+/// The ranges of one client.
+#[derive(Debug, Default)]
+pub struct GuestRam {
+    ranges: Vec<(IovaRange, Reach)>,
+    memory: GuestMemoryMmap,
+}
+
+/// Whether bytes of a range can be reached from here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    Mapped,
+    Unreachable,
+}
+
+impl GuestRam {
+    /// What is mapped, as of now: later changes are not seen through it.
+    pub fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    /// Ranges, reachable or not.
+    pub fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// Whether there is no range.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// Maps `range`.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; nothing has changed.
+    pub fn map(&mut self, range: IovaRange, source: Source) -> Result<(), MemoryError> {
+        if self.ranges.len() >= MAX_RANGES {
+            return Err(MemoryError::TooMany { range });
+        }
+        if self.ranges.iter().any(|(other, _)| other.overlaps(&range)) {
+            return Err(MemoryError::Overlap { range });
+        }
+        let reach = match source.file {
+            Some(file) if source.accessible => {
+                self.memory = self.with_mapped(range, file, source.offset)?;
+                Reach::Mapped
+            }
+            _ => Reach::Unreachable,
+        };
+        self.ranges.push((range, reach));
+        Ok(())
+    }
+
+    fn with_mapped(
+        &self,
+        range: IovaRange,
+        file: OwnedFd,
+        offset: u64,
+    ) -> Result<GuestMemoryMmap, MemoryError> {
+        let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        if !sealed {
+            return Err(MemoryError::Unsealed { range });
+        }
+        let unmappable = MemoryError::Unmappable { range };
+        let bytes = usize::try_from(range.bytes()).map_err(|_| unmappable)?;
+        let file = FileOffset::new(File::from(file), offset);
+        let mapping = MmapRegion::from_file(file, bytes).map_err(|_| unmappable)?;
+        let start = GuestAddress(range.start().get());
+        let region = GuestRegionMmap::new(mapping, start).ok_or(unmappable)?;
+        self.memory
+            .insert_region(Arc::new(region))
+            .map_err(|_| unmappable)
+    }
+
+    /// Unmaps all ranges within `range`; without one, all.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; nothing has changed.
+    pub fn unmap(&mut self, range: Option<IovaRange>) -> Result<(), MemoryError> {
+        let Some(range) = range else {
+            *self = Self::default();
+            return Ok(());
+        };
+        let touched = |other: &IovaRange| range.overlaps(other);
+        if self
+            .ranges
+            .iter()
+            .any(|(other, _)| touched(other) && !range.contains(other))
+        {
+            return Err(MemoryError::Split { range });
+        }
+        let mut memory = self.memory.clone();
+        let mut found = false;
+        for (other, reach) in &self.ranges {
+            if !touched(other) {
+                continue;
+            }
+            found = true;
+            if *reach == Reach::Mapped {
+                let start = GuestAddress(other.start().get());
+                memory = memory
+                    .remove_region(start, other.bytes())
+                    .map_err(|_| MemoryError::Absent { range: *other })?
+                    .0;
+            }
+        }
+        if !found {
+            return Err(MemoryError::Absent { range });
+        }
+        self.memory = memory;
+        self.ranges.retain(|(other, _)| !touched(other));
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+//! Configuration space: a header of type 0, MSI-X, and virtio's five capabilities (virtio 1.2, section 4.1.4).
+
+use super::layout;
+use crate::wire::fields::{copy_part, u32_at};
+
+/// Bytes of a conventional configuration space.
+pub(crate) const CONFIG_BYTES: usize = 256;
+
+/// Who a function says it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    /// Virtio's number of the device type; the PCI device id is 0x1040 more.
+    pub(crate) device: u16,
+    /// Class, subclass, interface.
+    pub(crate) class: [u8; 3],
+    /// MSI-X vectors.
+    pub(crate) vectors: u16,
+}
+
+/// The registers, and which bits of them can be written.
+#[derive(Debug)]
+pub(crate) struct ConfigSpace {
+    bytes: [u8; CONFIG_BYTES],
+    writable: [u8; CONFIG_BYTES],
+}
+
+const VENDOR_VIRTIO: u16 = 0x1af4;
+const DEVICE_BASE: u16 = 0x1040;
+const STATUS_CAPABILITIES: u16 = 0x10;
+const COMMAND_WRITABLE: u16 = 0x0507;
+
+const COMMAND: usize = 0x04;
+const BAR0: usize = 0x10;
+const INTERRUPT_LINE: usize = 0x3c;
+const FIRST_CAPABILITY: usize = 0x40;
+
+const CAP_MSIX: u8 = 0x11;
+const CAP_VENDOR: u8 = 0x09;
+
+const VIRTIO_COMMON: u8 = 1;
+const VIRTIO_NOTIFY: u8 = 2;
+const VIRTIO_ISR: u8 = 3;
+const VIRTIO_DEVICE: u8 = 4;
+const VIRTIO_PCI: u8 = 5;
+
+/// A window into the BAR through configuration space (virtio 1.2, section 4.1.4.9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    /// Offset in the BAR.
+    pub(crate) offset: u32,
+    /// Bytes: 1, 2 or 4.
+    pub(crate) bytes: u32,
+}
+
+/// Where the capability of the window lies; its data is the last four bytes.
+const WINDOW: usize = FIRST_CAPABILITY + 12 + 16 + 20 + 16 + 16;
+/// The window's data register.
+pub(crate) const WINDOW_DATA: usize = WINDOW + 16;
+
+impl ConfigSpace {
+    pub(crate) fn new(identity: &Identity) -> Self {
+        let mut space = Self {
+            bytes: [0; CONFIG_BYTES],
+            writable: [0; CONFIG_BYTES],
+        };
+        space.set(0x00, &VENDOR_VIRTIO.to_le_bytes());
+        space.set(
+            0x02,
+            &DEVICE_BASE.saturating_add(identity.device).to_le_bytes(),
+        );
+        space.set(0x06, &STATUS_CAPABILITIES.to_le_bytes());
+        // Revision 1 and above: no transitional device.
+        space.set(0x08, &[1]);
+        let [class, subclass, interface] = identity.class;
+        space.set(0x09, &[interface, subclass, class]);
+        space.set(0x2c, &VENDOR_VIRTIO.to_le_bytes());
+        space.set(0x2e, &DEVICE_BASE.to_le_bytes());
+        space.allow(COMMAND, &COMMAND_WRITABLE.to_le_bytes());
+        space.allow(BAR0, &(!(layout::BAR_BYTES - 1)).to_le_bytes());
+        space.allow(INTERRUPT_LINE, &[0xff]);
+        space.capabilities(identity);
+        space
+    }
+
+    fn capabilities(&mut self, identity: &Identity) {
+        self.set(0x34, &[low_byte(FIRST_CAPABILITY)]);
+        let msix = FIRST_CAPABILITY;
+        let common = msix + 12;
+        let notify = common + 16;
+        let isr = notify + 20;
+        let device = isr + 16;
+        let bar = u32::from(layout::BAR);
+        self.set(msix, &[CAP_MSIX, low_byte(common)]);
+        self.set(msix + 2, &identity.vectors.saturating_sub(1).to_le_bytes());
+        // Enable and function mask.
+        self.allow(msix + 2, &0xc000u16.to_le_bytes());
+        self.set(msix + 4, &(layout::MSIX_TABLE | bar).to_le_bytes());
+        self.set(msix + 8, &(layout::MSIX_PBA | bar).to_le_bytes());
+        let parts = [
+            (
+                common,
+                notify,
+                VIRTIO_COMMON,
+                layout::COMMON,
+                layout::COMMON_BYTES,
+            ),
+            (
+                notify,
+                isr,
+                VIRTIO_NOTIFY,
+                layout::NOTIFY,
+                layout::NOTIFY_BYTES,
+            ),
+            (isr, device, VIRTIO_ISR, layout::ISR, 1),
+            (
+                device,
+                WINDOW,
+                VIRTIO_DEVICE,
+                layout::DEVICE,
+                layout::DEVICE_BYTES,
+            ),
+            (WINDOW, 0, VIRTIO_PCI, 0, 0),
+        ];
+        for (at, next, kind, offset, bytes) in parts {
+            let length = if matches!(kind, VIRTIO_NOTIFY | VIRTIO_PCI) {
+                20
+            } else {
+                16
+            };
+            self.set(at, &[CAP_VENDOR, low_byte(next), length, kind, layout::BAR]);
+            self.set(at + 8, &offset.to_le_bytes());
+            self.set(at + 12, &bytes.to_le_bytes());
+        }
+        self.set(notify + 16, &layout::NOTIFY_STRIDE.to_le_bytes());
+        self.allow(WINDOW + 4, &[0xff]);
+        self.allow(WINDOW + 8, &[0xff; 8]);
+    }
+
+    /// Reads `data.len()` bytes at `offset`.
+    pub(crate) fn read(&self, offset: usize, data: &mut [u8]) {
+        copy_part(&self.bytes, offset, data);
+    }
+
+    /// Writes what can be written of `data` at `offset`.
+    pub(crate) fn write(&mut self, offset: usize, data: &[u8]) {
+        let registers = self.bytes.iter_mut().zip(&self.writable).skip(offset);
+        for ((byte, mask), new) in registers.zip(data) {
+            *byte = (*byte & !mask) | (new & mask);
+        }
+    }
+
+    /// The part of the BAR that the window shows, if it shows any.
+    pub(crate) fn window(&self) -> Option<Window> {
+        let bar = *self.bytes.get(WINDOW + 4)?;
+        let window = Window {
+            offset: u32_at(&self.bytes, WINDOW + 8)?,
+            bytes: u32_at(&self.bytes, WINDOW + 12)?,
+        };
+        (bar == layout::BAR && matches!(window.bytes, 1 | 2 | 4)).then_some(window)
+    }
+
+    fn set(&mut self, at: usize, bytes: &[u8]) {
+        for (to, from) in self.bytes.iter_mut().skip(at).zip(bytes) {
+            *to = *from;
+        }
+    }
+
+    fn allow(&mut self, at: usize, bits: &[u8]) {
+        for (to, from) in self.writable.iter_mut().skip(at).zip(bits) {
+            *to = *from;
+        }
+    }
+}
+
+const fn low_byte(offset: usize) -> u8 {
+    offset.to_le_bytes()[0]
+}

@@ -1,0 +1,6 @@
+//! The PCI face of a virtio device (virtio 1.2, section 4.1): configuration space and the layout of its one BAR.
+
+mod config;
+pub(crate) mod layout;
+
+pub(crate) use config::{CONFIG_BYTES, ConfigSpace, Identity, WINDOW_DATA};

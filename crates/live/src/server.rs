@@ -1,0 +1,200 @@
+//! Sockets: one listens for one client at a time and hands its messages to a [`Session`].
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+
+use crate::counters::DeviceCounters;
+use crate::session::{Function, Refusal, Session};
+use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
+
+/// Tells threads to end. Clones tell the same.
+#[derive(Clone, Debug)]
+pub struct Stop(Arc<OwnedFd>);
+
+impl Stop {
+    /// A new one.
+    ///
+    /// # Errors
+    /// If the host has no descriptors left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(eventfd(
+            0,
+            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+        )?)))
+    }
+
+    /// Tells them.
+    pub fn stop(&self) {
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+}
+
+/// What a connection reports, for the log.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A client has come.
+    Connected,
+    /// A request was refused.
+    Refused(&'a Refusal),
+    /// The stream could not be followed any further and was closed.
+    Closed(&'a FramingError),
+    /// The client has gone.
+    Disconnected,
+}
+
+/// A function that also waits for something of the host's.
+pub trait Served: Function {
+    /// What to wait for beside messages.
+    fn waits_for(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// It has come.
+    fn came(&mut self) {}
+}
+
+/// Serves clients one after another until told to stop.
+///
+/// # Errors
+/// What listening or waiting meets. What a client does wrong is no error: it is reported and at worst ends its connection.
+pub fn serve<F: Served>(
+    listener: &UnixListener,
+    mut function: F,
+    counters: &DeviceCounters,
+    stop: &Stop,
+    mut report: impl FnMut(Event<'_>),
+) -> io::Result<()> {
+    while wait(listener.as_fd(), None, stop)? != Woken::Stop {
+        let (stream, _) = listener.accept()?;
+        report(Event::Connected);
+        let mut session = Session::new(function);
+        let end = converse(&stream, &mut session, counters, stop, &mut report);
+        function = session.end();
+        report(Event::Disconnected);
+        match end {
+            Ok(true) | Err(_) => {}
+            Ok(false) => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// Until the client goes (true) or the stop comes (false).
+fn converse<F: Served>(
+    stream: &UnixStream,
+    session: &mut Session<F>,
+    counters: &DeviceCounters,
+    stop: &Stop,
+    report: &mut impl FnMut(Event<'_>),
+) -> io::Result<bool> {
+    let mut inbox = Inbox::default();
+    loop {
+        let extra = session.function().waits_for();
+        match wait(stream.as_fd(), extra, stop)? {
+            Woken::Stop => return Ok(false),
+            Woken::Extra => {
+                session.function().came();
+                continue;
+            }
+            Woken::Main => {}
+        }
+        let message = match receive(stream, &mut inbox)? {
+            Received::Message(message) => message,
+            Received::Part => continue,
+            Received::End => return Ok(true),
+            Received::Lost(error) => {
+                report(Event::Closed(&error));
+                return Ok(true);
+            }
+        };
+        counters.messages.add(1);
+        let outcome = session.handle(message);
+        if let Some(refusal) = &outcome.refusal {
+            counters.refused.add(1);
+            report(Event::Refused(refusal));
+        }
+        if let Some(reply) = outcome.reply {
+            io::Write::write_all(&mut &*stream, &reply)?;
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Woken {
+    Main,
+    Extra,
+    Stop,
+}
+
+fn wait(main: BorrowedFd<'_>, extra: Option<BorrowedFd<'_>>, stop: &Stop) -> io::Result<Woken> {
+    let mut fds = vec![
+        PollFd::new(&*stop.0, PollFlags::IN),
+        PollFd::from_borrowed_fd(main, PollFlags::IN),
+    ];
+    fds.extend(extra.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    loop {
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        let came = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        if came(0) {
+            return Ok(Woken::Stop);
+        }
+        // Messages first: a flood of packets must not keep the driver from its registers.
+        if came(1) {
+            return Ok(Woken::Main);
+        }
+        if came(2) {
+            return Ok(Woken::Extra);
+        }
+    }
+}
+
+enum Received {
+    Message(Message),
+    Part,
+    End,
+    Lost(FramingError),
+}
+
+fn receive(stream: &UnixStream, inbox: &mut Inbox) -> io::Result<Received> {
+    let mut bytes = vec![0; inbox.wants()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = match recvmsg(
+        stream,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
+    ) {
+        Ok(got) => got,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(Received::Part),
+        Err(error) => return Err(error.into()),
+    };
+    let fds: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    if got.bytes == 0 {
+        return Ok(Received::End);
+    }
+    let truncated = got.flags.contains(ReturnFlags::CTRUNC);
+    let piece = bytes.get(..got.bytes).unwrap_or(&bytes);
+    Ok(match inbox.take(piece, fds, truncated) {
+        Ok(Some(message)) => Received::Message(message),
+        Ok(None) => Received::Part,
+        Err(error) => Received::Lost(error),
+    })
+}

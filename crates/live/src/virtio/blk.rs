@@ -1,0 +1,249 @@
+//! Block device over a raw file (virtio 1.2, section 5.2).
+//!
+//! A request's data crosses through a buffer of the device's own: reading or writing the file may wait, and no lookup of guest
+//! memory outlives a wait. What a request that has been acknowledged wrote is on the disk after the next acknowledged flush, or at
+//! once if the driver did not take `VIRTIO_BLK_F_FLUSH`.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use virtio_queue::{Queue, QueueT};
+
+use super::chain::{Chain, MAX_SEGMENTS, Segments};
+use super::{Device, QueueBroken};
+use crate::counters::DeviceCounters;
+use crate::dma::Dma;
+use crate::wire::fields::{copy_part, u32_at, u64_at};
+
+/// Bytes of a sector, whatever the disk's blocks.
+pub const SECTOR_BYTES: u64 = 512;
+
+const F_SEG_MAX: u64 = 1 << 2;
+const F_RO: u64 = 1 << 5;
+const F_FLUSH: u64 = 1 << 9;
+
+const T_IN: u32 = 0;
+const T_OUT: u32 = 1;
+const T_FLUSH: u32 = 4;
+const T_GET_ID: u32 = 8;
+
+const HEADER_BYTES: u32 = 16;
+const ID_BYTES: u32 = 20;
+/// What crosses in one piece.
+const BUFFER_BYTES: u32 = 256 * 1024;
+
+/// What the driver reads in the last byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Status {
+    Ok = 0,
+    IoError = 1,
+    Unsupported = 2,
+}
+
+/// A disk.
+#[derive(Debug)]
+pub struct Blk {
+    file: File,
+    sectors: u64,
+    read_only: bool,
+    write_through: bool,
+    buffer: Vec<u8>,
+    counters: Arc<DeviceCounters>,
+}
+
+impl Blk {
+    /// A disk over `file`: as many whole sectors as it has now.
+    ///
+    /// # Errors
+    /// Whatever asking for its size meets.
+    pub fn new(file: File, read_only: bool, counters: Arc<DeviceCounters>) -> io::Result<Self> {
+        // Seeking tells the size of block devices too.
+        let bytes = io::Seek::seek(&mut &file, io::SeekFrom::End(0))?;
+        Ok(Self {
+            file,
+            sectors: bytes / SECTOR_BYTES,
+            read_only,
+            write_through: true,
+            buffer: vec![0; BUFFER_BYTES as usize],
+            counters,
+        })
+    }
+
+    /// Serves one request; how many bytes of its writable part were written.
+    fn serve<A: Dma>(&mut self, chain: &mut Chain, dma: &mut A) -> u32 {
+        let Some(status_at) = chain.writable.take_last_byte() else {
+            self.counters.malformed.add(1);
+            return 0;
+        };
+        let (status, written) = if chain.malformed {
+            (Status::IoError, 0)
+        } else {
+            self.run(chain, dma)
+        };
+        if status != Status::Ok {
+            self.counters.failed.add(1);
+        }
+        let told = dma.with(|memory| status_at.write(memory, &[status as u8]));
+        if told.is_err() {
+            self.counters.malformed.add(1);
+            return 0;
+        }
+        written.saturating_add(1)
+    }
+
+    fn run<A: Dma>(&mut self, chain: &mut Chain, dma: &mut A) -> (Status, u32) {
+        let mut header = [0; HEADER_BYTES as usize];
+        let read = chain
+            .readable
+            .take_front(HEADER_BYTES)
+            .is_some_and(|at| dma.with(|memory| at.read(memory, &mut header)).is_ok());
+        let (Some(kind), Some(sector), true) = (u32_at(&header, 0), u64_at(&header, 8), read)
+        else {
+            return (Status::IoError, 0);
+        };
+        match kind {
+            T_IN => self.read(sector, &mut chain.writable, dma),
+            T_OUT if self.read_only => (Status::IoError, 0),
+            T_OUT => (self.write(sector, &mut chain.readable, dma), 0),
+            T_FLUSH => {
+                self.counters.flushes.add(1);
+                (status_of(self.file.sync_data()), 0)
+            }
+            T_GET_ID => identify(&mut chain.writable, dma),
+            _ => (Status::Unsupported, 0),
+        }
+    }
+
+    /// The byte offset of `sector` if all of `bytes`, whole sectors, are on the disk.
+    fn offset(&self, sector: u64, bytes: u64) -> Option<u64> {
+        let end = sector.checked_add(bytes / SECTOR_BYTES)?;
+        (bytes.is_multiple_of(SECTOR_BYTES) && end <= self.sectors)
+            .then_some(sector.checked_mul(SECTOR_BYTES)?)
+    }
+
+    fn read<A: Dma>(&mut self, sector: u64, to: &mut Segments, dma: &mut A) -> (Status, u32) {
+        let mut left = to.bytes();
+        let Some(mut offset) = self.offset(sector, left) else {
+            return (Status::IoError, 0);
+        };
+        let mut written = 0u32;
+        while left > 0 {
+            let part = piece(left);
+            let (Some(buffer), Some(at)) =
+                (self.buffer.get_mut(..part as usize), to.take_front(part))
+            else {
+                return (Status::IoError, written);
+            };
+            if self.file.read_exact_at(buffer, offset).is_err()
+                || dma.with(|memory| at.write(memory, buffer)).is_err()
+            {
+                return (Status::IoError, written);
+            }
+            left -= u64::from(part);
+            offset += u64::from(part);
+            written = written.saturating_add(part);
+        }
+        self.counters.bytes_read.add(written.into());
+        (Status::Ok, written)
+    }
+
+    fn write<A: Dma>(&mut self, sector: u64, from: &mut Segments, dma: &mut A) -> Status {
+        let mut left = from.bytes();
+        let Some(mut offset) = self.offset(sector, left) else {
+            return Status::IoError;
+        };
+        self.counters.bytes_written.add(left);
+        while left > 0 {
+            let part = piece(left);
+            let (Some(buffer), Some(at)) =
+                (self.buffer.get_mut(..part as usize), from.take_front(part))
+            else {
+                return Status::IoError;
+            };
+            if dma.with(|memory| at.read(memory, buffer)).is_err()
+                || self.file.write_all_at(buffer, offset).is_err()
+            {
+                return Status::IoError;
+            }
+            left -= u64::from(part);
+            offset += u64::from(part);
+        }
+        if self.write_through {
+            return status_of(self.file.sync_data());
+        }
+        Status::Ok
+    }
+}
+
+fn identify<A: Dma>(to: &mut Segments, dma: &mut A) -> (Status, u32) {
+    let mut id = [0; ID_BYTES as usize];
+    copy_part(b"ringfence", 0, &mut id);
+    match to.take_front(ID_BYTES) {
+        Some(at) if dma.with(|memory| at.write(memory, &id)).is_ok() => (Status::Ok, ID_BYTES),
+        _ => (Status::IoError, 0),
+    }
+}
+
+fn piece(left: u64) -> u32 {
+    u32::try_from(left).unwrap_or(u32::MAX).min(BUFFER_BYTES)
+}
+
+fn status_of(result: io::Result<()>) -> Status {
+    if result.is_ok() {
+        Status::Ok
+    } else {
+        Status::IoError
+    }
+}
+
+impl Device for Blk {
+    const TYPE: u16 = 2;
+    const CLASS: [u8; 3] = [0x01, 0x80, 0x00];
+
+    fn features(&self) -> u64 {
+        F_SEG_MAX | F_FLUSH | if self.read_only { F_RO } else { 0 }
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[256]
+    }
+
+    fn read_config(&self, offset: usize, data: &mut [u8]) {
+        let mut config = self.sectors.to_le_bytes().to_vec();
+        // size_max is not offered; seg_max leaves room for header and status.
+        config.extend(0u32.to_le_bytes());
+        let segments = u32::try_from(MAX_SEGMENTS.saturating_sub(2)).unwrap_or(1);
+        config.extend(segments.to_le_bytes());
+        copy_part(&config, offset, data);
+    }
+
+    fn activate(&mut self, features: u64) {
+        self.write_through = features & F_FLUSH == 0;
+    }
+
+    fn process<A: Dma>(
+        &mut self,
+        _index: usize,
+        queue: &mut Queue,
+        dma: &mut A,
+    ) -> Result<bool, QueueBroken> {
+        let mut interrupt = false;
+        loop {
+            dma.with(|memory| queue.disable_notification(memory))?;
+            while let Some(mut chain) = dma.with(|memory| Chain::next(queue, memory))? {
+                self.counters.requests.add(1);
+                let written = self.serve(&mut chain, dma);
+                interrupt |= dma.with(|memory| {
+                    queue.add_used(memory, chain.head, written)?;
+                    queue.needs_notification(memory)
+                })?;
+            }
+            if !dma.with(|memory| queue.enable_notification(memory))? {
+                return Ok(interrupt);
+            }
+        }
+    }
+}

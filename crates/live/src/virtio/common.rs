@@ -1,0 +1,232 @@
+//! The registers of the common configuration (virtio 1.2, section 4.1.4.3) and the rules of the status byte (section 2.1).
+
+use virtio_queue::{Queue, QueueT};
+
+use super::{F_ACCESS_PLATFORM, F_VERSION_1};
+use crate::irq::NO_VECTOR;
+use crate::pci::layout::COMMON_BYTES;
+use crate::wire::fields::{copy_part, u16_at, u32_at};
+
+/// `ACKNOWLEDGE`, the driver has seen the device.
+pub(crate) const ACKNOWLEDGE: u8 = 1;
+/// `DRIVER`, and knows it.
+pub(crate) const DRIVER: u8 = 2;
+/// `DRIVER_OK`, and begins.
+pub(crate) const DRIVER_OK: u8 = 4;
+/// `FEATURES_OK`, features are agreed on.
+pub(crate) const FEATURES_OK: u8 = 8;
+/// `DEVICE_NEEDS_RESET`, set by the device only.
+pub(crate) const NEEDS_RESET: u8 = 64;
+/// `FAILED`, the driver has given up.
+pub(crate) const FAILED: u8 = 128;
+
+/// One queue and its vector.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) queue: Queue,
+    pub(crate) vector: u16,
+}
+
+/// What the driver's write asks of the transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Nothing.
+    None,
+    /// The device begins.
+    Begin,
+    /// Everything back to the beginning.
+    Reset,
+}
+
+/// The registers.
+#[derive(Debug)]
+pub(crate) struct Common {
+    offered: u64,
+    accepted: u64,
+    offered_select: u32,
+    accepted_select: u32,
+    config_vector: u16,
+    status: u8,
+    selected: u16,
+    pub(crate) slots: Vec<Slot>,
+}
+
+impl Common {
+    /// `offered` are all features; `sizes` the queues' largest sizes. A size that is no power of two gives no queue.
+    pub(crate) fn new(offered: u64, sizes: &[u16]) -> Self {
+        let slots = sizes.iter().filter_map(|size| {
+            Some(Slot {
+                queue: Queue::new(*size).ok()?,
+                vector: NO_VECTOR,
+            })
+        });
+        Self {
+            offered,
+            accepted: 0,
+            offered_select: 0,
+            accepted_select: 0,
+            config_vector: NO_VECTOR,
+            status: 0,
+            selected: 0,
+            slots: slots.collect(),
+        }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        let offered = self.offered;
+        let sizes: Vec<u16> = self.slots.iter().map(|s| s.queue.max_size()).collect();
+        *self = Self::new(offered, &sizes);
+    }
+
+    /// What both sides have agreed on.
+    pub(crate) fn features(&self) -> u64 {
+        self.accepted
+    }
+
+    /// Whether the device may work.
+    pub(crate) fn running(&self) -> bool {
+        self.status & DRIVER_OK != 0 && self.status & (NEEDS_RESET | FAILED) == 0
+    }
+
+    pub(crate) fn config_vector(&self) -> u16 {
+        self.config_vector
+    }
+
+    pub(crate) fn needs_reset(&mut self) {
+        self.status |= NEEDS_RESET;
+    }
+
+    fn selected(&self) -> Option<&Slot> {
+        self.slots.get(usize::from(self.selected))
+    }
+
+    pub(crate) fn read(&self, offset: usize, data: &mut [u8]) {
+        let half = |features: u64, select: u32| match select {
+            0 => (features & 0xffff_ffff) as u32,
+            1 => (features >> 32) as u32,
+            _ => 0,
+        };
+        let mut bytes = Vec::with_capacity(COMMON_BYTES as usize);
+        bytes.extend(self.offered_select.to_le_bytes());
+        bytes.extend(half(self.offered, self.offered_select).to_le_bytes());
+        bytes.extend(self.accepted_select.to_le_bytes());
+        bytes.extend(half(self.accepted, self.accepted_select).to_le_bytes());
+        bytes.extend(self.config_vector.to_le_bytes());
+        let queues = u16::try_from(self.slots.len()).unwrap_or(u16::MAX);
+        bytes.extend(queues.to_le_bytes());
+        // The device's configuration never changes: generation 0.
+        bytes.extend([self.status, 0]);
+        bytes.extend(self.selected.to_le_bytes());
+        // A queue that does not exist reads as size 0.
+        if let Some(Slot { queue, vector }) = self.selected() {
+            bytes.extend(queue.size().to_le_bytes());
+            bytes.extend(vector.to_le_bytes());
+            bytes.extend(u16::from(queue.ready()).to_le_bytes());
+            bytes.extend(self.selected.to_le_bytes());
+            bytes.extend(queue.desc_table().to_le_bytes());
+            bytes.extend(queue.avail_ring().to_le_bytes());
+            bytes.extend(queue.used_ring().to_le_bytes());
+        } else {
+            bytes.extend([0; 2]);
+            bytes.extend(NO_VECTOR.to_le_bytes());
+        }
+        copy_part(&bytes, offset, data);
+    }
+
+    /// A register is written as a whole, or half of a 64-bit one; anything else does nothing. `has` says which vectors there are.
+    pub(crate) fn write(
+        &mut self,
+        offset: usize,
+        data: &[u8],
+        has: impl Fn(u16) -> bool,
+    ) -> Effect {
+        let vector = |value: u16| if has(value) { value } else { NO_VECTOR };
+        let word = u32_at(data, 0).unwrap_or(0);
+        let short = u16_at(data, 0).unwrap_or(0);
+        match (offset, data.len()) {
+            (0x00, 4) => self.offered_select = word,
+            (0x08, 4) => self.accepted_select = word,
+            (0x0c, 4) => self.accept(word),
+            (0x10, 2) => self.config_vector = vector(short),
+            (0x14, 1) => return self.set_status(data.first().copied().unwrap_or(0)),
+            (0x16, 2) => self.selected = short,
+            (0x20..=0x34, 8) if offset.is_multiple_of(8) => {
+                self.configure(offset, word);
+                self.configure(offset + 4, u32_at(data, 4).unwrap_or(0));
+            }
+            (0x18 | 0x1c, 2) => self.configure(offset, short.into()),
+            (0x1a, 2) => {
+                let new = vector(short);
+                if let Some(slot) = self.slots.get_mut(usize::from(self.selected)) {
+                    slot.vector = new;
+                }
+            }
+            (0x20..=0x34, 4) => self.configure(offset, word),
+            _ => {}
+        }
+        Effect::None
+    }
+
+    /// Features are settled once `FEATURES_OK` stands.
+    fn accept(&mut self, half: u32) {
+        if self.status & FEATURES_OK != 0 {
+            return;
+        }
+        let (keep, new) = match self.accepted_select {
+            0 => (!0xffff_ffff, u64::from(half)),
+            1 => (0xffff_ffff, u64::from(half) << 32),
+            _ => return,
+        };
+        self.accepted = (self.accepted & keep) | (new & self.offered);
+    }
+
+    /// A queue that is enabled, and a device whose features are not agreed on, take no configuration.
+    fn configure(&mut self, offset: usize, value: u32) {
+        let settled = self.status & FEATURES_OK != 0;
+        let event_idx = self.accepted & super::F_EVENT_IDX != 0;
+        let Some(slot) = self.slots.get_mut(usize::from(self.selected)) else {
+            return;
+        };
+        let queue = &mut slot.queue;
+        if queue.ready() || !settled {
+            return;
+        }
+        match offset {
+            0x18 => queue.set_size(u16::try_from(value).unwrap_or(0)),
+            0x1c if value == 1 => {
+                queue.set_event_idx(event_idx);
+                queue.set_ready(true);
+            }
+            0x20 => queue.set_desc_table_address(Some(value), None),
+            0x24 => queue.set_desc_table_address(None, Some(value)),
+            0x28 => queue.set_avail_ring_address(Some(value), None),
+            0x2c => queue.set_avail_ring_address(None, Some(value)),
+            0x30 => queue.set_used_ring_address(Some(value), None),
+            0x34 => queue.set_used_ring_address(None, Some(value)),
+            _ => {}
+        }
+    }
+
+    /// Bits are only ever added, in their order; 0 resets.
+    fn set_status(&mut self, new: u8) -> Effect {
+        if new == 0 {
+            return Effect::Reset;
+        }
+        let added = new & !self.status & (ACKNOWLEDGE | DRIVER | DRIVER_OK | FEATURES_OK | FAILED);
+        self.status |= added & (ACKNOWLEDGE | DRIVER | FAILED);
+        if added & FEATURES_OK != 0 && self.acceptable() {
+            self.status |= FEATURES_OK;
+        }
+        if added & DRIVER_OK != 0 && self.status & FEATURES_OK != 0 {
+            self.status |= DRIVER_OK;
+            return Effect::Begin;
+        }
+        Effect::None
+    }
+
+    /// A driver that would pass addresses around the IOMMU is refused here, not hung later.
+    fn acceptable(&self) -> bool {
+        let demanded = F_VERSION_1 | (self.offered & F_ACCESS_PLATFORM);
+        self.accepted & demanded == demanded
+    }
+}

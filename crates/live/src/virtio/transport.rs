@@ -1,0 +1,236 @@
+//! A virtio device as a PCI function.
+
+use vm_memory::GuestMemoryMmap;
+
+use super::common::{Common, Effect};
+use super::{Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, QueueBroken};
+use crate::counters::DeviceCounters;
+use crate::dma::Dma;
+use crate::irq::Vectors;
+use crate::pci::{ConfigSpace, Identity, WINDOW_DATA, layout};
+use crate::session::{CONFIG_REGION, ERROR_IRQ, Function, FunctionError, MSIX_IRQ, Region};
+use crate::wire::SetIrqs;
+
+const ISR_QUEUE: u8 = 1;
+const ISR_CONFIG: u8 = 2;
+
+/// A device `D` that reaches memory through `A`.
+#[derive(Debug)]
+pub struct VirtioPci<D, A> {
+    device: D,
+    dma: A,
+    config: ConfigSpace,
+    identity: Identity,
+    common: Common,
+    vectors: Vectors,
+    isr: u8,
+    counters: std::sync::Arc<DeviceCounters>,
+}
+
+impl<D: Device, A: Dma> VirtioPci<D, A> {
+    /// The device as after power-on. With `translated`, it insists on `VIRTIO_F_ACCESS_PLATFORM`: it stands behind an IOMMU.
+    pub fn new(
+        device: D,
+        dma: A,
+        translated: bool,
+        counters: std::sync::Arc<DeviceCounters>,
+    ) -> Self {
+        let mut features = device.features() | F_VERSION_1 | F_EVENT_IDX | F_INDIRECT_DESC;
+        if translated {
+            features |= F_ACCESS_PLATFORM;
+        }
+        let queues = u16::try_from(device.queue_sizes().len()).unwrap_or(u16::MAX);
+        let identity = Identity {
+            device: D::TYPE,
+            class: D::CLASS,
+            // One a queue and one for changes of the configuration.
+            vectors: queues.saturating_add(1),
+        };
+        Self {
+            common: Common::new(features, device.queue_sizes()),
+            device,
+            dma,
+            config: ConfigSpace::new(&identity),
+            identity,
+            vectors: Vectors::new(identity.vectors),
+            isr: 0,
+            counters,
+        }
+    }
+
+    /// The device itself.
+    pub fn device(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    /// Lets the device work on queue `index`: the driver rang, or what the device waited for has come.
+    pub fn work(&mut self, index: usize) {
+        if !self.common.running() {
+            return;
+        }
+        let Some(slot) = self.common.slots.get_mut(index) else {
+            return;
+        };
+        if !virtio_queue::QueueT::ready(&slot.queue) {
+            return;
+        }
+        let result = self.device.process(index, &mut slot.queue, &mut self.dma);
+        let vector = slot.vector;
+        match result {
+            Ok(true) => {
+                self.isr |= ISR_QUEUE;
+                self.counters.interrupts.add(1);
+                self.vectors.signal(vector);
+            }
+            Ok(false) => {}
+            Err(broken) => self.stop(&broken),
+        }
+    }
+
+    /// Nothing more can be done with the rings; the driver is told to begin again (virtio 1.2, section 2.1.2).
+    fn stop(&mut self, _broken: &QueueBroken) {
+        self.counters.broken_queues.add(1);
+        self.common.needs_reset();
+        self.isr |= ISR_CONFIG;
+        self.vectors.signal(self.common.config_vector());
+    }
+
+    fn reset_device(&mut self) {
+        self.common.reset();
+        self.isr = 0;
+        self.device.reset();
+    }
+
+    fn read_bar(&mut self, offset: u32, data: &mut [u8]) {
+        data.fill(0);
+        let page = offset & !0xfff;
+        let within = (offset - page) as usize;
+        match page {
+            layout::COMMON => self.common.read(within, data),
+            // Reading clears (virtio 1.2, section 4.1.4.5).
+            layout::ISR if within == 0 => {
+                if let Some(first) = data.first_mut() {
+                    *first = std::mem::take(&mut self.isr);
+                }
+            }
+            layout::DEVICE => self.device.read_config(within, data),
+            _ => {}
+        }
+    }
+
+    fn write_bar(&mut self, offset: u32, data: &[u8]) {
+        let page = offset & !0xfff;
+        let within = (offset - page) as usize;
+        match page {
+            layout::COMMON => {
+                let vectors = &self.vectors;
+                match self
+                    .common
+                    .write(within, data, |vector| vectors.has(vector))
+                {
+                    Effect::None => {}
+                    Effect::Begin => self.device.activate(self.common.features()),
+                    Effect::Reset => self.reset_device(),
+                }
+            }
+            layout::DEVICE => self.device.write_config(within, data),
+            // The place says which queue; what is written there says the same.
+            layout::NOTIFY if within.is_multiple_of(layout::NOTIFY_STRIDE as usize) => {
+                self.counters.doorbells.add(1);
+                self.work(within / layout::NOTIFY_STRIDE as usize);
+            }
+            _ => {}
+        }
+    }
+
+    /// Where an access to region and offset goes, if it lies inside.
+    fn place(&self, region: u32, offset: u64, bytes: usize) -> Result<u32, FunctionError> {
+        let outside = FunctionError::OutsideRegion {
+            region,
+            offset,
+            bytes,
+        };
+        let size = self.region(region).bytes;
+        let length = u64::try_from(bytes).map_err(|_| outside)?;
+        match offset.checked_add(length) {
+            Some(end) if end <= size => u32::try_from(offset).map_err(|_| outside),
+            _ => Err(outside),
+        }
+    }
+}
+
+impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
+    fn region(&self, index: u32) -> Region {
+        let bytes = match index {
+            CONFIG_REGION => crate::pci::CONFIG_BYTES as u64,
+            _ if index == u32::from(layout::BAR) => layout::BAR_BYTES.into(),
+            _ => 0,
+        };
+        Region { bytes }
+    }
+
+    fn vectors(&self, index: u32) -> u32 {
+        match index {
+            MSIX_IRQ => self.vectors.count(),
+            ERROR_IRQ => 1,
+            _ => 0,
+        }
+    }
+
+    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), FunctionError> {
+        let offset = self.place(region, offset, data.len())?;
+        if region != CONFIG_REGION {
+            self.read_bar(offset, data);
+            return Ok(());
+        }
+        let offset = offset as usize;
+        if offset == WINDOW_DATA
+            && let Some(window) = self.config.window()
+            && data.len() >= window.bytes as usize
+            && window.offset < layout::BAR_BYTES
+        {
+            data.fill(0);
+            if let Some(data) = data.get_mut(..window.bytes as usize) {
+                self.read_bar(window.offset, data);
+            }
+            return Ok(());
+        }
+        self.config.read(offset, data);
+        Ok(())
+    }
+
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), FunctionError> {
+        let offset = self.place(region, offset, data.len())?;
+        if region != CONFIG_REGION {
+            self.write_bar(offset, data);
+            return Ok(());
+        }
+        let offset = offset as usize;
+        if offset == WINDOW_DATA
+            && let Some(window) = self.config.window()
+            && let Some(data) = data.get(..window.bytes as usize)
+            && window.offset < layout::BAR_BYTES
+        {
+            self.write_bar(window.offset, data);
+            return Ok(());
+        }
+        self.config.write(offset, data);
+        Ok(())
+    }
+
+    fn set_irqs(&mut self, request: SetIrqs) -> Result<(), FunctionError> {
+        self.vectors.set(request)
+    }
+
+    fn memory_changed(&mut self, memory: &GuestMemoryMmap) {
+        self.dma.set_memory(memory);
+    }
+
+    fn reset(&mut self) {
+        self.reset_device();
+        self.config = ConfigSpace::new(&self.identity);
+        self.vectors = Vectors::new(self.identity.vectors);
+    }
+}
+
+impl<D: Device, A: Dma> crate::server::Served for VirtioPci<D, A> {}

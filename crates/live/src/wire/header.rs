@@ -1,0 +1,177 @@
+//! The header that every message begins with (vfio-user specification, "Header").
+
+use super::fields::{u16_at, u32_at};
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 16;
+
+/// Longest message that is read, header included. The longest that a client has to send is `VERSION` with its capabilities;
+/// `REGION_WRITE` carries at most [`MAX_DATA_BYTES`].
+pub const MAX_MESSAGE_BYTES: usize = 8192;
+
+/// Longest payload of a region access. Announced as `max_data_xfer_size`.
+pub const MAX_DATA_BYTES: u32 = 4096;
+
+/// Most file descriptors with one message. Announced as `max_msg_fds`.
+pub const MAX_FDS: usize = 16;
+
+/// Commands, under the specification's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Command {
+    /// `VFIO_USER_VERSION`.
+    Version = 1,
+    /// `VFIO_USER_DMA_MAP`.
+    DmaMap = 2,
+    /// `VFIO_USER_DMA_UNMAP`.
+    DmaUnmap = 3,
+    /// `VFIO_USER_DEVICE_GET_INFO`.
+    DeviceGetInfo = 4,
+    /// `VFIO_USER_DEVICE_GET_REGION_INFO`.
+    DeviceGetRegionInfo = 5,
+    /// `VFIO_USER_DEVICE_GET_REGION_IO_FDS`.
+    DeviceGetRegionIoFds = 6,
+    /// `VFIO_USER_DEVICE_GET_IRQ_INFO`.
+    DeviceGetIrqInfo = 7,
+    /// `VFIO_USER_DEVICE_SET_IRQS`.
+    DeviceSetIrqs = 8,
+    /// `VFIO_USER_REGION_READ`.
+    RegionRead = 9,
+    /// `VFIO_USER_REGION_WRITE`.
+    RegionWrite = 10,
+    /// `VFIO_USER_DMA_READ`: only from server to client.
+    DmaRead = 11,
+    /// `VFIO_USER_DMA_WRITE`: only from server to client.
+    DmaWrite = 12,
+    /// `VFIO_USER_DEVICE_RESET`.
+    DeviceReset = 13,
+}
+
+impl Command {
+    /// The command of this number.
+    pub const fn from_number(number: u16) -> Option<Self> {
+        Some(match number {
+            1 => Self::Version,
+            2 => Self::DmaMap,
+            3 => Self::DmaUnmap,
+            4 => Self::DeviceGetInfo,
+            5 => Self::DeviceGetRegionInfo,
+            6 => Self::DeviceGetRegionIoFds,
+            7 => Self::DeviceGetIrqInfo,
+            8 => Self::DeviceSetIrqs,
+            9 => Self::RegionRead,
+            10 => Self::RegionWrite,
+            11 => Self::DmaRead,
+            12 => Self::DmaWrite,
+            13 => Self::DeviceReset,
+            _ => return None,
+        })
+    }
+}
+
+const TYPE_MASK: u32 = 0xf;
+const TYPE_COMMAND: u32 = 0;
+const TYPE_REPLY: u32 = 1;
+const NO_REPLY: u32 = 1 << 4;
+const ERROR: u32 = 1 << 5;
+
+/// A header in which only the framing has been checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Identifier that the reply repeats.
+    pub id: u16,
+    /// Number of the command, known or not.
+    pub command: u16,
+    /// Bytes of the whole message: from [`HEADER_BYTES`] to [`MAX_MESSAGE_BYTES`].
+    pub size: usize,
+    /// Whether the sender wants no reply.
+    pub no_reply: bool,
+}
+
+/// Why the stream cannot be followed any further: where the next message begins is not known, or not worth reading up to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FramingError {
+    /// The size does not even cover the header.
+    Short {
+        /// The size that was stated.
+        size: u32,
+    },
+    /// The message is longer than [`MAX_MESSAGE_BYTES`].
+    Long {
+        /// The size that was stated.
+        size: u32,
+    },
+    /// A reply, though nothing was asked, or neither a command nor a reply.
+    NotACommand {
+        /// The flags.
+        flags: u32,
+    },
+}
+
+impl std::fmt::Display for FramingError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Short { size } => {
+                write!(f, "a message of {size} bytes is shorter than its header")
+            }
+            Self::Long { size } => write!(
+                f,
+                "a message of {size} bytes is longer than {MAX_MESSAGE_BYTES}"
+            ),
+            Self::NotACommand { flags } => {
+                write!(f, "a message that is no command: flags {flags:#x}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for FramingError {}
+
+impl Header {
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// [`FramingError`] if nothing after it can be understood.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FramingError> {
+        let field = |at| u32_at(bytes, at).unwrap_or(0);
+        let (size, flags) = (field(4), field(8));
+        if flags & TYPE_MASK != TYPE_COMMAND {
+            return Err(FramingError::NotACommand { flags });
+        }
+        let bytes_of_message = usize::try_from(size).unwrap_or(usize::MAX);
+        if bytes_of_message < HEADER_BYTES {
+            return Err(FramingError::Short { size });
+        }
+        if bytes_of_message > MAX_MESSAGE_BYTES {
+            return Err(FramingError::Long { size });
+        }
+        Ok(Self {
+            id: u16_at(bytes, 0).unwrap_or(0),
+            command: u16_at(bytes, 2).unwrap_or(0),
+            size: bytes_of_message,
+            no_reply: flags & NO_REPLY != 0,
+        })
+    }
+
+    /// The whole reply to this command: its header, then `body`.
+    pub(crate) fn reply(&self, body: &[u8]) -> Vec<u8> {
+        self.encode(TYPE_REPLY, 0, body)
+    }
+
+    /// The reply that says which error (`errno`) this command met.
+    pub(crate) fn error_reply(&self, errno: u32) -> Vec<u8> {
+        self.encode(TYPE_REPLY | ERROR, errno, &[])
+    }
+
+    fn encode(&self, flags: u32, errno: u32, body: &[u8]) -> Vec<u8> {
+        let size = u32::try_from(HEADER_BYTES.saturating_add(body.len())).unwrap_or(u32::MAX);
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
+        bytes.extend(self.id.to_le_bytes());
+        bytes.extend(self.command.to_le_bytes());
+        bytes.extend(size.to_le_bytes());
+        bytes.extend(flags.to_le_bytes());
+        bytes.extend(errno.to_le_bytes());
+        bytes.extend(body);
+        bytes
+    }
+}

@@ -1,0 +1,453 @@
+//! What a client asks: a message's command and body as a value, or why it is none.
+
+use std::os::fd::OwnedFd;
+
+use ringfence_types::{Iova, IovaRange};
+
+use super::fields::{u16_at, u32_at, u64_at};
+use super::header::{Command, MAX_DATA_BYTES};
+use super::inbox::Message;
+
+/// A request of the right form. Whether it makes sense for the device is for the session to say.
+#[derive(Debug)]
+pub enum Request {
+    /// `VERSION`.
+    Version {
+        /// The client's major version.
+        major: u16,
+        /// Its minor version.
+        minor: u16,
+    },
+    /// `DMA_MAP`.
+    DmaMap {
+        /// The addresses that the range gets in the device's view: guest-physical where the guest has no IOMMU of QEMU's.
+        range: IovaRange,
+        /// Whether the device may read there.
+        readable: bool,
+        /// Whether it may write there.
+        writable: bool,
+        /// Offset of the range in the file.
+        offset: u64,
+        /// The memory. None: it can be reached only through the client.
+        file: Option<OwnedFd>,
+    },
+    /// `DMA_UNMAP`.
+    DmaUnmap {
+        /// What to unmap; none: everything.
+        range: Option<IovaRange>,
+        /// The flags, which the reply repeats.
+        flags: u32,
+    },
+    /// `DEVICE_GET_INFO`.
+    DeviceInfo,
+    /// `DEVICE_GET_REGION_INFO`.
+    RegionInfo {
+        /// Index of the region.
+        index: u32,
+    },
+    /// `DEVICE_GET_IRQ_INFO`.
+    IrqInfo {
+        /// Index of the kind of interrupt.
+        index: u32,
+    },
+    /// `DEVICE_SET_IRQS`.
+    SetIrqs(SetIrqs),
+    /// `REGION_READ`.
+    RegionRead {
+        /// Region.
+        region: u32,
+        /// Offset in it.
+        offset: u64,
+        /// Bytes, at most [`MAX_DATA_BYTES`].
+        count: u32,
+    },
+    /// `REGION_WRITE`.
+    RegionWrite {
+        /// Region.
+        region: u32,
+        /// Offset in it.
+        offset: u64,
+        /// The bytes, at most [`MAX_DATA_BYTES`].
+        data: Vec<u8>,
+    },
+    /// `DEVICE_RESET`.
+    Reset,
+}
+
+/// `DEVICE_SET_IRQS`: what to do with a run of vectors.
+#[derive(Debug)]
+pub struct SetIrqs {
+    /// Index of the kind of interrupt.
+    pub index: u32,
+    /// First vector.
+    pub start: u32,
+    /// Vectors. 0 with [`IrqAction::Trigger`] and [`IrqData::None`]: all of them are taken down.
+    pub count: u32,
+    /// What to do.
+    pub action: IrqAction,
+    /// With what.
+    pub data: IrqData,
+}
+
+/// What to do with a run of vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IrqAction {
+    /// Mask.
+    Mask,
+    /// Unmask.
+    Unmask,
+    /// Set how they are signalled, or signal them.
+    Trigger,
+}
+
+/// The data of `DEVICE_SET_IRQS`.
+#[derive(Debug)]
+pub enum IrqData {
+    /// None.
+    None,
+    /// One byte a vector.
+    Bools(Vec<u8>),
+    /// One event descriptor a vector; or none at all, which takes the vectors' descriptors away.
+    Events(Vec<OwnedFd>),
+}
+
+/// Why a message is no request. The stream goes on with the next message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestError {
+    /// No command has this number.
+    UnknownCommand {
+        /// The number.
+        command: u16,
+    },
+    /// A command that only a server sends, or that is not offered.
+    Unsupported {
+        /// Which.
+        command: Command,
+    },
+    /// The body has another length than the command and its fields demand.
+    Length {
+        /// The command.
+        command: Command,
+        /// Bytes of the body.
+        bytes: usize,
+    },
+    /// The message carries descriptors and may not, or another number than it has to.
+    Descriptors {
+        /// The command.
+        command: Command,
+    },
+    /// Flags that are not known, or that contradict each other.
+    Flags {
+        /// The command.
+        command: Command,
+        /// The flags.
+        flags: u32,
+    },
+    /// A range that is empty or passes the end of the address space.
+    Range {
+        /// First address.
+        start: Iova,
+        /// Bytes.
+        size: u64,
+    },
+    /// More data than one access carries.
+    TooMuchData {
+        /// Bytes.
+        count: u32,
+    },
+}
+
+impl RequestError {
+    /// The error number of the reply.
+    pub fn errno(&self) -> u32 {
+        match self {
+            Self::UnknownCommand { .. } | Self::Unsupported { .. } => errno::ENOTSUP,
+            Self::TooMuchData { .. } => errno::E2BIG,
+            _ => errno::EINVAL,
+        }
+    }
+}
+
+/// Error numbers, as Linux has them; the specification names no others.
+pub mod errno {
+    /// No such file: here, no such range.
+    pub const ENOENT: u32 = 2;
+    /// The list is too long.
+    pub const E2BIG: u32 = 7;
+    /// No memory.
+    pub const ENOMEM: u32 = 12;
+    /// Access denied.
+    pub const EACCES: u32 = 13;
+    /// It exists.
+    pub const EEXIST: u32 = 17;
+    /// Invalid argument.
+    pub const EINVAL: u32 = 22;
+    /// No space left.
+    pub const ENOSPC: u32 = 28;
+    /// Not supported.
+    pub const ENOTSUP: u32 = 95;
+}
+
+impl std::fmt::Display for RequestError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::UnknownCommand { command } => write!(f, "unknown command {command}"),
+            Self::Unsupported { command } => write!(f, "{command:?} is not offered"),
+            Self::Length { command, bytes } => {
+                write!(f, "{command:?} with a body of {bytes} bytes")
+            }
+            Self::Descriptors { command } => write!(f, "{command:?} with unfit descriptors"),
+            Self::Flags { command, flags } => write!(f, "{command:?} with flags {flags:#x}"),
+            Self::Range { start, size } => write!(f, "a range of {size:#x} bytes at {start}"),
+            Self::TooMuchData { count } => {
+                write!(f, "an access of {count} bytes, more than {MAX_DATA_BYTES}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for RequestError {}
+
+const DMA_READ: u32 = 1;
+const DMA_WRITE: u32 = 2;
+const UNMAP_ALL: u32 = 2;
+
+const IRQ_NONE: u32 = 1;
+const IRQ_BOOL: u32 = 2;
+const IRQ_EVENTFD: u32 = 4;
+const IRQ_MASK: u32 = 8;
+const IRQ_UNMASK: u32 = 16;
+const IRQ_TRIGGER: u32 = 32;
+
+impl Request {
+    /// What `message` asks.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the message is answered with [`RequestError::errno`], and the next one read.
+    pub fn parse(message: Message) -> Result<Self, RequestError> {
+        let number = message.header.command;
+        let Some(command) = Command::from_number(number) else {
+            return Err(RequestError::UnknownCommand { command: number });
+        };
+        let mut parts = Parts {
+            command,
+            body: message.body,
+            fds: message.fds,
+        };
+        if message.too_many_fds {
+            return Err(RequestError::Descriptors { command });
+        }
+        if !matches!(command, Command::DmaMap | Command::DeviceSetIrqs) {
+            parts.without_fds()?;
+        }
+        match command {
+            Command::Version => parts.version(),
+            Command::DmaMap => parts.dma_map(),
+            Command::DmaUnmap => parts.dma_unmap(),
+            Command::DeviceGetInfo => parts.exactly(16).map(|()| Self::DeviceInfo),
+            Command::DeviceGetRegionInfo => {
+                parts.exactly(32)?;
+                Ok(Self::RegionInfo {
+                    index: parts.u32_at(8)?,
+                })
+            }
+            Command::DeviceGetIrqInfo => {
+                parts.exactly(16)?;
+                Ok(Self::IrqInfo {
+                    index: parts.u32_at(8)?,
+                })
+            }
+            Command::DeviceSetIrqs => parts.set_irqs().map(Self::SetIrqs),
+            Command::RegionRead => parts.region_read(),
+            Command::RegionWrite => parts.region_write(),
+            Command::DeviceReset => parts.exactly(0).map(|()| Self::Reset),
+            Command::DeviceGetRegionIoFds | Command::DmaRead | Command::DmaWrite => {
+                Err(RequestError::Unsupported { command })
+            }
+        }
+    }
+}
+
+struct Parts {
+    command: Command,
+    body: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+impl Parts {
+    fn length(&self) -> RequestError {
+        RequestError::Length {
+            command: self.command,
+            bytes: self.body.len(),
+        }
+    }
+
+    fn exactly(&self, bytes: usize) -> Result<(), RequestError> {
+        if self.body.len() == bytes {
+            Ok(())
+        } else {
+            Err(self.length())
+        }
+    }
+
+    fn without_fds(&self) -> Result<(), RequestError> {
+        if self.fds.is_empty() {
+            Ok(())
+        } else {
+            Err(RequestError::Descriptors {
+                command: self.command,
+            })
+        }
+    }
+
+    fn u32_at(&self, at: usize) -> Result<u32, RequestError> {
+        u32_at(&self.body, at).ok_or_else(|| self.length())
+    }
+
+    fn u64_at(&self, at: usize) -> Result<u64, RequestError> {
+        u64_at(&self.body, at).ok_or_else(|| self.length())
+    }
+
+    fn range(&self, start_at: usize, size_at: usize) -> Result<IovaRange, RequestError> {
+        let (start, size) = (Iova::new(self.u64_at(start_at)?), self.u64_at(size_at)?);
+        IovaRange::new(start, size).ok_or(RequestError::Range { start, size })
+    }
+
+    /// The capabilities behind the versions are a string of JSON. This server wants nothing of a client, so it reads none.
+    fn version(&self) -> Result<Request, RequestError> {
+        let field = |at| u16_at(&self.body, at).ok_or_else(|| self.length());
+        Ok(Request::Version {
+            major: field(0)?,
+            minor: field(2)?,
+        })
+    }
+
+    fn dma_map(&mut self) -> Result<Request, RequestError> {
+        self.exactly(32)?;
+        if self.fds.len() > 1 {
+            return Err(RequestError::Descriptors {
+                command: self.command,
+            });
+        }
+        let flags = self.u32_at(4)?;
+        if flags & !(DMA_READ | DMA_WRITE) != 0 {
+            return Err(self.flags(flags));
+        }
+        Ok(Request::DmaMap {
+            range: self.range(16, 24)?,
+            readable: flags & DMA_READ != 0,
+            writable: flags & DMA_WRITE != 0,
+            offset: self.u64_at(8)?,
+            file: self.fds.pop(),
+        })
+    }
+
+    fn dma_unmap(&self) -> Result<Request, RequestError> {
+        self.exactly(24)?;
+        let flags = self.u32_at(4)?;
+        let range = match flags {
+            0 => Some(self.range(8, 16)?),
+            UNMAP_ALL => {
+                let (start, size) = (Iova::new(self.u64_at(8)?), self.u64_at(16)?);
+                if start.get() != 0 || size != 0 {
+                    return Err(RequestError::Range { start, size });
+                }
+                None
+            }
+            _ => return Err(self.flags(flags)),
+        };
+        Ok(Request::DmaUnmap { range, flags })
+    }
+
+    fn set_irqs(&mut self) -> Result<SetIrqs, RequestError> {
+        const FIXED: usize = 20;
+        let flags = self.u32_at(4)?;
+        let count = self.u32_at(16)?;
+        let action = match flags & !(IRQ_NONE | IRQ_BOOL | IRQ_EVENTFD) {
+            IRQ_MASK => IrqAction::Mask,
+            IRQ_UNMASK => IrqAction::Unmask,
+            IRQ_TRIGGER => IrqAction::Trigger,
+            _ => return Err(self.flags(flags)),
+        };
+        let kind = flags & (IRQ_NONE | IRQ_BOOL | IRQ_EVENTFD);
+        if kind != IRQ_EVENTFD {
+            self.without_fds()?;
+        }
+        let data = match kind {
+            IRQ_NONE => {
+                self.exactly(FIXED)?;
+                IrqData::None
+            }
+            IRQ_BOOL => {
+                let bools = self.body.split_off(FIXED.min(self.body.len()));
+                if u32::try_from(bools.len()) != Ok(count) {
+                    return Err(RequestError::Length {
+                        command: self.command,
+                        bytes: FIXED.saturating_add(bools.len()),
+                    });
+                }
+                IrqData::Bools(bools)
+            }
+            IRQ_EVENTFD => {
+                self.exactly(FIXED)?;
+                let fds = std::mem::take(&mut self.fds);
+                if !fds.is_empty() && u32::try_from(fds.len()) != Ok(count) {
+                    return Err(RequestError::Descriptors {
+                        command: self.command,
+                    });
+                }
+                IrqData::Events(fds)
+            }
+            _ => return Err(self.flags(flags)),
+        };
+        Ok(SetIrqs {
+            index: self.u32_at(8)?,
+            start: self.u32_at(12)?,
+            count,
+            action,
+            data,
+        })
+    }
+
+    fn region_read(&self) -> Result<Request, RequestError> {
+        self.exactly(16)?;
+        Ok(Request::RegionRead {
+            offset: self.u64_at(0)?,
+            region: self.u32_at(8)?,
+            count: self.count(12)?,
+        })
+    }
+
+    fn region_write(&mut self) -> Result<Request, RequestError> {
+        const FIXED: usize = 16;
+        let (offset, region) = (self.u64_at(0)?, self.u32_at(8)?);
+        let count = self.count(12)?;
+        let data = self.body.split_off(FIXED.min(self.body.len()));
+        if u32::try_from(data.len()) != Ok(count) {
+            return Err(RequestError::Length {
+                command: self.command,
+                bytes: FIXED.saturating_add(data.len()),
+            });
+        }
+        Ok(Request::RegionWrite {
+            region,
+            offset,
+            data,
+        })
+    }
+
+    fn count(&self, at: usize) -> Result<u32, RequestError> {
+        let count = self.u32_at(at)?;
+        if count > MAX_DATA_BYTES {
+            return Err(RequestError::TooMuchData { count });
+        }
+        Ok(count)
+    }
+
+    fn flags(&self, flags: u32) -> RequestError {
+        RequestError::Flags {
+            command: self.command,
+            flags,
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! ATTACH and DETACH (virtio 1.3, sections 5.13.6.3 and 5.13.6.4).
+
+use super::Device;
+use crate::domain::{Domain, Reach};
+use crate::endpoint::{Endpoint, State};
+use crate::spec::{VIRTIO_IOMMU_ATTACH_F_BYPASS, VIRTIO_IOMMU_F_BYPASS_CONFIG};
+use crate::store::{Entry, Store};
+use crate::{DomainId, EndpointId, Full, RequestError, Sink};
+
+impl<S: Sink> Device<S> {
+    /// An endpoint that is attached is detached first, as if the driver had asked for both. If the sink then refuses to attach it, it stays where it was;
+    /// only where the domain that it leaves and the one that it enters are one and the same, and it was alone there, is it left detached.
+    pub(super) fn attach(
+        &mut self,
+        domain: DomainId,
+        endpoint: EndpointId,
+        flags: u32,
+        reserved: u32,
+    ) -> Result<(), RequestError> {
+        if reserved != 0 {
+            return Err(RequestError::ReservedField);
+        }
+        let known = if self.has(VIRTIO_IOMMU_F_BYPASS_CONFIG) {
+            VIRTIO_IOMMU_ATTACH_F_BYPASS
+        } else {
+            0
+        };
+        if flags & !known != 0 {
+            return Err(RequestError::UnknownFlags(flags & !known));
+        }
+        let bypass = flags & VIRTIO_IOMMU_ATTACH_F_BYPASS != 0;
+        let at = self
+            .find_endpoint(endpoint)
+            .map_err(|_| RequestError::NoEndpoint(endpoint))?;
+        if !self.options.domains.contains(domain) {
+            return Err(RequestError::DomainOutOfRange(domain));
+        }
+        let existing = self.find_domain(domain);
+        if let Ok(index) = existing {
+            self.may_join(index, at, bypass)?;
+        }
+        let left = self.endpoints.get(at).and_then(Endpoint::domain);
+        let alone = left.is_some_and(|id| {
+            self.find_domain(id)
+                .is_ok_and(|index| self.domains.get(index).is_some_and(|d| d.endpoints == 1))
+        });
+        if alone && left == Some(domain) {
+            // It would be its own successor.
+            self.leave_domain(at, domain);
+            return self.enter_new(at, domain, bypass);
+        }
+        if existing.is_err() {
+            if self.domains.len() - usize::from(alone) >= self.options.limits.domains {
+                return Err(RequestError::Full(Full::Domains));
+            }
+            self.enter_new(at, domain, bypass)?;
+        } else {
+            self.enter(at, domain)?;
+        }
+        if let Some(id) = left {
+            self.forget_endpoint(id);
+        }
+        Ok(())
+    }
+
+    pub(super) fn detach(
+        &mut self,
+        domain: DomainId,
+        endpoint: EndpointId,
+    ) -> Result<(), RequestError> {
+        let at = self
+            .find_endpoint(endpoint)
+            .map_err(|_| RequestError::NoEndpoint(endpoint))?;
+        if self.endpoints.get(at).and_then(Endpoint::domain) != Some(domain) {
+            return Err(RequestError::NotAttached { endpoint, domain });
+        }
+        self.leave_domain(at, domain);
+        Ok(())
+    }
+
+    /// Whether endpoint number `at` can be attached to domain number `index`, which exists.
+    fn may_join(&self, index: usize, at: usize, bypass: bool) -> Result<(), RequestError> {
+        let (Some(domain), Some(endpoint)) = (self.domains.get(index), self.endpoints.get(at))
+        else {
+            return Ok(());
+        };
+        match &domain.reach {
+            Reach::Blocked => Err(RequestError::Blocked(domain.id)),
+            Reach::Bypass if bypass => Ok(()),
+            Reach::Mapped(store) if !bypass => {
+                let mapped = endpoint.reserved.iter().any(|region| {
+                    store.touches(region.range.start().get(), region.range.last().get())
+                });
+                if mapped {
+                    return Err(RequestError::Incompatible {
+                        endpoint: endpoint.id,
+                        domain: domain.id,
+                    });
+                }
+                Ok(())
+            }
+            Reach::Bypass | Reach::Mapped(_) => Err(RequestError::BypassMismatch(domain.id)),
+        }
+    }
+
+    /// Makes a domain with endpoint number `at` in it.
+    fn enter_new(&mut self, at: usize, id: DomainId, bypass: bool) -> Result<(), RequestError> {
+        self.domains
+            .try_reserve(1)
+            .map_err(|_| RequestError::Full(Full::Memory))?;
+        if !bypass {
+            self.sink.create(id)?;
+        }
+        let reach = if bypass {
+            Reach::Bypass
+        } else {
+            Reach::Mapped(Store::default())
+        };
+        let index = self.find_domain(id).unwrap_or_else(|index| index);
+        self.domains.insert(
+            index,
+            Domain {
+                id,
+                reach,
+                endpoints: 0,
+                reserved: alloc::vec::Vec::new(),
+            },
+        );
+        let entered = self.enter(at, id);
+        if entered.is_err() {
+            self.domains.remove(index);
+            if !bypass {
+                self.sink.destroy(id);
+            }
+        }
+        entered
+    }
+
+    /// Puts endpoint number `at` into a domain that exists. The one that it leaves is not told.
+    fn enter(&mut self, at: usize, id: DomainId) -> Result<(), RequestError> {
+        let Ok(index) = self.find_domain(id) else {
+            return Err(RequestError::NoDomain(id));
+        };
+        let (Some(domain), Some(endpoint)) =
+            (self.domains.get_mut(index), self.endpoints.get_mut(at))
+        else {
+            return Err(RequestError::NoDomain(id));
+        };
+        domain
+            .reserved
+            .try_reserve(endpoint.reserved.len())
+            .map_err(|_| RequestError::Full(Full::Memory))?;
+        match &domain.reach {
+            Reach::Bypass => self.sink.bypass(endpoint.id)?,
+            Reach::Mapped(store) => {
+                let mut mappings = store.iter().filter_map(Entry::mapping);
+                self.sink.attach(endpoint.id, id, &mut mappings)?;
+            }
+            Reach::Blocked => return Err(RequestError::Blocked(id)),
+        }
+        for region in &endpoint.reserved {
+            if !domain.reserved.contains(&region.range) {
+                domain.reserved.push(region.range);
+            }
+        }
+        if endpoint.domain() != Some(id) {
+            domain.endpoints += 1;
+        }
+        endpoint.state = State::Attached(id);
+        Ok(())
+    }
+
+    /// Endpoint number `at` leaves domain `id`, its own, for what unattached endpoints reach.
+    pub(super) fn leave_domain(&mut self, at: usize, id: DomainId) {
+        if let Some(endpoint) = self.endpoints.get_mut(at) {
+            endpoint.leave(self.bypass, &mut self.sink);
+        }
+        self.forget_endpoint(id);
+    }
+
+    /// An endpoint has left domain `id`: the last one takes it along.
+    fn forget_endpoint(&mut self, id: DomainId) {
+        let Ok(index) = self.find_domain(id) else {
+            return;
+        };
+        let Some(domain) = self.domains.get_mut(index) else {
+            return;
+        };
+        domain.endpoints = self
+            .endpoints
+            .iter()
+            .filter(|endpoint| endpoint.domain() == Some(id))
+            .count();
+        if domain.endpoints > 0 {
+            domain.reserved.clear();
+            let still = self
+                .endpoints
+                .iter()
+                .filter(|endpoint| endpoint.domain() == Some(id));
+            for region in still.flat_map(|endpoint| &endpoint.reserved) {
+                // There was room for all of them before one left.
+                if !domain.reserved.contains(&region.range) {
+                    domain.reserved.push(region.range);
+                }
+            }
+            return;
+        }
+        if let Reach::Mapped(store) = &domain.reach {
+            self.mappings = self.mappings.saturating_sub(store.len());
+            self.sink.destroy(id);
+        }
+        self.domains.remove(index);
+        self.hot = 0;
+    }
+}

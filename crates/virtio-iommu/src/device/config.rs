@@ -1,0 +1,206 @@
+//! Features, the configuration, endpoints, and resets (virtio 1.3, sections 5.13.3 to 5.13.5).
+
+use super::Device;
+use crate::domain::Reach;
+use crate::endpoint::{Endpoint, Reserved, State, checked};
+use crate::options::{Options, Unattached};
+use crate::spec::{
+    CONFIG_BYPASS, CONFIG_BYTES, CONFIG_DOMAIN_RANGE, CONFIG_INPUT_RANGE, CONFIG_PAGE_SIZE_MASK,
+    CONFIG_PROBE_SIZE, VIRTIO_IOMMU_F_BYPASS_CONFIG, VIRTIO_IOMMU_F_DOMAIN_RANGE,
+    VIRTIO_IOMMU_F_INPUT_RANGE, VIRTIO_IOMMU_F_MAP_UNMAP, VIRTIO_IOMMU_F_MMIO,
+    VIRTIO_IOMMU_F_PROBE,
+};
+use crate::{EndpointError, EndpointId, Full, Sink, SinkError};
+
+/// Feature bits that belong to the device type; those above are the transport's (virtio 1.3, section 2.2).
+const DEVICE_FEATURES: u64 = (1 << 24) - 1;
+
+impl Options {
+    pub(super) const fn bypass_at_first(&self) -> bool {
+        match self.unattached {
+            Unattached::Denied => false,
+            Unattached::DriverDecides { bypass_at_first } => bypass_at_first,
+        }
+    }
+
+    /// Feature bits of the device type. `VIRTIO_IOMMU_F_BYPASS` is never among them.
+    pub const fn features(&self) -> u64 {
+        let mut bits = 1 << VIRTIO_IOMMU_F_INPUT_RANGE
+            | 1 << VIRTIO_IOMMU_F_DOMAIN_RANGE
+            | 1 << VIRTIO_IOMMU_F_MAP_UNMAP;
+        if self.probe_bytes > 0 {
+            bits |= 1 << VIRTIO_IOMMU_F_PROBE;
+        }
+        if self.mmio {
+            bits |= 1 << VIRTIO_IOMMU_F_MMIO;
+        }
+        if let Unattached::DriverDecides { .. } = self.unattached {
+            bits |= 1 << VIRTIO_IOMMU_F_BYPASS_CONFIG;
+        }
+        bits
+    }
+}
+
+impl<S: Sink> Device<S> {
+    /// Feature bits of the device type that are offered.
+    pub const fn features(&self) -> u64 {
+        self.options.features()
+    }
+
+    /// The driver accepts `features`; bits of the transport and bits that were not offered are ignored.
+    pub fn accept_features(&mut self, features: u64) {
+        self.accepted = features & DEVICE_FEATURES & self.features();
+    }
+
+    /// Copies the configuration from byte `offset` on into `bytes`; what lies behind it reads as 0.
+    pub fn read_config(&self, offset: usize, bytes: &mut [u8]) {
+        let config = self.config();
+        let from = config.get(offset..).unwrap_or_default();
+        let (copied, rest) = bytes.split_at_mut(from.len().min(bytes.len()));
+        copied.copy_from_slice(from.get(..copied.len()).unwrap_or_default());
+        rest.fill(0);
+    }
+
+    /// The driver writes `bytes` at `offset`. Only `bypass` can be written, only with 0 or 1, and only by a driver that has accepted
+    /// `VIRTIO_IOMMU_F_BYPASS_CONFIG`; everything else is ignored.
+    ///
+    /// # Errors
+    /// The sink cannot begin: nothing was written.
+    pub fn write_config(&mut self, offset: usize, bytes: &[u8]) -> Result<(), SinkError> {
+        let value = CONFIG_BYPASS
+            .checked_sub(offset)
+            .and_then(|at| bytes.get(at));
+        let bypass = match value {
+            Some(0) => false,
+            Some(1) => true,
+            _ => return Ok(()),
+        };
+        if !self.has(VIRTIO_IOMMU_F_BYPASS_CONFIG) || self.bypass == bypass {
+            return Ok(());
+        }
+        self.sink.begin()?;
+        self.bypass = bypass;
+        for endpoint in &mut self.endpoints {
+            if let State::Unattached { .. } = endpoint.state {
+                endpoint.leave(bypass, &mut self.sink);
+            }
+        }
+        self.sink.commit();
+        Ok(())
+    }
+
+    /// `struct virtio_iommu_config`.
+    fn config(&self) -> [u8; CONFIG_BYTES] {
+        let options = &self.options;
+        let mut bytes = [0; CONFIG_BYTES];
+        let mut put = |offset: usize, field: &[u8]| {
+            if let Some(place) = bytes.get_mut(offset..offset + field.len()) {
+                place.copy_from_slice(field);
+            }
+        };
+        put(CONFIG_PAGE_SIZE_MASK, &options.page_size_mask.to_le_bytes());
+        put(
+            CONFIG_INPUT_RANGE,
+            &options.input.start().get().to_le_bytes(),
+        );
+        put(
+            CONFIG_INPUT_RANGE + 8,
+            &options.input.last().get().to_le_bytes(),
+        );
+        put(
+            CONFIG_DOMAIN_RANGE,
+            &options.domains.first.get().to_le_bytes(),
+        );
+        put(
+            CONFIG_DOMAIN_RANGE + 4,
+            &options.domains.last.get().to_le_bytes(),
+        );
+        put(CONFIG_PROBE_SIZE, &options.probe_bytes.to_le_bytes());
+        put(CONFIG_BYPASS, &[u8::from(self.bypass)]);
+        bytes
+    }
+
+    /// An endpoint appears, attached to nothing. `reserved` is what a PROBE says of it and no MAP may cover.
+    ///
+    /// # Errors
+    /// Nothing was added.
+    pub fn add_endpoint(
+        &mut self,
+        id: EndpointId,
+        reserved: &[Reserved],
+    ) -> Result<(), EndpointError> {
+        let Err(at) = self.find_endpoint(id) else {
+            return Err(EndpointError::Exists(id));
+        };
+        if self.endpoints.len() >= self.options.limits.endpoints {
+            return Err(EndpointError::Full(Full::Endpoints));
+        }
+        let reserved = checked(reserved, self.options.most_reserved())?;
+        self.endpoints
+            .try_reserve(1)
+            .map_err(|_| EndpointError::Full(Full::Memory))?;
+        self.sink.begin()?;
+        let mut endpoint = Endpoint {
+            id,
+            reserved,
+            state: State::Unattached { bypasses: false },
+        };
+        endpoint.leave(self.bypass, &mut self.sink);
+        self.sink.commit();
+        self.endpoints.insert(at, endpoint);
+        Ok(())
+    }
+
+    /// An endpoint disappears. If it was the last of its domain, the domain does too.
+    ///
+    /// # Errors
+    /// There is none, or the sink cannot begin; nothing has changed.
+    pub fn remove_endpoint(&mut self, id: EndpointId) -> Result<(), EndpointError> {
+        let Ok(at) = self.find_endpoint(id) else {
+            return Err(EndpointError::NotThere(id));
+        };
+        self.sink.begin()?;
+        if let Some(domain) = self.endpoints.get(at).and_then(Endpoint::domain) {
+            self.leave_domain(at, domain);
+        }
+        self.sink.block(id);
+        self.sink.commit();
+        self.endpoints.remove(at);
+        Ok(())
+    }
+
+    /// The driver resets the device: no endpoint is attached, no feature accepted. Field `bypass` stays.
+    ///
+    /// # Errors
+    /// The sink cannot begin: nothing has changed.
+    pub fn reset(&mut self) -> Result<(), SinkError> {
+        self.reset_to(self.bypass)
+    }
+
+    /// The machine is reset: as [`reset`](Self::reset), and `bypass` is what it was at first.
+    ///
+    /// # Errors
+    /// The sink cannot begin: nothing has changed.
+    pub fn reset_system(&mut self) -> Result<(), SinkError> {
+        self.reset_to(self.options.bypass_at_first())
+    }
+
+    fn reset_to(&mut self, bypass: bool) -> Result<(), SinkError> {
+        self.sink.begin()?;
+        self.accepted = 0;
+        self.bypass = bypass;
+        self.events.clear();
+        for endpoint in &mut self.endpoints {
+            endpoint.leave(bypass, &mut self.sink);
+        }
+        for domain in self.domains.drain(..) {
+            if let Reach::Mapped(_) = domain.reach {
+                self.sink.destroy(domain.id);
+            }
+        }
+        self.mappings = 0;
+        self.hot = 0;
+        self.sink.commit();
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! MAP and UNMAP (virtio 1.3, sections 5.13.6.5 and 5.13.6.6).
+
+use ringfence_types::{Iova, IovaRange, PhysAddr, PhysRange};
+
+use super::Device;
+use crate::domain::Reach;
+use crate::spec::{
+    VIRTIO_IOMMU_F_MAP_UNMAP, VIRTIO_IOMMU_F_MMIO, VIRTIO_IOMMU_MAP_F_MMIO,
+    VIRTIO_IOMMU_MAP_F_READ, VIRTIO_IOMMU_MAP_F_WRITE,
+};
+use crate::store::{Entry, InsertError};
+use crate::{DomainId, Full, RequestError, Sink};
+
+impl<S: Sink> Device<S> {
+    /// After an error nothing has changed.
+    #[inline]
+    pub(super) fn map(
+        &mut self,
+        domain: DomainId,
+        start: u64,
+        last: u64,
+        physical: u64,
+        flags: u32,
+    ) -> Result<(), RequestError> {
+        if !self.has(VIRTIO_IOMMU_F_MAP_UNMAP) {
+            return Err(RequestError::NotNegotiated);
+        }
+        let mut known = VIRTIO_IOMMU_MAP_F_READ | VIRTIO_IOMMU_MAP_F_WRITE;
+        if self.has(VIRTIO_IOMMU_F_MMIO) {
+            known |= VIRTIO_IOMMU_MAP_F_MMIO;
+        }
+        if flags & !known != 0 {
+            return Err(RequestError::UnknownFlags(flags & !known));
+        }
+        let index = self.domain_index(domain)?;
+        let full = self.mappings >= self.options.limits.mappings;
+        let Some(target) = self.domains.get_mut(index) else {
+            return Err(RequestError::NoDomain(domain));
+        };
+        let store = match &mut target.reach {
+            Reach::Mapped(store) => store,
+            Reach::Bypass => return Err(RequestError::BypassDomain(domain)),
+            Reach::Blocked => return Err(RequestError::Blocked(domain)),
+        };
+
+        let range = request_range(start, last)?;
+        let granule_bits = self.options.granule().wrapping_sub(1);
+        // The end is inclusive, so the byte behind it is aligned if all its lower bits are set: 2^64 - 1 needs no special case.
+        if (start | physical | !last) & granule_bits != 0 {
+            return Err(RequestError::Misaligned(range));
+        }
+        if !self.options.input.contains(&range) {
+            return Err(RequestError::OutsideInput(range));
+        }
+        let inside = physical.checked_add(last - start).and_then(|end| {
+            let target = PhysRange::inclusive(PhysAddr::new(physical), PhysAddr::new(end))?;
+            self.options.physical.contains(&target).then_some(())
+        });
+        if inside.is_none() {
+            return Err(RequestError::OutsidePhysical(range));
+        }
+        if target
+            .reserved
+            .iter()
+            .any(|reserved| reserved.overlaps(&range))
+        {
+            return Err(RequestError::Reserved(range));
+        }
+        if full {
+            return Err(RequestError::Full(Full::Mappings));
+        }
+
+        let entry = Entry {
+            start,
+            last,
+            physical,
+            flags,
+        };
+        store.insert(entry).map_err(|error| match error {
+            InsertError::Overlap => RequestError::Overlap(range),
+            InsertError::OutOfMemory => RequestError::Full(Full::Memory),
+        })?;
+        // Into the store first: taking it out again cannot fail.
+        if let Some(mapping) = entry.mapping()
+            && let Err(error) = self.sink.map(domain, &mapping)
+        {
+            store.remove_at(start);
+            return Err(error.into());
+        }
+        self.mappings += 1;
+        Ok(())
+    }
+
+    /// After an error nothing has changed, unless it is [`RequestError::Blocked`]: then the endpoints of the domain reach nothing.
+    /// What must not be is an endpoint that still reaches what the driver gives to somebody else: Linux does not look at the status.
+    #[inline]
+    pub(super) fn unmap(
+        &mut self,
+        domain: DomainId,
+        start: u64,
+        last: u64,
+    ) -> Result<(), RequestError> {
+        if !self.has(VIRTIO_IOMMU_F_MAP_UNMAP) {
+            return Err(RequestError::NotNegotiated);
+        }
+        let index = self.domain_index(domain)?;
+        let Some(target) = self.domains.get_mut(index) else {
+            return Err(RequestError::NoDomain(domain));
+        };
+        let store = match &mut target.reach {
+            Reach::Mapped(store) => store,
+            Reach::Bypass => return Err(RequestError::BypassDomain(domain)),
+            Reach::Blocked => return Err(RequestError::Blocked(domain)),
+        };
+        let range = request_range(start, last)?;
+        let span = store
+            .covered(start, last)
+            .map_err(|_| RequestError::Splits(range))?;
+        let sink = &mut self.sink;
+        let told = store
+            .span(span)
+            .filter_map(Entry::mapping)
+            .try_for_each(|mapping| sink.unmap(domain, &mapping));
+        if told.is_err() {
+            self.block_domain(index);
+            return Err(RequestError::Blocked(domain));
+        }
+        store.remove(span);
+        self.mappings = self.mappings.saturating_sub(span.count);
+        Ok(())
+    }
+
+    /// Takes everything from the endpoints of a domain, because the sink no longer vouches for what they reach.
+    #[cold]
+    fn block_domain(&mut self, index: usize) {
+        let Some(domain) = self.domains.get_mut(index) else {
+            return;
+        };
+        for endpoint in &self.endpoints {
+            if endpoint.domain() == Some(domain.id) {
+                self.sink.block(endpoint.id);
+            }
+        }
+        self.sink.destroy(domain.id);
+        if let Reach::Mapped(store) = core::mem::replace(&mut domain.reach, Reach::Blocked) {
+            self.mappings = self.mappings.saturating_sub(store.len());
+        }
+    }
+}
+
+/// `virt_start..=virt_end` of a request.
+#[inline]
+fn request_range(start: u64, last: u64) -> Result<IovaRange, RequestError> {
+    IovaRange::inclusive(Iova::new(start), Iova::new(last))
+        .ok_or(RequestError::EndBeforeStart { start, end: last })
+}

@@ -1,0 +1,77 @@
+//! PROBE (virtio 1.3, sections 5.13.6.7 and 5.13.6.8).
+
+use super::{Device, encode_tail};
+use crate::endpoint::{Reserved, ReservedKind};
+use crate::spec::{
+    PROPERTY_HEAD_BYTES, RESV_MEM_BYTES, TAIL_BYTES, VIRTIO_IOMMU_PROBE_T_RESV_MEM,
+    VIRTIO_IOMMU_RESV_MEM_T_MSI, VIRTIO_IOMMU_RESV_MEM_T_RESERVED, VIRTIO_IOMMU_T_PROBE,
+};
+use crate::{EndpointId, Handled, RequestError, Sink};
+
+impl<S: Sink> Device<S> {
+    /// Fills `reply`: the properties of `endpoint`, zeroes up to `probe_bytes`, the tail. If it is shorter than that, the tail is its end, because that
+    /// is where the driver looks for it.
+    pub(super) fn probe(&self, endpoint: EndpointId, reply: &mut [u8]) -> Handled {
+        let wanted = self.options.probe_bytes as usize;
+        let given = reply.len().saturating_sub(TAIL_BYTES);
+        let reply = reply.split_at_mut_checked(given.min(wanted));
+        let Some((properties, tail)) = reply else {
+            return unwritten(RequestError::NoTail { bytes: 0 });
+        };
+        let Some(tail) = tail.first_chunk_mut::<TAIL_BYTES>() else {
+            return unwritten(RequestError::NoTail { bytes: tail.len() });
+        };
+        if wanted == 0 {
+            return unwritten(RequestError::UnknownType(VIRTIO_IOMMU_T_PROBE));
+        }
+        properties.fill(0);
+        let result = if given < wanted {
+            Err(RequestError::ProbeTooShort { bytes: given })
+        } else {
+            match self.find_endpoint(endpoint) {
+                Ok(index) => {
+                    let regions = self.endpoints.get(index).map(|found| &found.reserved);
+                    let places = properties.as_chunks_mut::<RESV_MEM_BYTES>().0;
+                    for (place, region) in places.iter_mut().zip(regions.into_iter().flatten()) {
+                        *place = encode(region);
+                    }
+                    Ok(())
+                }
+                Err(_) => Err(RequestError::NoEndpoint(endpoint)),
+            }
+        };
+        *tail = encode_tail(result);
+        Handled {
+            used: properties.len() + TAIL_BYTES,
+            result,
+        }
+    }
+}
+
+const fn unwritten(error: RequestError) -> Handled {
+    Handled {
+        used: 0,
+        result: Err(error),
+    }
+}
+
+/// `struct virtio_iommu_probe_resv_mem` (section 5.13.6.8.1); reserved bytes are zero.
+fn encode(region: &Reserved) -> [u8; RESV_MEM_BYTES] {
+    const LENGTH: u16 = (RESV_MEM_BYTES - PROPERTY_HEAD_BYTES) as u16;
+    let subtype = match region.kind {
+        ReservedKind::Reserved => VIRTIO_IOMMU_RESV_MEM_T_RESERVED,
+        ReservedKind::Msi => VIRTIO_IOMMU_RESV_MEM_T_MSI,
+    };
+    let mut bytes = [0; RESV_MEM_BYTES];
+    let fields = VIRTIO_IOMMU_PROBE_T_RESV_MEM
+        .to_le_bytes()
+        .into_iter()
+        .chain(LENGTH.to_le_bytes())
+        .chain([subtype, 0, 0, 0])
+        .chain(region.range.start().get().to_le_bytes())
+        .chain(region.range.last().get().to_le_bytes());
+    for (byte, field) in bytes.iter_mut().zip(fields) {
+        *byte = field;
+    }
+    bytes
+}

@@ -1,0 +1,164 @@
+//! Accesses that were stopped, and their way to the driver (virtio 1.3, section 5.13.6.9).
+
+use alloc::collections::VecDeque;
+use core::fmt;
+
+use ringfence_types::{Access, Iova};
+
+use crate::EndpointId;
+use crate::spec::{
+    FAULT_BYTES, VIRTIO_IOMMU_FAULT_F_ADDRESS, VIRTIO_IOMMU_FAULT_F_READ,
+    VIRTIO_IOMMU_FAULT_F_WRITE, VIRTIO_IOMMU_FAULT_R_DOMAIN, VIRTIO_IOMMU_FAULT_R_MAPPING,
+    VIRTIO_IOMMU_FAULT_R_UNKNOWN,
+};
+
+/// Why an access was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeniedReason {
+    /// This device has no such endpoint.
+    NoEndpoint,
+    /// The endpoint is attached to no domain and may not bypass the IOMMU.
+    Unattached,
+    /// The domain maps nothing here.
+    NotMapped,
+    /// The mapping does not allow this access.
+    Permission,
+    /// The address is reserved; or a read from doorbells.
+    Reserved,
+    /// The domain is blocked: its sink failed to unmap.
+    Blocked,
+}
+
+/// An access that was stopped. It did not happen, in whole or in part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Denied {
+    /// Whose access it was.
+    pub endpoint: EndpointId,
+    /// The first address that is not allowed.
+    pub iova: Iova,
+    /// What was attempted.
+    pub access: Access,
+    /// Why it was stopped.
+    pub reason: DeniedReason,
+}
+
+impl Denied {
+    /// The fault report, as the driver reads it.
+    pub(crate) fn encode(&self) -> [u8; FAULT_BYTES] {
+        let reason = match self.reason {
+            DeniedReason::Unattached => VIRTIO_IOMMU_FAULT_R_DOMAIN,
+            DeniedReason::NotMapped | DeniedReason::Permission | DeniedReason::Reserved => {
+                VIRTIO_IOMMU_FAULT_R_MAPPING
+            }
+            DeniedReason::NoEndpoint | DeniedReason::Blocked => VIRTIO_IOMMU_FAULT_R_UNKNOWN,
+        };
+        let flags = VIRTIO_IOMMU_FAULT_F_ADDRESS
+            | match self.access {
+                Access::Read => VIRTIO_IOMMU_FAULT_F_READ,
+                Access::Write => VIRTIO_IOMMU_FAULT_F_WRITE,
+            };
+        let [f0, f1, f2, f3] = flags.to_le_bytes();
+        let [e0, e1, e2, e3] = self.endpoint.get().to_le_bytes();
+        let [a0, a1, a2, a3, a4, a5, a6, a7] = self.iova.get().to_le_bytes();
+        [
+            reason, 0, 0, 0, f0, f1, f2, f3, e0, e1, e2, e3, 0, 0, 0, 0, a0, a1, a2, a3, a4, a5,
+            a6, a7,
+        ]
+    }
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = match self.reason {
+            DeniedReason::NoEndpoint => "there is no such endpoint",
+            DeniedReason::Unattached => "not attached",
+            DeniedReason::NotMapped => "no mapping",
+            DeniedReason::Permission => "not permitted",
+            DeniedReason::Reserved => "reserved",
+            DeniedReason::Blocked => "the domain is blocked",
+        };
+        write!(
+            f,
+            "{} of {} by endpoint {} stopped: {why}",
+            self.access, self.iova, self.endpoint
+        )
+    }
+}
+
+impl core::error::Error for Denied {}
+
+/// A buffer has no room for an event. It goes back to the driver with nothing written; the event waits for the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BufferTooSmall {
+    /// Bytes of the buffer.
+    pub bytes: usize,
+}
+
+impl fmt::Display for BufferTooSmall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "a buffer of {} bytes has no room for an event of {FAULT_BYTES}",
+            self.bytes
+        )
+    }
+}
+
+impl core::error::Error for BufferTooSmall {}
+
+/// Faults that wait for a buffer, oldest first. Never more than the limit: further ones are dropped and counted, so
+/// that a device that faults all the time costs neither memory nor requests.
+#[derive(Debug)]
+pub(crate) struct Events {
+    waiting: VecDeque<Denied>,
+    limit: usize,
+    dropped: u64,
+}
+
+impl Events {
+    pub(crate) const fn new(limit: usize) -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            limit,
+            dropped: 0,
+        }
+    }
+
+    pub(crate) fn push(&mut self, denied: Denied) {
+        if self.waiting.len() >= self.limit || self.waiting.try_reserve(1).is_err() {
+            self.drop_one();
+        } else {
+            self.waiting.push_back(denied);
+        }
+    }
+
+    pub(crate) const fn drop_one(&mut self) {
+        self.dropped = self.dropped.saturating_add(1);
+    }
+
+    /// Moves the oldest into `buffer`: how many bytes were written, `None` if none waits.
+    pub(crate) fn next(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, BufferTooSmall> {
+        let Some(oldest) = self.waiting.front() else {
+            return Ok(None);
+        };
+        let bytes = buffer.len();
+        let Some(place) = buffer.first_chunk_mut() else {
+            return Err(BufferTooSmall { bytes });
+        };
+        *place = oldest.encode();
+        self.waiting.pop_front();
+        Ok(Some(FAULT_BYTES))
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) const fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.waiting.clear();
+    }
+}

@@ -1,0 +1,155 @@
+//! What can go wrong when mappings are changed. What a device gets wrong is a [`Fault`](ringfence_types::Fault).
+
+use std::error::Error;
+use std::fmt;
+
+use ringfence_types::{DeviceId, DomainId, Iova, IovaRange, PhysAddr};
+
+/// The calling thread holds a burst open ([`Online`](crate::Online)), of this unit or any other. It would wait for itself, or for a
+/// thread that waits for it. Nothing was changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PinHeld;
+
+impl fmt::Display for PinHeld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("this thread is online as a reader, and would wait for itself")
+    }
+}
+
+impl Error for PinHeld {}
+
+/// A mapping that was not made. The domain is as it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct MapError {
+    /// The domain.
+    pub domain: DomainId,
+    /// What was to be mapped.
+    pub range: IovaRange,
+    /// Why it was not.
+    pub reason: MapReason,
+}
+
+/// Why a mapping was not made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MapReason {
+    /// The range does not consist of whole 4 KiB pages.
+    NotPages,
+    /// The memory to map to begins inside a page, or passes 2^64 - 1.
+    BadMemory {
+        /// Where it begins.
+        at: PhysAddr,
+    },
+    /// Part of the range lies beyond the table's width.
+    BeyondWidth,
+    /// A page is mapped already.
+    Mapped {
+        /// Its address.
+        iova: Iova,
+    },
+    /// The domain may not have as many tables as the mapping needs ([`Limits::tables`](crate::Limits::tables)).
+    OutOfTables,
+    /// See [`PinHeld`].
+    PinHeld,
+}
+
+impl fmt::Display for MapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} not mapped in domain {}: ", self.range, self.domain)?;
+        match self.reason {
+            MapReason::NotPages => f.write_str("not whole pages"),
+            MapReason::BadMemory { at } => write!(f, "no whole pages at {at}"),
+            MapReason::BeyondWidth => f.write_str("beyond the width of the table"),
+            MapReason::Mapped { iova } => write!(f, "{iova} is mapped already"),
+            MapReason::OutOfTables => f.write_str("no more tables for this domain"),
+            MapReason::PinHeld => PinHeld.fmt(f),
+        }
+    }
+}
+
+impl Error for MapError {}
+
+/// A range that was not unmapped. The domain is as it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum UnmapError {
+    /// The range does not consist of whole 4 KiB pages.
+    NotPages {
+        /// The domain.
+        domain: DomainId,
+        /// What was to be unmapped.
+        range: IovaRange,
+    },
+    /// See [`PinHeld`].
+    PinHeld(PinHeld),
+}
+
+impl fmt::Display for UnmapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPages { domain, range } => {
+                write!(
+                    f,
+                    "{range} not unmapped in domain {domain}: not whole pages"
+                )
+            }
+            Self::PinHeld(held) => held.fmt(f),
+        }
+    }
+}
+
+impl Error for UnmapError {}
+
+impl From<PinHeld> for UnmapError {
+    fn from(held: PinHeld) -> Self {
+        Self::PinHeld(held)
+    }
+}
+
+/// A change of endpoints or domains that was not made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum IommuError {
+    /// There is no such endpoint.
+    NoEndpoint(DeviceId),
+    /// There is such an endpoint already.
+    EndpointExists(DeviceId),
+    /// There are as many endpoints as there may be.
+    TooManyEndpoints(DeviceId),
+    /// The endpoint has as many readers as it may have.
+    TooManyReaders(DeviceId),
+    /// There is no such domain.
+    NoDomain(DomainId),
+    /// There is such a domain already.
+    DomainExists(DomainId),
+    /// There are as many domains as there may be.
+    TooManyDomains(DomainId),
+    /// An endpoint is attached to the domain.
+    DomainInUse(DomainId),
+    /// See [`PinHeld`].
+    PinHeld(PinHeld),
+}
+
+impl fmt::Display for IommuError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoEndpoint(device) => write!(f, "no endpoint {device}"),
+            Self::EndpointExists(device) => write!(f, "there is an endpoint {device} already"),
+            Self::TooManyEndpoints(device) => write!(f, "no room for endpoint {device}"),
+            Self::TooManyReaders(device) => write!(f, "no room for a reader of {device}"),
+            Self::NoDomain(domain) => write!(f, "no domain {domain}"),
+            Self::DomainExists(domain) => write!(f, "there is a domain {domain} already"),
+            Self::TooManyDomains(domain) => write!(f, "no room for domain {domain}"),
+            Self::DomainInUse(domain) => write!(f, "an endpoint is attached to domain {domain}"),
+            Self::PinHeld(held) => held.fmt(f),
+        }
+    }
+}
+
+impl Error for IommuError {}
+
+impl From<PinHeld> for IommuError {
+    fn from(held: PinHeld) -> Self {
+        Self::PinHeld(held)
+    }
+}

@@ -1,0 +1,65 @@
+//! Translation for emulated devices: a software IOMMU whose readers take no lock, and whose unmap keeps its word.
+//!
+//! A device's thread is a [`Reader`]. It goes [`online`](Reader::online) for a burst of work, takes a [`Pin`] for each request
+//! (a descriptor chain), and translates as often as it likes under the pin. What changes mappings, [`SoftIommu`], returns from
+//! unmap, detach or a change of memory only when no pin is left that could have seen what was taken away: after it returns, no
+//! translation and no outstanding slice reaches the page. Decision 0015 (`docs/decisions/0015-readers-and-unmap.md`) argues
+//! why, step by step; `tests/loom.rs` tries every interleaving and reordering that loom models on these very sources.
+//!
+//! ```
+//! use ringfence_softiommu::{Limits, SoftIommu};
+//! use ringfence_types::{Access, DeviceId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
+//!
+//! const DISK: DeviceId = DeviceId::new(0x20);
+//! let mut iommu = SoftIommu::new(Limits::default(), ());
+//! iommu.add_endpoint(DISK)?;
+//! let mut reader = iommu.reader(DISK)?;
+//!
+//! let domain = iommu.create_domain(DomainId::new(1))?;
+//! let page = IovaRange::new(Iova::new(0x1000), 0x1000).ok_or("wraps")?;
+//! domain.map(page, PhysAddr::new(0x7000), Permissions::READ)?;
+//! iommu.attach(DISK, DomainId::new(1))?;
+//!
+//! let access = IovaRange::new(Iova::new(0x1010), 16).ok_or("wraps")?;
+//! let mut burst = reader.online();
+//! let pin = burst.pin();
+//! assert_eq!(pin.translate(access, Access::Read)?.first().start(), PhysAddr::new(0x7010));
+//! assert!(pin.translate(access, Access::Write).is_err());
+//! // Whoever holds a pin would wait for itself:
+//! assert!(iommu.detach(DISK).is_err());
+//! drop(burst);
+//! iommu.detach(DISK)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What the embedder promises
+//! **A pin spans no blocking call, and so does a burst.** Unmap waits for both. Go offline (drop the [`Online`]) before waiting for
+//! an event, a lock or a disk. [`Online`] and [`Pin`] are not `Send`, so no executor that moves tasks between threads lets one live
+//! across an `.await`; the borrow of a [`Pin`] ends every slice taken under it before the next checkpoint. What remains is a
+//! thread that blocks by itself: it delays unmap, and never breaks it.
+
+mod chunks;
+mod domain;
+mod endpoint;
+mod error;
+mod gate;
+#[cfg(feature = "vm-memory")]
+mod guest_memory;
+mod iommu;
+mod pieces;
+mod pinned;
+mod reader;
+mod sync;
+mod table;
+mod tables;
+mod walk;
+mod zeroed;
+
+pub use domain::Domain;
+pub use error::{IommuError, MapError, MapReason, PinHeld, UnmapError};
+#[cfg(feature = "vm-memory")]
+pub use guest_memory::AccessError;
+pub use iommu::{Limits, SoftIommu};
+pub use pieces::Pieces;
+pub use reader::{Online, Pin, Reader};
+pub use table::Width;

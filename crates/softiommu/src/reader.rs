@@ -1,0 +1,240 @@
+//! The reader's side: a slot, a burst, a pin.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use ringfence_types::{
+    Access, DeviceId, Fault, FaultReason, IovaRange, Permissions, PhysAddr, PhysRange,
+};
+
+use crate::endpoint::{Attachment, Endpoint, View};
+use crate::pieces::Pieces;
+use crate::pinned;
+use crate::walk::{Denied, one_of};
+
+/// One thread's access to an endpoint's address space. May move between threads while it is offline, which it is whenever no
+/// [`Online`] borrows it.
+///
+/// An offline reader keeps the view it last saw, and with it memory that has been replaced since; it cannot reach it. The view
+/// goes when the reader next goes online, or is dropped.
+pub struct Reader<M> {
+    endpoint: Arc<Endpoint<M>>,
+    slot: usize,
+    epoch: u64,
+    generation: u64,
+    view: Arc<View<M>>,
+    /// The first fault that a pin could not return as one.
+    fault: Cell<Option<Fault>>,
+}
+
+/// A burst of work: while it lives, unmap waits for its next [`pin`](Self::pin) or its end. It must not live across anything that
+/// blocks.
+///
+/// It stays on its thread. If it is leaked, unmap refuses on that thread and waits on all others, until its reader goes
+/// online again or is dropped.
+pub struct Online<'r, M> {
+    reader: &'r mut Reader<M>,
+    /// Neither `Send` nor `Sync`.
+    stays: PhantomData<*const ()>,
+}
+
+/// The right to translate and to use what translations give, until the next pin of its burst. It costs nothing to copy.
+pub struct Pin<'p, M> {
+    view: &'p View<M>,
+    fault: &'p Cell<Option<Fault>>,
+    device: DeviceId,
+    /// Neither `Send` nor `Sync`: another thread's accesses would not be over at this one's checkpoint.
+    stays: PhantomData<*const ()>,
+}
+
+impl<M> Clone for Pin<'_, M> {
+    #[inline]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Pin<'_, M> {}
+
+impl<M> Reader<M> {
+    /// `None` if the endpoint has as many readers as it may have.
+    pub(crate) fn new(endpoint: Arc<Endpoint<M>>) -> Option<Self> {
+        let slot = endpoint.take_slot()?;
+        let (view, generation) = endpoint.view();
+        Some(Self {
+            endpoint,
+            slot,
+            epoch: 0,
+            generation,
+            view,
+            fault: Cell::new(None),
+        })
+    }
+
+    /// The endpoint.
+    pub fn device(&self) -> DeviceId {
+        self.endpoint.device()
+    }
+
+    /// Begins a burst of work. Costs a full fence: do it when work begins, not for each request.
+    #[inline]
+    pub fn online(&mut self) -> Online<'_, M> {
+        pinned::opened();
+        self.epoch = self.endpoint.gate().enter(self.slot);
+        self.refresh();
+        Online {
+            reader: self,
+            stays: PhantomData,
+        }
+    }
+
+    /// Looks whether there is another view to look at.
+    #[inline]
+    fn refresh(&mut self) {
+        if self.endpoint.generation() != self.generation {
+            self.look();
+        }
+    }
+
+    #[cold]
+    fn look(&mut self) {
+        (self.view, self.generation) = self.endpoint.view();
+    }
+
+    /// The pins before are gone: says so to whoever waits for it.
+    #[cold]
+    fn checkpoint(&mut self, epoch: u64) {
+        self.epoch = epoch;
+        self.refresh();
+        self.endpoint.gate().pass(self.slot, epoch);
+    }
+}
+
+impl<M> Drop for Reader<M> {
+    fn drop(&mut self) {
+        // A burst that was leaked ends here.
+        self.endpoint.gate().leave(self.slot);
+        self.endpoint.give_slot(self.slot);
+    }
+}
+
+impl<M> Online<'_, M> {
+    /// A pin for the next request. The one before, and all slices taken under it, are gone by then: this is the checkpoint that
+    /// unmap waits for.
+    #[inline]
+    pub fn pin(&mut self) -> Pin<'_, M> {
+        let epoch = self.reader.endpoint.gate().epoch();
+        if epoch != self.reader.epoch {
+            self.reader.checkpoint(epoch);
+        }
+        Pin {
+            view: &self.reader.view,
+            fault: &self.reader.fault,
+            device: self.reader.endpoint.device(),
+            stays: PhantomData,
+        }
+    }
+}
+
+impl<M> Drop for Online<'_, M> {
+    #[inline]
+    fn drop(&mut self) {
+        self.reader.endpoint.gate().leave(self.reader.slot);
+        pinned::closed();
+    }
+}
+
+impl<'p, M> Pin<'p, M> {
+    /// Whose accesses this pin translates.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// What the addresses of translations refer to.
+    #[inline]
+    pub fn memory(&self) -> &'p M {
+        &self.view.memory
+    }
+
+    /// The first access that an interface without room for a [`Fault`] has refused, such as vm-memory's, since this was last asked.
+    /// It is the reader's, and outlives the pin.
+    pub fn take_fault(&self) -> Option<Fault> {
+        self.fault.take()
+    }
+
+    /// Keeps `fault` for [`take_fault`](Self::take_fault), unless there is one already.
+    #[cold]
+    pub(crate) fn keep(&self, fault: Fault) {
+        if self.fault.get().is_none() {
+            self.fault.set(Some(fault));
+        }
+    }
+
+    /// Where the bytes of `range` lie, if the device may access every one of them as `access` says.
+    ///
+    /// The addresses are good for as long as the pin lives, even where their mapping goes in the meantime.
+    #[inline]
+    pub fn translate(&self, range: IovaRange, access: Access) -> Result<Pieces, Fault> {
+        self.translate_for(range, permissions(access))
+    }
+
+    /// As [`translate`](Self::translate), for all accesses of `wanted` at once.
+    #[inline]
+    pub fn translate_for(&self, range: IovaRange, wanted: Permissions) -> Result<Pieces, Fault> {
+        match &self.view.attachment {
+            Attachment::Domain(table) => table
+                .translate(range, wanted)
+                .map_err(|denied| self.fault(denied)),
+            Attachment::Bypass => self.untranslated(range, wanted).map(Pieces::one),
+            Attachment::Blocked => Err(self.blocked(range, wanted)),
+        }
+    }
+
+    /// The memory behind the part of `range` that lies in its first page.
+    #[inline]
+    pub(crate) fn first_page(
+        &self,
+        range: IovaRange,
+        wanted: Permissions,
+    ) -> Result<PhysRange, Fault> {
+        match &self.view.attachment {
+            Attachment::Domain(table) => table
+                .within_page(&range, wanted)
+                .map_err(|denied| self.fault(denied)),
+            Attachment::Bypass => self.untranslated(range, wanted),
+            Attachment::Blocked => Err(self.blocked(range, wanted)),
+        }
+    }
+
+    #[inline]
+    fn untranslated(&self, range: IovaRange, wanted: Permissions) -> Result<PhysRange, Fault> {
+        let [start, last] = [range.start(), range.last()].map(|at| PhysAddr::new(at.get()));
+        PhysRange::inclusive(start, last)
+            .ok_or_else(|| self.fault((range.start(), one_of(wanted), FaultReason::BadLength)))
+    }
+
+    #[cold]
+    fn blocked(&self, range: IovaRange, wanted: Permissions) -> Fault {
+        self.fault((range.start(), one_of(wanted), FaultReason::Blocked))
+    }
+
+    #[cold]
+    fn fault(&self, (iova, access, reason): Denied) -> Fault {
+        Fault {
+            device: self.device,
+            iova,
+            access,
+            reason,
+        }
+    }
+}
+
+/// What an access needs.
+#[inline]
+pub(crate) const fn permissions(access: Access) -> Permissions {
+    match access {
+        Access::Read => Permissions::READ,
+        Access::Write => Permissions::WRITE,
+    }
+}

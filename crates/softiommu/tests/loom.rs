@@ -1,0 +1,293 @@
+//! The protocol between readers and unmap under loom: every interleaving, and every reordering that loom models, of small cases. What
+//! runs here are the shipped sources, compiled against loom's atomics (`sync` below stands in for the crate's own).
+//!
+//! A page is a cell that loom watches: a reader looks at it through a translation, and whoever has unmapped it writes. If the two
+//! are not ordered, loom says so. Tables have two entries, so that four pages need two levels.
+//!
+//! What loom cannot show is said in decision 0015.
+#![allow(dead_code, unreachable_pub)]
+
+#[path = "../src/chunks.rs"]
+mod chunks;
+#[path = "../src/domain.rs"]
+mod domain;
+#[path = "../src/endpoint.rs"]
+mod endpoint;
+#[path = "../src/error.rs"]
+mod error;
+#[path = "../src/gate.rs"]
+mod gate;
+#[path = "../src/iommu.rs"]
+mod iommu;
+#[path = "../src/pieces.rs"]
+mod pieces;
+#[path = "../src/pinned.rs"]
+mod pinned;
+#[path = "../src/reader.rs"]
+mod reader;
+#[path = "../src/table.rs"]
+mod table;
+#[path = "../src/tables.rs"]
+mod tables;
+#[path = "../src/walk.rs"]
+mod walk;
+
+/// Loom's part of `src/sync.rs`.
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+    pub(crate) use loom::sync::{Mutex, MutexGuard};
+
+    pub(crate) const INDEX_BITS: u32 = 1;
+
+    pub(crate) fn zeroed(words: usize) -> Box<[AtomicU64]> {
+        (0..words).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    loom::thread_local! {
+        pub(crate) static BURSTS: std::cell::Cell<usize> = std::cell::Cell::new(0);
+    }
+
+    pub(crate) fn pause(_looks: u32) {
+        loom::thread::yield_now();
+    }
+}
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::thread;
+use ringfence_types::{Access, DeviceId, DomainId, Fault, Iova, IovaRange, Permissions, PhysAddr};
+
+pub use domain::Domain;
+pub use error::{IommuError, MapError, MapReason, PinHeld, UnmapError};
+pub use iommu::{Limits, SoftIommu};
+pub use pieces::Pieces;
+pub use reader::{Online, Pin, Reader};
+pub use table::Width;
+
+const DISK: DeviceId = DeviceId::new(0x20);
+const DOMAIN: DomainId = DomainId::new(1);
+const OTHER: DomainId = DomainId::new(2);
+
+/// Two pages of memory. A device looks, and only whoever has taken the page away writes.
+struct Pages([UnsafeCell<u32>; 2]);
+
+impl Pages {
+    fn new() -> Self {
+        Self([UnsafeCell::new(0), UnsafeCell::new(0)])
+    }
+
+    /// The page belongs to the caller alone, who says so by writing.
+    fn poison(&self, page: usize) {
+        self.0[page].with_mut(|_| ());
+    }
+
+    fn look(&self, page: usize) {
+        self.0[page].with(|_| ());
+    }
+}
+
+// SAFETY: nothing looks into the cells; loom watches who would, and that is the test.
+unsafe impl Sync for Pages {}
+// SAFETY: as above.
+unsafe impl Send for Pages {}
+
+type Unit = SoftIommu<Arc<Pages>>;
+
+fn page(number: u64) -> IovaRange {
+    IovaRange::new(Iova::new(number << 12), 1 << 12).unwrap()
+}
+
+fn memory(number: u64) -> PhysAddr {
+    PhysAddr::new(number << 12)
+}
+
+/// A unit of three tables a domain, with page 0 mapped to memory page 0.
+fn unit(tables: usize) -> (Unit, Arc<Pages>) {
+    let pages = Arc::new(Pages::new());
+    let limits = Limits {
+        width: Width::new(14).unwrap(),
+        tables,
+        domains: 2,
+        endpoints: 1,
+        readers: 2,
+    };
+    let mut unit = SoftIommu::new(limits, Arc::clone(&pages));
+    unit.add_endpoint(DISK).unwrap();
+    let domain = unit.create_domain(DOMAIN).unwrap();
+    domain.map(page(0), memory(0), Permissions::READ).unwrap();
+    unit.attach(DISK, DOMAIN).unwrap();
+    (unit, pages)
+}
+
+/// The device reads `at`, and looks at what it got.
+fn access(pin: &Pin<'_, Arc<Pages>>, at: IovaRange) -> Result<u64, Fault> {
+    let place = pin.translate(at, Access::Read)?.first().start().get() >> 12;
+    pin.memory().look(place as usize);
+    Ok(place)
+}
+
+/// All executions, or those in which threads are interrupted at most `preemptions` times other than where they wait.
+fn explore(preemptions: Option<usize>, test: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.max_branches = 10_000;
+    model.preemption_bound = preemptions;
+    model.check(test);
+}
+
+/// For what takes minutes otherwise. Each mutation that needs one of these tests is caught within the bound.
+const FEW: Option<usize> = Some(2);
+
+/// A burst of one request, and unmap: R1, R2, R6 against W1 to W5.
+#[test]
+fn nobody_looks_at_a_page_after_unmap() {
+    explore(None, || {
+        let (mut unit, pages) = unit(2);
+        let mut reader = unit.reader(DISK).unwrap();
+        let device = thread::spawn(move || {
+            let mut burst = reader.online();
+            let pin = burst.pin();
+            let _ = access(&pin, page(0));
+        });
+        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
+        pages.poison(0);
+        device.join().unwrap();
+    });
+}
+
+/// A burst of two requests: its checkpoint lets unmap go on, R4 and R5.
+#[test]
+fn a_checkpoint_ends_what_was_before_it() {
+    explore(None, || {
+        let (mut unit, pages) = unit(2);
+        let mut reader = unit.reader(DISK).unwrap();
+        let device = thread::spawn(move || {
+            let mut burst = reader.online();
+            let _ = access(&burst.pin(), page(0));
+            let _ = access(&burst.pin(), page(0));
+        });
+        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
+        pages.poison(0);
+        device.join().unwrap();
+    });
+}
+
+/// Two bursts: the second one's slot may be what unmap meets, and the first one's accesses are over nevertheless (R1).
+#[test]
+fn a_new_burst_ends_what_was_before_it() {
+    explore(FEW, || {
+        let (mut unit, pages) = unit(2);
+        let mut reader = unit.reader(DISK).unwrap();
+        let device = thread::spawn(move || {
+            let _ = access(&reader.online().pin(), page(0));
+            let _ = access(&reader.online().pin(), page(0));
+        });
+        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
+        pages.poison(0);
+        device.join().unwrap();
+    });
+}
+
+/// A table goes from one range to another: who follows the new link sees nothing of the old entries (R3, and the link's release), and
+/// who followed the old link has left before the table is filled again.
+#[test]
+fn a_table_forgets_its_range_before_it_has_another() {
+    explore(FEW, || {
+        // The root, the table of pages 0 and 1, and no other: pages 2 and 3 need that one again.
+        let (mut unit, pages) = unit(2);
+        let mut reader = unit.reader(DISK).unwrap();
+        let device = thread::spawn(move || {
+            let mut burst = reader.online();
+            let pin = burst.pin();
+            // Page 2 is at no time mapped to memory page 0, nor page 0 to memory page 1.
+            assert_ne!(access(&pin, page(2)), Ok(0));
+            assert_ne!(access(&pin, page(1)), Ok(1));
+        });
+        let domain = unit.domain(DOMAIN).unwrap();
+        domain.unmap(page(0)).unwrap();
+        pages.poison(0);
+        domain.map(page(3), memory(1), Permissions::READ).unwrap();
+        device.join().unwrap();
+    });
+}
+
+/// Who sees a mapping sees what was done to the page before it was mapped.
+#[test]
+fn a_page_is_ready_before_it_is_seen() {
+    explore(None, || {
+        let (mut unit, pages) = unit(2);
+        let mut reader = unit.reader(DISK).unwrap();
+        let device = thread::spawn(move || {
+            let mut burst = reader.online();
+            let _ = access(&burst.pin(), page(1));
+        });
+        pages.poison(1);
+        let domain = unit.domain(DOMAIN).unwrap();
+        domain.map(page(1), memory(1), Permissions::READ).unwrap();
+        device.join().unwrap();
+    });
+}
+
+/// Once detach has returned nothing is translated and nothing is looked at, in this burst or in the next one.
+#[test]
+fn nobody_looks_at_a_page_after_detach() {
+    explore(FEW, || {
+        let (mut unit, pages) = unit(2);
+        let mut reader = unit.reader(DISK).unwrap();
+        let detached = Arc::new(AtomicUsize::new(0));
+        let seen = Arc::clone(&detached);
+        let device = thread::spawn(move || {
+            let mut burst = reader.online();
+            let _ = access(&burst.pin(), page(0));
+            let over = seen.load(Ordering::Acquire) == 1;
+            let result = access(&burst.pin(), page(0));
+            assert!(!over || result.is_err());
+        });
+        unit.detach(DISK).unwrap();
+        detached.store(1, Ordering::Release);
+        pages.poison(0);
+        device.join().unwrap();
+    });
+}
+
+/// Two readers: unmap waits for both.
+#[test]
+fn unmap_waits_for_every_reader() {
+    explore(FEW, || {
+        let (mut unit, pages) = unit(2);
+        let readers = [unit.reader(DISK).unwrap(), unit.reader(DISK).unwrap()];
+        let devices = readers.map(|mut reader| {
+            thread::spawn(move || {
+                let mut burst = reader.online();
+                let _ = access(&burst.pin(), page(0));
+            })
+        });
+        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
+        pages.poison(0);
+        for device in devices {
+            device.join().unwrap();
+        }
+    });
+}
+
+/// A reader that registers while unmap is under way is waited for, or sees the page gone.
+#[test]
+fn a_new_reader_is_not_missed() {
+    explore(None, || {
+        let (unit, pages) = unit(2);
+        let unit = Arc::new(loom::sync::Mutex::new(unit));
+        let theirs = Arc::clone(&unit);
+        let device = thread::spawn(move || {
+            let reader = theirs.lock().unwrap().reader(DISK);
+            let mut reader = reader.unwrap();
+            let mut burst = reader.online();
+            let _ = access(&burst.pin(), page(0));
+        });
+        let mut unit = unit.lock().unwrap();
+        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
+        drop(unit);
+        pages.poison(0);
+        device.join().unwrap();
+    });
+}

@@ -13,6 +13,7 @@ pub mod rtranslate;
 pub mod trace_operations;
 pub mod trace_text;
 pub mod translate;
+pub mod virtio_iommu;
 pub mod walk;
 
 /// Takes the name of an outcome, such as an error's variant.
@@ -54,6 +55,11 @@ pub const TARGETS: &[Target] = &[
         name: "translate",
         run: translate::run,
         outcomes: translate::OUTCOMES,
+    },
+    Target {
+        name: "virtio_iommu",
+        run: virtio_iommu::run,
+        outcomes: virtio_iommu::OUTCOMES,
     },
     Target {
         name: "walk",

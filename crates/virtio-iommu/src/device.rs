@@ -4,6 +4,7 @@ mod attach;
 mod config;
 mod map;
 mod probe;
+mod restore;
 mod translate;
 
 use alloc::vec::Vec;

@@ -136,6 +136,14 @@ impl Events {
         self.dropped = self.dropped.saturating_add(1);
     }
 
+    /// Drops those of `endpoint`.
+    pub(crate) fn drop_of(&mut self, endpoint: EndpointId) {
+        let before = self.waiting.len();
+        self.waiting.retain(|denied| denied.endpoint != endpoint);
+        let gone = before - self.waiting.len();
+        self.dropped = self.dropped.saturating_add(gone as u64);
+    }
+
     /// Moves the oldest into `buffer`: how many bytes were written, `None` if none waits.
     pub(crate) fn next(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, BufferTooSmall> {
         let Some(oldest) = self.waiting.front() else {
@@ -156,6 +164,16 @@ impl Events {
 
     pub(crate) const fn dropped(&self) -> u64 {
         self.dropped
+    }
+
+    /// The waiting ones, oldest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Denied> {
+        self.waiting.iter()
+    }
+
+    /// Takes over how many were dropped elsewhere.
+    pub(crate) const fn set_dropped(&mut self, dropped: u64) {
+        self.dropped = dropped;
     }
 
     pub(crate) fn clear(&mut self) {

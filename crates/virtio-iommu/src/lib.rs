@@ -29,6 +29,7 @@ mod options;
 mod queue;
 mod request;
 mod sink;
+mod snapshot;
 pub mod spec;
 mod store;
 
@@ -42,3 +43,4 @@ pub use options::{DomainRange, Limits, Options, OptionsError, Unattached};
 #[cfg(feature = "virtio-queue")]
 pub use queue::{Queues, ServeError, Served};
 pub use sink::{Sink, SinkError};
+pub use snapshot::SnapshotError;

@@ -151,7 +151,8 @@ impl<S: Sink> Device<S> {
         Ok(())
     }
 
-    /// An endpoint disappears. If it was the last of its domain, the domain does too.
+    /// An endpoint disappears. If it was the last of its domain, the domain does too. Its faults are dropped: reports
+    /// carry valid endpoints.
     ///
     /// # Errors
     /// There is none, or the sink cannot begin; nothing has changed.
@@ -166,6 +167,7 @@ impl<S: Sink> Device<S> {
         self.sink.block(id);
         self.sink.commit();
         self.endpoints.remove(at);
+        self.events.drop_of(id);
         Ok(())
     }
 

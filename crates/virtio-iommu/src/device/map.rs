@@ -9,7 +9,7 @@ use crate::spec::{
     VIRTIO_IOMMU_MAP_F_READ, VIRTIO_IOMMU_MAP_F_WRITE,
 };
 use crate::store::{Entry, InsertError};
-use crate::{DomainId, Full, RequestError, Sink};
+use crate::{DomainId, Full, Options, RequestError, Sink};
 
 impl<S: Sink> Device<S> {
     /// After an error nothing has changed.
@@ -25,12 +25,9 @@ impl<S: Sink> Device<S> {
         if !self.has(VIRTIO_IOMMU_F_MAP_UNMAP) {
             return Err(RequestError::NotNegotiated);
         }
-        let mut known = VIRTIO_IOMMU_MAP_F_READ | VIRTIO_IOMMU_MAP_F_WRITE;
-        if self.has(VIRTIO_IOMMU_F_MMIO) {
-            known |= VIRTIO_IOMMU_MAP_F_MMIO;
-        }
-        if flags & !known != 0 {
-            return Err(RequestError::UnknownFlags(flags & !known));
+        let unknown = flags & !map_flags(self.accepted);
+        if unknown != 0 {
+            return Err(RequestError::UnknownFlags(unknown));
         }
         let index = self.domain_index(domain)?;
         let full = self.mappings >= self.options.limits.mappings;
@@ -43,22 +40,7 @@ impl<S: Sink> Device<S> {
             Reach::Blocked => return Err(RequestError::Blocked(domain)),
         };
 
-        let range = request_range(start, last)?;
-        let granule_bits = self.options.granule().wrapping_sub(1);
-        // The end is inclusive, so the byte behind it is aligned if all its lower bits are set: 2^64 - 1 needs no special case.
-        if (start | physical | !last) & granule_bits != 0 {
-            return Err(RequestError::Misaligned(range));
-        }
-        if !self.options.input.contains(&range) {
-            return Err(RequestError::OutsideInput(range));
-        }
-        let inside = physical.checked_add(last - start).and_then(|end| {
-            let target = PhysRange::inclusive(PhysAddr::new(physical), PhysAddr::new(end))?;
-            self.options.physical.contains(&target).then_some(())
-        });
-        if inside.is_none() {
-            return Err(RequestError::OutsidePhysical(range));
-        }
+        let range = self.options.check_mapping(start, last, physical)?;
         if target
             .reserved
             .iter()
@@ -145,6 +127,44 @@ impl<S: Sink> Device<S> {
         if let Reach::Mapped(store) = core::mem::replace(&mut domain.reach, Reach::Blocked) {
             self.mappings = self.mappings.saturating_sub(store.len());
         }
+    }
+}
+
+/// The flags that a MAP may have once the driver has accepted `features`.
+#[inline]
+pub(super) const fn map_flags(features: u64) -> u32 {
+    let both = VIRTIO_IOMMU_MAP_F_READ | VIRTIO_IOMMU_MAP_F_WRITE;
+    if features >> VIRTIO_IOMMU_F_MMIO & 1 == 0 {
+        both
+    } else {
+        both | VIRTIO_IOMMU_MAP_F_MMIO
+    }
+}
+
+impl Options {
+    /// Whether `start..=last` can be mapped to `physical` and what follows it, in any domain: the range.
+    #[inline]
+    pub(super) fn check_mapping(
+        &self,
+        start: u64,
+        last: u64,
+        physical: u64,
+    ) -> Result<IovaRange, RequestError> {
+        let range = request_range(start, last)?;
+        let below = self.granule().wrapping_sub(1);
+        // The end is inclusive, so the byte behind it is aligned if all its lower bits are set: 2^64 - 1 needs no special case.
+        if (start | physical | !last) & below != 0 {
+            return Err(RequestError::Misaligned(range));
+        }
+        if !self.input.contains(&range) {
+            return Err(RequestError::OutsideInput(range));
+        }
+        physical
+            .checked_add(last - start)
+            .and_then(|end| PhysRange::inclusive(PhysAddr::new(physical), PhysAddr::new(end)))
+            .filter(|target| self.physical.contains(target))
+            .ok_or(RequestError::OutsidePhysical(range))?;
+        Ok(range)
     }
 }
 

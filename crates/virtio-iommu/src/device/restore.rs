@@ -1,0 +1,339 @@
+//! A device into a snapshot, and back: nothing of a snapshot takes effect before all of it was found to be what requests could
+//! have made here.
+
+use alloc::vec::Vec;
+
+use super::Device;
+use super::map::map_flags;
+use crate::domain::{Domain, Reach};
+use crate::endpoint::{Endpoint, State};
+use crate::snapshot::{Reader, SnapshotError, Writer};
+use crate::spec::VIRTIO_IOMMU_F_BYPASS_CONFIG;
+use crate::store::{Entry, InsertError, Store};
+use crate::{Denied, DomainId, EndpointId, Full, RequestError, Sink, SinkError};
+
+/// What a snapshot holds, found to be in order.
+struct Parsed {
+    accepted: u64,
+    bypass: bool,
+    dropped: u64,
+    /// By endpoint, in the device's order.
+    states: Vec<State>,
+    domains: Vec<Domain>,
+    mappings: usize,
+    events: Vec<Denied>,
+}
+
+impl<S: Sink> Device<S> {
+    /// What the device holds, its sink aside: features, `bypass`, attachments, domains with their mappings, waiting events. The embedder carries options and
+    /// endpoints over itself.
+    pub fn snapshot(&self) -> Vec<u8> {
+        let mut out = Writer::new();
+        out.u64(self.accepted);
+        out.u8(u8::from(self.bypass));
+        out.u64(self.events.dropped());
+        out.count(self.endpoints.len());
+        for endpoint in &self.endpoints {
+            let (state, domain) = match endpoint.state {
+                State::Unattached { bypasses } => (u8::from(bypasses), 0),
+                State::Attached(domain) => (2, domain.get()),
+            };
+            out.u32(endpoint.id.get());
+            out.u8(state);
+            out.u32(domain);
+        }
+        out.count(self.domains.len());
+        for domain in &self.domains {
+            out.u32(domain.id.get());
+            match &domain.reach {
+                Reach::Bypass => {
+                    out.u8(0);
+                    out.count(0);
+                }
+                Reach::Mapped(store) => {
+                    out.u8(1);
+                    out.count(store.len());
+                    store.iter().for_each(|entry| out.entry(entry));
+                }
+                Reach::Blocked => {
+                    out.u8(2);
+                    out.count(0);
+                }
+            }
+        }
+        out.count(self.events.waiting());
+        self.events.iter().for_each(|event| out.event(event));
+        out.0
+    }
+
+    /// Takes over what a snapshot holds, and tells the sink all of it. The device has the endpoints that the snapshot's had, and was reset.
+    ///
+    /// # Errors
+    /// The device and what endpoints reach are as before.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
+        if !self.domains.is_empty() || self.accepted != 0 {
+            return Err(SnapshotError::NotReset);
+        }
+        let mut parsed = self.parse(bytes)?;
+        self.sink.begin().map_err(SnapshotError::Sink)?;
+        let told = self.tell(&mut parsed);
+        if told.is_err() {
+            for endpoint in &mut self.endpoints {
+                endpoint.leave(self.bypass, &mut self.sink);
+            }
+            for domain in &parsed.domains {
+                if let Reach::Mapped(_) = domain.reach
+                    && domain.endpoints > 0
+                {
+                    self.sink.destroy(domain.id);
+                }
+            }
+        } else {
+            self.accepted = parsed.accepted;
+            self.bypass = parsed.bypass;
+            for (endpoint, state) in self.endpoints.iter_mut().zip(parsed.states) {
+                endpoint.state = state;
+            }
+            self.domains = parsed.domains;
+            self.mappings = parsed.mappings;
+            self.hot = 0;
+            self.events.clear();
+            self.events.set_dropped(parsed.dropped);
+            parsed
+                .events
+                .into_iter()
+                .for_each(|event| self.events.push(event));
+        }
+        self.sink.commit();
+        told.map_err(SnapshotError::Sink)
+    }
+
+    /// Tells the sink. Domains that it was not told of have no endpoints when this returns an error.
+    fn tell(&mut self, parsed: &mut Parsed) -> Result<(), SinkError> {
+        let mut told = 0;
+        let result = parsed.domains.iter().try_for_each(|domain| {
+            if let Reach::Mapped(store) = &domain.reach {
+                self.sink.create(domain.id)?;
+                told += 1;
+                store
+                    .iter()
+                    .filter_map(Entry::mapping)
+                    .try_for_each(|mapping| self.sink.map(domain.id, &mapping))
+            } else {
+                told += 1;
+                Ok(())
+            }
+        });
+        if result.is_err() {
+            for domain in parsed.domains.iter_mut().skip(told) {
+                domain.endpoints = 0;
+            }
+            return result;
+        }
+        for (endpoint, state) in self.endpoints.iter().zip(&mut parsed.states) {
+            match *state {
+                State::Unattached { bypasses: false } => self.sink.block(endpoint.id),
+                State::Unattached { bypasses: true } => self.sink.bypass(endpoint.id)?,
+                State::Attached(id) => {
+                    let domain = parsed.domains.iter().find(|domain| domain.id == id);
+                    match domain.map(|domain| &domain.reach) {
+                        Some(Reach::Bypass) => self.sink.bypass(endpoint.id)?,
+                        Some(Reach::Mapped(store)) => {
+                            let mut mappings = store.iter().filter_map(Entry::mapping);
+                            self.sink.attach(endpoint.id, id, &mut mappings)?;
+                        }
+                        Some(Reach::Blocked) | None => self.sink.block(endpoint.id),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn parse(&self, bytes: &[u8]) -> Result<Parsed, SnapshotError> {
+        let mut input = Reader::new(bytes)?;
+        let accepted = input.u64()?;
+        if accepted & !self.features() != 0 {
+            return Err(SnapshotError::Features(accepted & !self.features()));
+        }
+        let bypass = input.flag()?;
+        if bypass && self.features() >> VIRTIO_IOMMU_F_BYPASS_CONFIG & 1 == 0 {
+            return Err(SnapshotError::Bypass);
+        }
+        let dropped = input.u64()?;
+        let states = self.parse_endpoints(&mut input, bypass)?;
+
+        let count = input.count()?;
+        if count > self.options.limits.domains {
+            return Err(RequestError::Full(Full::Domains).into());
+        }
+        let mut domains: Vec<Domain> = Vec::new();
+        domains
+            .try_reserve_exact(count)
+            .map_err(|_| SnapshotError::OutOfMemory)?;
+        let mut mappings = 0;
+        for _ in 0..count {
+            let domain = self.parse_domain(&mut input, &states, &mut mappings)?;
+            if domains.last().is_some_and(|below| below.id >= domain.id) {
+                return Err(SnapshotError::Domain(domain.id));
+            }
+            domains.push(domain);
+        }
+        for state in &states {
+            if let State::Attached(id) = state
+                && domains
+                    .binary_search_by_key(id, |domain| domain.id)
+                    .is_err()
+            {
+                return Err(SnapshotError::Domain(*id));
+            }
+        }
+        let events = self.parse_events(&mut input)?;
+        input.end()?;
+        Ok(Parsed {
+            accepted,
+            bypass,
+            dropped,
+            states,
+            domains,
+            mappings,
+            events,
+        })
+    }
+
+    fn parse_endpoints(
+        &self,
+        input: &mut Reader<'_>,
+        bypass: bool,
+    ) -> Result<Vec<State>, SnapshotError> {
+        let count = input.count()?;
+        let mut states = Vec::new();
+        states
+            .try_reserve_exact(self.endpoints.len())
+            .map_err(|_| SnapshotError::OutOfMemory)?;
+        for endpoint in &self.endpoints {
+            if states.len() >= count {
+                return Err(SnapshotError::Endpoint(endpoint.id));
+            }
+            if input.u32()? != endpoint.id.get() {
+                return Err(SnapshotError::Endpoint(endpoint.id));
+            }
+            let state = input.u8()?;
+            let domain = input.u32()?;
+            states.push(match (state, domain) {
+                (0, 0) => State::Unattached { bypasses: false },
+                (1, 0) if bypass => State::Unattached { bypasses: true },
+                (1, 0) => return Err(SnapshotError::Bypass),
+                (2, domain) => State::Attached(DomainId::new(domain)),
+                _ => return Err(SnapshotError::BadValue(state)),
+            });
+        }
+        if states.len() < count {
+            return Err(SnapshotError::Endpoint(EndpointId::new(input.u32()?)));
+        }
+        Ok(states)
+    }
+
+    /// One domain, with `mappings` counting those of all.
+    fn parse_domain(
+        &self,
+        input: &mut Reader<'_>,
+        states: &[State],
+        mappings: &mut usize,
+    ) -> Result<Domain, SnapshotError> {
+        let id = DomainId::new(input.u32()?);
+        if !self.options.domains.contains(id) {
+            return Err(RequestError::DomainOutOfRange(id).into());
+        }
+        let kind = input.u8()?;
+        let count = input.count()?;
+        if count > 0 && kind != 1 {
+            return Err(SnapshotError::Mappings(id));
+        }
+        let attached = || {
+            self.endpoints
+                .iter()
+                .zip(states)
+                .filter(|(_, state)| **state == State::Attached(id))
+                .map(|(endpoint, _)| endpoint)
+        };
+        let endpoints = attached().count();
+        if endpoints == 0 {
+            return Err(SnapshotError::Domain(id));
+        }
+        let mut reserved = Vec::new();
+        for region in attached().flat_map(|endpoint: &Endpoint| &endpoint.reserved) {
+            if !reserved.contains(&region.range) {
+                reserved
+                    .try_reserve(1)
+                    .map_err(|_| SnapshotError::OutOfMemory)?;
+                reserved.push(region.range);
+            }
+        }
+        let reach = match kind {
+            0 if self.features() >> VIRTIO_IOMMU_F_BYPASS_CONFIG & 1 == 0 => {
+                return Err(SnapshotError::Bypass);
+            }
+            0 => Reach::Bypass,
+            1 => Reach::Mapped(Store::default()),
+            2 => Reach::Blocked,
+            value => return Err(SnapshotError::BadValue(value)),
+        };
+        let mut domain = Domain {
+            id,
+            reach,
+            endpoints,
+            reserved,
+        };
+        let Reach::Mapped(store) = &mut domain.reach else {
+            return Ok(domain);
+        };
+        let mut above = None;
+        for _ in 0..count {
+            if *mappings >= self.options.limits.mappings {
+                return Err(RequestError::Full(Full::Mappings).into());
+            }
+            let entry = input.entry()?;
+            let unknown = entry.flags & !map_flags(self.features());
+            if unknown != 0 {
+                return Err(RequestError::UnknownFlags(unknown).into());
+            }
+            let range = self
+                .options
+                .check_mapping(entry.start, entry.last, entry.physical)?;
+            if above.is_some_and(|above| entry.start < above) {
+                return Err(SnapshotError::Mappings(id));
+            }
+            if domain.reserved.iter().any(|region| region.overlaps(&range)) {
+                return Err(RequestError::Reserved(range).into());
+            }
+            store.insert(entry).map_err(|error| match error {
+                InsertError::Overlap => RequestError::Overlap(range).into(),
+                InsertError::OutOfMemory => SnapshotError::OutOfMemory,
+            })?;
+            above = Some(entry.start);
+            *mappings += 1;
+        }
+        Ok(domain)
+    }
+
+    fn parse_events(&self, input: &mut Reader<'_>) -> Result<Vec<Denied>, SnapshotError> {
+        let count = input.count()?;
+        if count > self.options.limits.events {
+            return Err(SnapshotError::Events(count));
+        }
+        // As a device would keep them, so that taking them over cannot fail for want of memory half-way.
+        let mut events = Vec::new();
+        for _ in 0..count {
+            let event = input.event()?;
+            if self.find_endpoint(event.endpoint).is_err() {
+                return Err(SnapshotError::Endpoint(event.endpoint));
+            }
+            events
+                .try_reserve(1)
+                .map_err(|_| SnapshotError::OutOfMemory)?;
+            events.push(event);
+        }
+        Ok(events)
+    }
+}

@@ -1,0 +1,231 @@
+//! The bytes of a snapshot: what a device holds, version 1.
+//!
+//! Little-endian, without padding. Numbers of things come before the things.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 8, 4 | the letters `RFVIOMMU`, the version |
+//! | 8, 1, 8 | accepted features, field `bypass`, dropped events |
+//! | 4, then 9 each | endpoints by id: id, state (0 reaches nothing, 1 bypasses, 2 attached), domain (0 unless attached) |
+//! | 4, then 9 each | domains by id: id, reach (0 bypass, 1 mapped, 2 blocked), number of mappings; behind each its mappings by address |
+//! | 28 each | mapping: first and last address, physical address, flags |
+//! | 4, then 14 each | waiting events, oldest first: endpoint, reason, access (0 read, 1 write), address |
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use ringfence_types::{Access, Iova};
+
+use crate::store::Entry;
+use crate::{Denied, DeniedReason, DomainId, EndpointId, RequestError, SinkError};
+
+const MAGIC: [u8; 8] = *b"RFVIOMMU";
+const VERSION: u32 = 1;
+
+/// Why a snapshot was refused. The device is as it was before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// The device has domains or features accepted: reset it first.
+    NotReset,
+    /// It does not begin as a snapshot does.
+    NoSnapshot,
+    /// Made by a version that this one does not know.
+    Version(u32),
+    /// It ends too early.
+    Truncated,
+    /// Bytes follow its end.
+    TrailingBytes(usize),
+    /// A value that does not exist.
+    BadValue(u8),
+    /// Features are accepted that are not offered here.
+    Features(u64),
+    /// Something bypasses the IOMMU that may not.
+    Bypass,
+    /// Its endpoints are not the device's; the first that differs.
+    Endpoint(EndpointId),
+    /// A domain out of order, twice, or to which no endpoint is attached.
+    Domain(DomainId),
+    /// Mappings where there can be none, or out of order.
+    Mappings(DomainId),
+    /// A domain or mapping that no request could have made here.
+    Refused(RequestError),
+    /// More events than may wait.
+    Events(usize),
+    /// The host has no memory.
+    OutOfMemory,
+    /// The sink refused.
+    Sink(SinkError),
+}
+
+impl fmt::Display for SnapshotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotReset => f.write_str("the device was not reset"),
+            Self::NoSnapshot => f.write_str("not a snapshot"),
+            Self::Version(version) => write!(f, "version {version} is not known"),
+            Self::Truncated => f.write_str("truncated"),
+            Self::TrailingBytes(bytes) => write!(f, "{bytes} bytes too many"),
+            Self::BadValue(value) => write!(f, "value {value} does not exist"),
+            Self::Features(features) => write!(f, "features {features:#x} are not offered"),
+            Self::Bypass => f.write_str("bypasses the IOMMU, which is not offered"),
+            Self::Endpoint(endpoint) => write!(f, "endpoints differ at {endpoint}"),
+            Self::Domain(domain) => write!(f, "domain {domain} is out of place"),
+            Self::Mappings(domain) => write!(f, "mappings of domain {domain} are out of place"),
+            Self::Refused(error) => error.fmt(f),
+            Self::Events(events) => write!(f, "{events} events"),
+            Self::OutOfMemory => f.write_str("out of memory"),
+            Self::Sink(error) => write!(f, "the sink: {error}"),
+        }
+    }
+}
+
+impl core::error::Error for SnapshotError {}
+
+impl From<RequestError> for SnapshotError {
+    fn from(error: RequestError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// Appends fields.
+#[derive(Debug)]
+pub(crate) struct Writer(pub(crate) Vec<u8>);
+
+impl Writer {
+    pub(crate) fn new() -> Self {
+        let mut writer = Self(Vec::new());
+        writer.0.extend(MAGIC);
+        writer.u32(VERSION);
+        writer
+    }
+
+    pub(crate) fn u8(&mut self, value: u8) {
+        self.0.push(value);
+    }
+
+    pub(crate) fn u32(&mut self, value: u32) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    pub(crate) fn u64(&mut self, value: u64) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    /// A number of things; none of a device's limits allows 2^32 of them to be kept.
+    pub(crate) fn count(&mut self, count: usize) {
+        self.u32(u32::try_from(count).unwrap_or(u32::MAX));
+    }
+
+    pub(crate) fn entry(&mut self, entry: &Entry) {
+        self.u64(entry.start);
+        self.u64(entry.last);
+        self.u64(entry.physical);
+        self.u32(entry.flags);
+    }
+
+    pub(crate) fn event(&mut self, denied: &Denied) {
+        self.u32(denied.endpoint.get());
+        self.u8(match denied.reason {
+            DeniedReason::NoEndpoint => 0,
+            DeniedReason::Unattached => 1,
+            DeniedReason::NotMapped => 2,
+            DeniedReason::Permission => 3,
+            DeniedReason::Reserved => 4,
+            DeniedReason::Blocked => 5,
+        });
+        self.u8(match denied.access {
+            Access::Read => 0,
+            Access::Write => 1,
+        });
+        self.u64(denied.iova.get());
+    }
+}
+
+/// Takes fields.
+#[derive(Debug)]
+pub(crate) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// Behind the head of a snapshot of a version that is known.
+    pub(crate) fn new(bytes: &'a [u8]) -> Result<Self, SnapshotError> {
+        let Some((MAGIC, rest)) = bytes
+            .split_first_chunk()
+            .map(|(magic, rest)| (*magic, rest))
+        else {
+            return Err(SnapshotError::NoSnapshot);
+        };
+        let mut reader = Self(rest);
+        match reader.u32()? {
+            VERSION => Ok(reader),
+            version => Err(SnapshotError::Version(version)),
+        }
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], SnapshotError> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(SnapshotError::Truncated)?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    pub(crate) fn u8(&mut self) -> Result<u8, SnapshotError> {
+        self.take().map(|[value]| value)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, SnapshotError> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, SnapshotError> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    pub(crate) fn count(&mut self) -> Result<usize, SnapshotError> {
+        self.u32().map(|count| count as usize)
+    }
+
+    pub(crate) fn flag(&mut self) -> Result<bool, SnapshotError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            value => Err(SnapshotError::BadValue(value)),
+        }
+    }
+
+    pub(crate) fn entry(&mut self) -> Result<Entry, SnapshotError> {
+        Ok(Entry {
+            start: self.u64()?,
+            last: self.u64()?,
+            physical: self.u64()?,
+            flags: self.u32()?,
+        })
+    }
+
+    pub(crate) fn event(&mut self) -> Result<Denied, SnapshotError> {
+        Ok(Denied {
+            endpoint: EndpointId::new(self.u32()?),
+            reason: match self.u8()? {
+                0 => DeniedReason::NoEndpoint,
+                1 => DeniedReason::Unattached,
+                2 => DeniedReason::NotMapped,
+                3 => DeniedReason::Permission,
+                4 => DeniedReason::Reserved,
+                5 => DeniedReason::Blocked,
+                value => return Err(SnapshotError::BadValue(value)),
+            },
+            access: if self.flag()? {
+                Access::Write
+            } else {
+                Access::Read
+            },
+            iova: Iova::new(self.u64()?),
+        })
+    }
+
+    pub(crate) fn end(&self) -> Result<(), SnapshotError> {
+        match self.0.len() {
+            0 => Ok(()),
+            bytes => Err(SnapshotError::TrailingBytes(bytes)),
+        }
+    }
+}

@@ -1,5 +1,9 @@
 //! The command line.
 
+mod live;
+
+pub(crate) use live::{DeviceArgs, GuestCommand, GuestRunArgs, ServeArgs};
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -39,6 +43,12 @@ pub(crate) enum Command {
     /// Look at traces, record them, make them fit to be shared
     #[command(subcommand)]
     Trace(TraceCommand),
+    /// Serve virtio devices to a QEMU, every DMA of theirs behind a virtio-iommu
+    #[command(long_about = live::SERVE_LONG)]
+    Serve(ServeArgs),
+    /// Boot a stock Debian guest whose devices live in this process
+    #[command(subcommand)]
+    Guest(GuestCommand),
     /// Measure this machine and write a cost profile for `compare --profile`
     #[command(long_about = CALIBRATE_LONG)]
     Calibrate(CalibrateArgs),

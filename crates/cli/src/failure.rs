@@ -8,6 +8,7 @@ use std::process::{ExitCode, ExitStatus};
 
 use ringfence_lab::report::{ConditionError, DiffError, Unmet};
 use ringfence_lab::{LabError, ProfileError};
+use ringfence_live::guest::GuestError;
 use ringfence_trace::{RecordError, TraceError};
 
 use crate::profile_file::ProfileFileError;
@@ -52,6 +53,8 @@ pub(crate) enum Failure {
     Record(RecordError),
     /// The command that a recording was to watch failed; the recording is whole.
     Workload(ExitStatus),
+    /// A guest.
+    Guest(GuestError),
     /// Standard input was named where a trace is read twice.
     ReadTwice,
     /// Standard input was named as two traces.
@@ -126,6 +129,7 @@ impl fmt::Display for Failure {
             Self::Workload(status) => {
                 write!(f, "the command ended with {status}; its trace was written")
             }
+            Self::Guest(e) => e.fmt(f),
             Self::ReadTwice => {
                 f.write_str("anonymising reads the trace twice: it has to be a file")
             }
@@ -141,6 +145,7 @@ impl Error for Failure {
             Self::Lab(e) => e.source(),
             Self::Trace(e) => e.source(),
             Self::Record(e) => e.source(),
+            Self::Guest(e) => e.source(),
             Self::Io { source, .. } => Some(source),
             _ => None,
         }
@@ -168,5 +173,11 @@ impl From<ProfileFileError> for Failure {
 impl From<ConditionError> for Failure {
     fn from(e: ConditionError) -> Self {
         Self::Condition(e)
+    }
+}
+
+impl From<GuestError> for Failure {
+    fn from(e: GuestError) -> Self {
+        Self::Guest(e)
     }
 }

@@ -20,8 +20,13 @@ use crate::failure::Failure;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    match run(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
+    let outcome = match cli.command {
+        // Its exit code is the guest's.
+        Command::Guest(command) => commands::guest(&command),
+        other => run(other).map(|()| ExitCode::SUCCESS),
+    };
+    match outcome {
+        Ok(code) => code,
         Err(failure) => {
             failure.report();
             failure.exit_code()
@@ -36,6 +41,8 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Reproduce(args) => commands::reproduce(&args),
         Command::Diff(args) => commands::diff(&args),
         Command::Trace(command) => commands::trace(command),
+        Command::Serve(args) => commands::serve(&args),
+        Command::Guest(_) => Ok(()),
         Command::Calibrate(args) => commands::calibrate(&args),
         Command::Completions(args) => commands::completions(&args),
         Command::Man(args) => commands::man(&args),

@@ -51,6 +51,12 @@ counters! {
         failed,
         /// Requests that could not even be answered.
         malformed,
+        /// Mappings asked for.
+        maps,
+        /// Unmappings asked for.
+        unmaps,
+        /// Accesses that the IOMMU stopped.
+        faults,
         /// Flushes.
         flushes,
         /// Bytes of data towards the guest.
@@ -75,7 +81,7 @@ pub fn prometheus(devices: &[(&str, &DeviceCounters)]) -> String {
         return text;
     };
     for (at, (name, help, _)) in first.iter().enumerate() {
-        let _ = writeln!(text, "# HELP ringfence_{name}_total{help}");
+        let _ = writeln!(text, "# HELP ringfence_{name}_total {}", help.trim());
         let _ = writeln!(text, "# TYPE ringfence_{name}_total counter");
         for (device, values) in &all {
             if let Some((_, _, value)) = values.get(at) {

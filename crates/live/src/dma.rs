@@ -8,10 +8,12 @@ use vm_memory::{GuestMemory, GuestMemoryMmap};
 /// everything is looked up anew, and what the guest has unmapped meanwhile is gone.
 pub trait Dma: Send {
     /// The memory, as crates of the rust-vmm family take it.
-    type View: GuestMemory;
+    type View<'a>: GuestMemory
+    where
+        Self: 'a;
 
     /// Runs `access` on the memory as it is now. `access` must not wait for anything.
-    fn with<R>(&mut self, access: impl FnOnce(&Self::View) -> R) -> R;
+    fn with<R>(&mut self, access: impl FnOnce(&Self::View<'_>) -> R) -> R;
 
     /// The guest's memory is another one now; what was known of the old one is forgotten.
     fn set_memory(&mut self, memory: &GuestMemoryMmap);
@@ -24,9 +26,9 @@ pub struct Direct {
 }
 
 impl Dma for Direct {
-    type View = GuestMemoryMmap;
+    type View<'a> = GuestMemoryMmap;
 
-    fn with<R>(&mut self, access: impl FnOnce(&Self::View) -> R) -> R {
+    fn with<R>(&mut self, access: impl FnOnce(&GuestMemoryMmap) -> R) -> R {
         access(&self.memory)
     }
 

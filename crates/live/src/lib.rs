@@ -6,7 +6,10 @@
 #![warn(missing_docs)]
 
 pub mod counters;
+pub mod daemon;
 pub mod dma;
+pub mod guest;
+pub mod iommu;
 mod irq;
 mod memory;
 mod pci;

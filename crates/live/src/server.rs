@@ -85,6 +85,24 @@ pub fn serve<F: Served>(
     Ok(())
 }
 
+/// Answers whoever connects with a text of that moment, until told to stop.
+///
+/// # Errors
+/// What listening or waiting meets.
+pub fn serve_text(
+    listener: &UnixListener,
+    stop: &Stop,
+    text: impl Fn() -> String,
+) -> io::Result<()> {
+    while wait(listener.as_fd(), None, stop)? != Woken::Stop {
+        let (mut stream, _) = listener.accept()?;
+        // A reader who does not read is not waited for: the text fits into a socket's buffer.
+        stream.set_nonblocking(true)?;
+        let _ = io::Write::write_all(&mut stream, text().as_bytes());
+    }
+    Ok(())
+}
+
 /// Until the client goes (true) or the stop comes (false).
 fn converse<F: Served>(
     stream: &UnixStream,

@@ -4,16 +4,20 @@ mod calibrate;
 mod compare;
 mod diff;
 mod generate;
+mod guest;
 mod modes;
 mod reproduce;
+mod serve;
 mod trace;
 
 pub(crate) use calibrate::calibrate;
 pub(crate) use compare::compare;
 pub(crate) use diff::diff;
 pub(crate) use generate::{completions, man};
+pub(crate) use guest::guest;
 pub(crate) use modes::modes;
 pub(crate) use reproduce::reproduce;
+pub(crate) use serve::serve;
 pub(crate) use trace::trace;
 
 use serde::Serialize;

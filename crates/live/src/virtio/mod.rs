@@ -3,8 +3,11 @@
 pub mod blk;
 pub mod chain;
 mod common;
+pub mod iommu;
 pub mod rng;
 mod transport;
+
+use std::os::fd::BorrowedFd;
 
 use virtio_queue::Queue;
 
@@ -63,6 +66,16 @@ pub trait Device {
 
     /// Back to the beginning.
     fn reset(&mut self) {}
+
+    /// Something of the host's to wait for.
+    fn waits_for(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// It has come, and is taken note of: the queue that is to be worked on.
+    fn came(&mut self) -> usize {
+        0
+    }
 
     /// The driver has rung the doorbell of queue `index`, or something that the device waited for has come. Whether to interrupt.
     ///

@@ -1,18 +1,30 @@
 //! Entropy device (virtio 1.2, section 5.4).
 
+use std::sync::Arc;
+
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_queue::{Queue, QueueT};
 
 use super::chain::Chain;
 use super::{Device, QueueBroken};
+use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 
 /// Most random bytes for one request.
 const MAX_BYTES: usize = 4096;
 
 /// Random bytes of the host's kernel.
-#[derive(Debug, Default)]
-pub struct Rng;
+#[derive(Debug)]
+pub struct Rng {
+    counters: Arc<DeviceCounters>,
+}
+
+impl Rng {
+    /// One that counts what it does.
+    pub fn new(counters: Arc<DeviceCounters>) -> Self {
+        Self { counters }
+    }
+}
 
 impl Device for Rng {
     const TYPE: u16 = 4;
@@ -47,6 +59,8 @@ impl Device for Rng {
                 let used = if written { got } else { 0 };
                 queue.add_used(memory, chain.head, u32::try_from(used).unwrap_or(0))
             })?;
+            self.counters.requests.add(1);
+            self.counters.bytes_read.add(random.len() as u64);
             served = true;
         }
         Ok(served && dma.with(|memory| queue.needs_notification(memory))?)

@@ -1,5 +1,7 @@
 //! A virtio device as a PCI function.
 
+use std::os::fd::BorrowedFd;
+
 use vm_memory::GuestMemoryMmap;
 
 use super::common::{Common, Effect};
@@ -8,6 +10,7 @@ use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::irq::Vectors;
 use crate::pci::{ConfigSpace, Identity, WINDOW_DATA, layout};
+use crate::server::Served;
 use crate::session::{CONFIG_REGION, ERROR_IRQ, Function, FunctionError, MSIX_IRQ, Region};
 use crate::wire::SetIrqs;
 
@@ -233,4 +236,17 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
     }
 }
 
-impl<D: Device, A: Dma> crate::server::Served for VirtioPci<D, A> {}
+impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
+    fn waits_for(&self) -> Option<BorrowedFd<'_>> {
+        // Whoever does not run has nowhere to put what comes.
+        if !self.common.running() {
+            return None;
+        }
+        self.device.waits_for()
+    }
+
+    fn came(&mut self) {
+        let queue = self.device.came();
+        self.work(queue);
+    }
+}

@@ -1,0 +1,67 @@
+//! `ringfence serve`.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use ringfence_live::daemon::{Daemon, Devices, Log};
+use ringfence_live::server::Event;
+
+use crate::args::{DeviceArgs, ServeArgs};
+use crate::failure::Failure;
+use crate::output::print;
+
+/// Serves until Ctrl-C.
+pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
+    fs::create_dir_all(&args.dir).map_err(Failure::io(&args.dir))?;
+    let devices = devices(&args.devices, args.devices.blk.as_deref());
+    let mut daemon = start(&args.dir, &devices, &args.devices)?;
+    let stop = daemon.stopper();
+    ctrlc::set_handler(move || stop.stop())
+        .map_err(|e| Failure::io("Ctrl-C".as_ref())(io::Error::other(e)))?;
+    let arguments = daemon.machine().device_arguments()?;
+    let words: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
+    let mut text = String::from("# arguments for QEMU:\n");
+    for pair in words.chunks(2) {
+        text.push_str("  ");
+        text.push_str(&pair.join(" "));
+        text.push('\n');
+    }
+    print(&text)?;
+    daemon.join().map_err(Failure::io(&args.dir))
+}
+
+/// The devices of a command line, with this disk.
+pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Devices {
+    Devices {
+        disk: disk.map(Path::to_owned),
+        read_only: args.read_only,
+        entropy: args.rng,
+        untranslated: args.no_iommu,
+    }
+}
+
+/// Starts them; what they refuse goes to standard error.
+pub(super) fn start(dir: &Path, devices: &Devices, args: &DeviceArgs) -> Result<Daemon, Failure> {
+    let log: Log = Arc::new(|device, event| match event {
+        Event::Refused(refusal) => eprintln!("ringfence: {device}: refused: {refusal}"),
+        Event::Closed(error) => eprintln!("ringfence: {device}: connection closed: {error}"),
+        Event::Connected | Event::Disconnected => {}
+    });
+    let started = Daemon::start(dir, devices, &log);
+    let mut daemon = started.map_err(|(path, source)| Failure::Io { path, source })?;
+    daemon.machine().memory = args.memory;
+    daemon.machine().processors = args.cpus;
+    Ok(daemon)
+}
+
+/// For a shell.
+fn quote(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:".contains(c);
+    if word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}

@@ -1,0 +1,216 @@
+//! The devices of one guest, each on a socket and a thread of its own, and their counters on one more.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use crate::counters::{DeviceCounters, prometheus};
+use crate::dma::Direct;
+use crate::guest::{IOMMU, Machine, Slot};
+use crate::iommu::Iommu;
+use crate::server::{Event, Served, Stop, serve, serve_text};
+use crate::virtio::blk::Blk;
+use crate::virtio::iommu::IommuDevice;
+use crate::virtio::rng::Rng;
+use crate::virtio::{Device, VirtioPci};
+use ringfence_virtio_iommu::EndpointId;
+
+/// Which devices a guest gets.
+#[derive(Clone, Debug, Default)]
+pub struct Devices {
+    /// A disk over this file.
+    pub disk: Option<PathBuf>,
+    /// The disk cannot be written.
+    pub read_only: bool,
+    /// There is no IOMMU: devices see all of the guest's memory.
+    pub untranslated: bool,
+    /// Whether there is an entropy device.
+    pub entropy: bool,
+}
+
+/// Takes what is worth a line in a log: the device and what happened.
+pub type Log = Arc<dyn Fn(&str, &Event<'_>) + Send + Sync>;
+
+/// A device's name and its counters.
+type Counted = (&'static str, Arc<DeviceCounters>);
+
+/// Devices that are being served.
+#[derive(Debug)]
+pub struct Daemon {
+    machine: Machine,
+    stop: Stop,
+    threads: Vec<JoinHandle<io::Result<()>>>,
+    sockets: Vec<PathBuf>,
+    counters: Vec<Counted>,
+}
+
+const IOMMU_SLOT: Slot = Slot(3);
+const BLK: (Slot, &str) = (Slot(4), "blk");
+const RNG: (Slot, &str) = (Slot(6), "rng");
+const METRICS: &str = "metrics.sock";
+const MEMORY_MIB: u32 = 512;
+
+impl Daemon {
+    /// Listens in `dir` and serves until [`Daemon::stop`].
+    ///
+    /// # Errors
+    /// What opening the disk and listening meet, with the path.
+    pub fn start(dir: &Path, devices: &Devices, log: &Log) -> Result<Self, (PathBuf, io::Error)> {
+        let at = |path: &Path| {
+            let path = path.to_owned();
+            move |error| (path, error)
+        };
+        let mut daemon = Self {
+            machine: Machine {
+                dir: dir.to_owned(),
+                iommu: None,
+                devices: Vec::new(),
+                memory: MEMORY_MIB,
+                processors: 1,
+            },
+            stop: Stop::new().map_err(at(dir))?,
+            threads: Vec::new(),
+            sockets: Vec::new(),
+            counters: Vec::new(),
+        };
+        let iommu = if devices.untranslated {
+            None
+        } else {
+            Some(daemon.attach_iommu(log)?)
+        };
+        if let Some(path) = &devices.disk {
+            let mut options = File::options();
+            let file = options.read(true).write(!devices.read_only).open(path);
+            let file = file.map_err(at(path))?;
+            let counters = daemon.count(BLK.1);
+            let disk =
+                Blk::new(file, devices.read_only, Arc::clone(&counters)).map_err(at(path))?;
+            daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
+        }
+        if devices.entropy {
+            let counters = daemon.count(RNG.1);
+            daemon.attach(
+                RNG,
+                Rng::new(Arc::clone(&counters)),
+                iommu.as_ref(),
+                counters,
+                log,
+            )?;
+        }
+        daemon.publish()?;
+        Ok(daemon)
+    }
+
+    fn count(&mut self, name: &'static str) -> Arc<DeviceCounters> {
+        let counters = Arc::new(DeviceCounters::default());
+        self.counters.push((name, Arc::clone(&counters)));
+        counters
+    }
+
+    fn listen(&mut self, path: &Path) -> Result<UnixListener, (PathBuf, io::Error)> {
+        // What a daemon that was killed left behind refuses connections.
+        let _ = fs::remove_file(path);
+        let listener = UnixListener::bind(path).map_err(|error| (path.to_owned(), error))?;
+        self.sockets.push(path.to_owned());
+        Ok(listener)
+    }
+
+    fn attach_iommu(&mut self, log: &Log) -> Result<Iommu, (PathBuf, io::Error)> {
+        let counters = self.count(IOMMU);
+        let iommu = Iommu::new(Arc::clone(&counters)).map_err(|e| (self.machine.dir.clone(), e))?;
+        let device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
+        let function = VirtioPci::new(device, Direct::default(), false, Arc::clone(&counters));
+        self.machine.iommu = Some(IOMMU_SLOT);
+        self.listen_for(IOMMU, function, counters, log)?;
+        Ok(iommu)
+    }
+
+    /// A device behind the IOMMU, or with all of memory if there is none.
+    fn attach<D: Device + Send + 'static>(
+        &mut self,
+        (slot, name): (Slot, &'static str),
+        device: D,
+        iommu: Option<&Iommu>,
+        counters: Arc<DeviceCounters>,
+        log: &Log,
+    ) -> Result<(), (PathBuf, io::Error)> {
+        self.machine.devices.push((slot, name));
+        let Some(iommu) = iommu else {
+            let function = VirtioPci::new(device, Direct::default(), false, Arc::clone(&counters));
+            return self.listen_for(name, function, counters, log);
+        };
+        let endpoint = EndpointId::new(slot.address().into());
+        iommu
+            .add_endpoint(endpoint)
+            .map_err(|error| (self.machine.socket(name), io::Error::other(error)))?;
+        let dma = iommu.translated(endpoint);
+        let function = VirtioPci::new(device, dma, true, Arc::clone(&counters));
+        self.listen_for(name, function, counters, log)
+    }
+
+    fn listen_for<F: Served + Send + 'static>(
+        &mut self,
+        name: &'static str,
+        function: F,
+        counters: Arc<DeviceCounters>,
+        log: &Log,
+    ) -> Result<(), (PathBuf, io::Error)> {
+        let listener = self.listen(&self.machine.socket(name))?;
+        let (stop, log) = (self.stop.clone(), Arc::clone(log));
+        self.threads.push(thread::spawn(move || {
+            serve(&listener, function, &counters, &stop, |event| {
+                log(name, &event)
+            })
+        }));
+        Ok(())
+    }
+
+    fn publish(&mut self) -> Result<(), (PathBuf, io::Error)> {
+        let listener = self.listen(&self.machine.dir.join(METRICS))?;
+        let (stop, counters) = (self.stop.clone(), self.counters.clone());
+        self.threads.push(thread::spawn(move || {
+            serve_text(&listener, &stop, || text(&counters))
+        }));
+        Ok(())
+    }
+
+    /// The machine that fits the devices.
+    pub fn machine(&mut self) -> &mut Machine {
+        &mut self.machine
+    }
+
+    /// The counters as of now, as text for Prometheus. The same can be read from `metrics.sock`.
+    pub fn metrics(&self) -> String {
+        text(&self.counters)
+    }
+
+    /// Waits until every thread has ended, which they do only after [`Stop::stop`] or an error.
+    pub fn join(mut self) -> io::Result<()> {
+        let mut result = Ok(());
+        for thread in self.threads.drain(..) {
+            let ended = thread
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("a device's thread panicked")));
+            if result.is_ok() {
+                result = ended;
+            }
+        }
+        for socket in &self.sockets {
+            let _ = fs::remove_file(socket);
+        }
+        result
+    }
+
+    /// What makes it end.
+    pub fn stopper(&self) -> Stop {
+        self.stop.clone()
+    }
+}
+
+fn text(counters: &[Counted]) -> String {
+    let counters: Vec<_> = counters.iter().map(|(name, c)| (*name, &**c)).collect();
+    prometheus(&counters)
+}

@@ -1,0 +1,88 @@
+//! One life of a guest.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use super::initramfs::save;
+use super::{GuestError, Machine, Qemu};
+
+/// What to boot.
+#[derive(Clone, Debug)]
+pub struct Boot<'a> {
+    /// The machine, whose sockets are being served.
+    pub machine: &'a Machine,
+    /// The QEMU.
+    pub qemu: &'a Qemu,
+    /// The kernel's image.
+    pub kernel: &'a Path,
+    /// The user space.
+    pub initramfs: &'a [u8],
+    /// Whether unmaps take effect at once.
+    pub strict: bool,
+    /// More words for the kernel's command line.
+    pub append: &'a str,
+    /// The longest that the guest may live.
+    pub limit: Duration,
+}
+
+/// Exit code of `timeout` when the time was over.
+const OUT_OF_TIME: i32 = 124;
+/// And when that had to be by SIGKILL.
+const KILLED: i32 = 137;
+
+/// Boots, runs the command with this process's input and output, and returns its exit code. The console is `console.log` in the machine's
+/// directory.
+///
+/// # Errors
+/// [`GuestError`], among them that the guest did not say what became of the command.
+pub fn boot(boot: &Boot<'_>) -> Result<u8, GuestError> {
+    let dir = &boot.machine.dir;
+    let initrd = dir.join("initramfs.cpio");
+    let console = dir.join("console.log");
+    let status = dir.join("status");
+    save(&initrd, boot.initramfs)?;
+    save(&status, b"")?;
+    let seconds = boot.limit.as_secs().max(1).to_string();
+    // Neither a hanging guest nor the end of this process leaves a QEMU behind.
+    let guards = [
+        "setpriv",
+        "--pdeathsig",
+        "TERM",
+        "timeout",
+        "--foreground",
+        "--kill-after=5",
+        &seconds,
+    ];
+    let line = format!("{} {}", Machine::kernel_line(boot.strict), boot.append);
+    let mut command = boot.qemu.command(&guards);
+    command
+        .args(boot.machine.device_arguments()?)
+        .args(["-display", "none", "-kernel"])
+        .arg(boot.kernel)
+        .arg("-initrd")
+        .arg(&initrd)
+        .args(["-append", line.trim_end()])
+        .args(["-serial", &format!("file:{}", console.display())])
+        .args(["-chardev", "stdio,id=command,signal=off"])
+        .args(["-serial", "chardev:command"])
+        .args(["-serial", &format!("file:{}", status.display())])
+        .stdin(Stdio::inherit());
+    let ended = command.status().map_err(|_| GuestError::Missing {
+        program: "setpriv or timeout",
+        package: "util-linux and coreutils",
+    })?;
+    let said = fs::read_to_string(&status).unwrap_or_default();
+    said.lines()
+        .find_map(|line| line.trim().strip_prefix("status ")?.parse().ok())
+        .ok_or_else(|| {
+            let text = fs::read(&console).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            GuestError::NoStatus {
+                last: text.lines().last().unwrap_or("").trim().to_owned(),
+                console,
+                out_of_time: matches!(ended.code(), Some(OUT_OF_TIME | KILLED)),
+            }
+        })
+}

@@ -1,0 +1,118 @@
+//! What can be missing, and what to do about it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why no guest could be booted, or why it did not end well.
+#[derive(Debug)]
+pub enum GuestError {
+    /// A program of the host's is missing.
+    Missing {
+        /// Which.
+        program: &'static str,
+        /// The Debian package it is in.
+        package: &'static str,
+    },
+    /// Something cannot be fetched.
+    Fetch {
+        /// What.
+        what: String,
+        /// What was said about it.
+        log: PathBuf,
+    },
+    /// No kernel of this version is to be had.
+    NoKernel {
+        /// The version that was asked for.
+        version: String,
+        /// Those there are.
+        known: Vec<String>,
+    },
+    /// A module that the guest needs is not in its kernel's package.
+    NoModule {
+        /// Which.
+        module: String,
+    },
+    /// busybox needs libraries, which the guest has not.
+    DynamicBusybox {
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// A file.
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// The guest ended without saying what became of the command.
+    NoStatus {
+        /// Its console.
+        console: PathBuf,
+        /// The console's last line.
+        last: String,
+        /// It was still running when its time was over.
+        out_of_time: bool,
+    },
+}
+
+impl GuestError {
+    /// For `map_err` on what concerns the file at `path`.
+    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { path, source }
+    }
+}
+
+impl std::fmt::Display for GuestError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Missing { program, package } => {
+                write!(f, "{program} is missing: install {package}")
+            }
+            Self::Fetch { what, log } => write!(
+                f,
+                "{what} cannot be fetched; see {} (DEBIAN_MIRROR names another archive, --cache a directory that has it)",
+                log.display()
+            ),
+            Self::NoKernel { version, known } => {
+                write!(
+                    f,
+                    "no Debian kernel {version}: there are {}",
+                    known.join(", ")
+                )
+            }
+            Self::NoModule { module } => write!(f, "the kernel's package lacks {module}"),
+            Self::DynamicBusybox { path } => write!(
+                f,
+                "{} is linked dynamically: install busybox-static",
+                path.display()
+            ),
+            Self::Io { path, .. } => write!(f, "{}", path.display()),
+            Self::NoStatus {
+                console,
+                last,
+                out_of_time,
+            } => {
+                let how = if *out_of_time {
+                    "did not end in time (--limit)"
+                } else {
+                    "ended without a word about the command"
+                };
+                write!(
+                    f,
+                    "the guest {how}; its console is {}: {last}",
+                    console.display()
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for GuestError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The guest's user space: busybox, modules, and a first process that runs one command.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::GuestError;
+use super::cpio::Archive;
+use super::kernel::Kernel;
+
+/// What the guest is to do.
+#[derive(Clone, Debug)]
+pub struct Initramfs<'a> {
+    /// Modules, without those that they need.
+    pub modules: &'a [&'a str],
+    /// The command and its arguments; none: a shell.
+    pub command: &'a [String],
+    /// Files to appear in the guest: path in it and content.
+    pub files: &'a [(String, Vec<u8>)],
+}
+
+/// The first process. The kernel's messages go to the first serial line, the command's input and output to the second, and what
+/// became of it to the third.
+const INIT: &str = r#"#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin HOME=/ TERM=linux
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts /tmp /mnt
+mount -t devpts pts /dev/pts
+mount -t tracefs tracefs /sys/kernel/tracing
+while read -r module; do insmod "/modules/$module.ko" || echo "init: $module does not load"; done </modules/order
+# Disks come a little after their driver.
+for _ in $(seq 100); do [ -b /dev/vda ] && break; [ -e /sys/bus/virtio/drivers/virtio_blk/virtio* ] || break; usleep 50000; done
+ip link set lo up
+[ -e /interactive ] || stty -F /dev/ttyS1 raw -echo
+setsid -c sh /command </dev/ttyS1 >/dev/ttyS1 2>&1
+echo "status $?" >/dev/ttyS2
+sync
+poweroff -f
+"#;
+
+/// Builds it.
+///
+/// # Errors
+/// [`GuestError`] with what is missing.
+pub fn build(kernel: &Kernel, what: &Initramfs<'_>) -> Result<Vec<u8>, GuestError> {
+    let busybox = busybox()?;
+    let program = fs::read(&busybox).map_err(GuestError::io(&busybox))?;
+    if is_dynamic(&program) {
+        return Err(GuestError::DynamicBusybox { path: busybox });
+    }
+    let mut archive = Archive::default();
+    for directory in ["bin", "dev", "proc", "sys", "tmp", "modules"] {
+        archive.directory(directory);
+    }
+    archive.program("bin/busybox", &program);
+    archive.program("init", INIT.as_bytes());
+    let mut order = String::new();
+    for module in kernel.modules(what.modules)? {
+        archive.program(&format!("modules/{}.ko", module.name), &module.bytes);
+        order.push_str(&module.name);
+        order.push('\n');
+    }
+    archive.program("modules/order", order.as_bytes());
+    archive.program("command", script(what.command).as_bytes());
+    if what.command.is_empty() {
+        archive.program("interactive", b"");
+    }
+    for (path, content) in what.files {
+        archive.program(path.trim_start_matches('/'), content);
+    }
+    Ok(archive.finish())
+}
+
+fn script(command: &[String]) -> String {
+    if command.is_empty() {
+        return "exec sh -i\n".into();
+    }
+    let words: Vec<String> = command
+        .iter()
+        .map(|word| format!("'{}'", word.replace('\'', r"'\''")))
+        .collect();
+    format!("exec {}\n", words.join(" "))
+}
+
+fn busybox() -> Result<PathBuf, GuestError> {
+    ["/usr/bin/busybox", "/bin/busybox"]
+        .iter()
+        .map(PathBuf::from)
+        .find(|path| path.is_file())
+        .ok_or(GuestError::Missing {
+            program: "busybox",
+            package: "busybox-static",
+        })
+}
+
+/// Whether an ELF program names a loader.
+fn is_dynamic(program: &[u8]) -> bool {
+    const LOADER: &[u8] = b"ld-linux-x86-64.so.2\0";
+    program
+        .get(..4096.min(program.len()))
+        .is_some_and(|start| start.windows(LOADER.len()).any(|part| part == LOADER))
+}
+
+/// Writes `bytes` to `path`.
+pub(super) fn save(path: &Path, bytes: &[u8]) -> Result<(), GuestError> {
+    fs::write(path, bytes).map_err(GuestError::io(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_reach_the_shell_as_they_are() {
+        let command = ["sh", "-c", "echo 'a b' \"$x\""].map(str::to_owned);
+        assert_eq!(
+            script(&command),
+            "exec 'sh' '-c' 'echo '\\''a b'\\'' \"$x\"'\n"
+        );
+        assert_eq!(script(&[]), "exec sh -i\n");
+    }
+}

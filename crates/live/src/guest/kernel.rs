@@ -1,0 +1,179 @@
+//! Debian's kernels: the image, and modules with those they need.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::GuestError;
+use super::apt::Apt;
+
+/// A kernel as its packages have it.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// The compressed image.
+    pub image: PathBuf,
+    root: PathBuf,
+}
+
+/// A module, decompressed.
+#[derive(Debug)]
+pub(super) struct Module {
+    pub(super) name: String,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// Suites by age; the last one only if the others have no such kernel.
+const SUITES: [&[&str]; 2] = [&["trixie", "trixie-backports"], &["sid"]];
+
+impl Kernel {
+    /// The newest kernel whose version begins with `version` (6.12), fetched into `cache` if it is not there.
+    ///
+    /// # Errors
+    /// [`GuestError`] with what is missing.
+    pub fn prepare(
+        version: &str,
+        cache: &Path,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Self, GuestError> {
+        let root = cache.join("kernels").join(version);
+        let complete = root.join("complete");
+        if !complete.is_file() {
+            say(&format!("fetching Debian's kernel {version} (110 MB)"));
+            let _ = fs::remove_dir_all(&root);
+            fetch(version, cache, &root)?;
+            fs::write(&complete, "").map_err(GuestError::io(&complete))?;
+        }
+        let image = find(&root, &|name| name.starts_with("vmlinuz")).ok_or_else(|| {
+            GuestError::NoModule {
+                module: "vmlinuz".into(),
+            }
+        })?;
+        Ok(Self { image, root })
+    }
+
+    /// `names` and what they need, in the order to load them. A name without a file is built in.
+    pub(super) fn modules(&self, names: &[&str]) -> Result<Vec<Module>, GuestError> {
+        let mut loaded = Vec::new();
+        for name in names {
+            self.load(name, &mut loaded)?;
+        }
+        Ok(loaded)
+    }
+
+    fn load(&self, name: &str, loaded: &mut Vec<Module>) -> Result<(), GuestError> {
+        let name = name.replace('-', "_");
+        if loaded.iter().any(|module| module.name == name) {
+            return Ok(());
+        }
+        let file = format!("{name}.ko.xz");
+        let Some(path) = find(&self.root, &|found| found.replace('-', "_") == file) else {
+            return Ok(());
+        };
+        let bytes = decompress(&path)?;
+        for need in needs(&bytes) {
+            self.load(&need, loaded)?;
+        }
+        loaded.push(Module { name, bytes });
+        Ok(())
+    }
+}
+
+fn fetch(version: &str, cache: &Path, root: &Path) -> Result<(), GuestError> {
+    let mut known = Vec::new();
+    for suites in SUITES {
+        let apt = Apt::new(cache, suites)?;
+        let mut names = apt.names(r"^linux-image-[0-9.]+(\+[a-z0-9.]+)?-amd64$");
+        names.sort_by_key(|name| numbers(name));
+        let wanted = names.iter().rev().find(|name| {
+            let rest = name.strip_prefix("linux-image-").unwrap_or(name);
+            rest.strip_prefix(version)
+                .is_some_and(|rest| rest.starts_with(['.', '+', '-']))
+        });
+        if let Some(package) = wanted {
+            // Since 7.x the image itself and the modules are packages of their own.
+            let parts = apt.depends(package).into_iter().filter(|part| {
+                part.starts_with("linux-binary-") || part.starts_with("linux-modules-")
+            });
+            let packages: Vec<String> = std::iter::once(package.clone()).chain(parts).collect();
+            return apt.unpack(&packages, root);
+        }
+        known.extend(names);
+    }
+    Err(GuestError::NoKernel {
+        version: version.to_owned(),
+        known,
+    })
+}
+
+fn numbers(name: &str) -> Vec<u32> {
+    name.split(|c: char| !c.is_ascii_digit())
+        .filter_map(|part| part.parse().ok())
+        .collect()
+}
+
+fn find(dir: &Path, fits: &dyn Fn(&str) -> bool) -> Option<PathBuf> {
+    let mut below = Vec::new();
+    for entry in fs::read_dir(dir).ok()?.flatten() {
+        let path = entry.path();
+        let kind = entry.file_type().ok()?;
+        if kind.is_dir() {
+            below.push(path);
+        } else if kind.is_file() && entry.file_name().to_str().is_some_and(fits) {
+            return Some(path);
+        }
+    }
+    below.sort();
+    below.iter().find_map(|dir| find(dir, fits))
+}
+
+fn decompress(path: &Path) -> Result<Vec<u8>, GuestError> {
+    let output = Command::new("xz").arg("-dc").arg(path).output();
+    match output {
+        Ok(output) if output.status.success() => Ok(output.stdout),
+        Ok(_) => Err(GuestError::NoModule {
+            module: path.display().to_string(),
+        }),
+        Err(_) => Err(GuestError::Missing {
+            program: "xz",
+            package: "xz-utils",
+        }),
+    }
+}
+
+/// What a module says it depends on, in its section `.modinfo`.
+fn needs(module: &[u8]) -> Vec<String> {
+    const KEY: &[u8] = b"depends=";
+    module
+        .split(|byte| *byte == 0)
+        .find_map(|text| text.strip_prefix(KEY))
+        .map(|list| {
+            String::from_utf8_lossy(list)
+                .split(',')
+                .filter(|name| !name.is_empty())
+                .map(str::to_owned)
+                .collect()
+        })
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dependencies_are_read_from_the_module() {
+        assert_eq!(
+            needs(b"ELF\0license=GPL\0depends=jbd2,mbcache\0x"),
+            ["jbd2", "mbcache"]
+        );
+        assert_eq!(needs(b"depends=\0"), [""; 0]);
+        assert_eq!(needs(b"nothing"), [""; 0]);
+    }
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        let mut names = ["linux-image-6.12.9-amd64", "linux-image-6.12.107-amd64"];
+        names.sort_by_key(|name| numbers(name));
+        assert_eq!(names[1], "linux-image-6.12.107-amd64");
+    }
+}

@@ -1,0 +1,104 @@
+//! QEMU's command line for a guest whose devices are served from here.
+
+use std::path::{Path, PathBuf};
+
+use super::GuestError;
+use super::initramfs::save;
+use super::viot;
+
+/// A device's place on bus 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot(pub u8);
+
+impl Slot {
+    /// Bus, device and function as one number; also the endpoint's number at the IOMMU.
+    pub const fn address(self) -> u16 {
+        (self.0 as u16) << 3
+    }
+}
+
+/// A guest's machine.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Where sockets and tables are.
+    pub dir: PathBuf,
+    /// The IOMMU's place, if there is one. Its socket is `iommu.sock`.
+    pub iommu: Option<Slot>,
+    /// The devices: place and name. The socket of each is `NAME.sock` in `dir`.
+    pub devices: Vec<(Slot, &'static str)>,
+    /// Memory in MiB.
+    pub memory: u32,
+    /// Processors.
+    pub processors: u32,
+}
+
+/// Name of the IOMMU's socket.
+pub const IOMMU: &str = "iommu";
+
+impl Machine {
+    /// Where the socket of the device `name` is.
+    pub fn socket(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.sock"))
+    }
+
+    /// Arguments that attach the devices and their memory. The table that names the IOMMU is written into `dir`.
+    ///
+    /// # Errors
+    /// [`GuestError`] if the table cannot be written.
+    pub fn device_arguments(&self) -> Result<Vec<String>, GuestError> {
+        let memory = self.memory;
+        let mut arguments: Vec<String> = [
+            "-accel",
+            "tcg",
+            "-M",
+            "q35,memory-backend=m",
+            "-cpu",
+            "max",
+            "-smp",
+            &self.processors.to_string(),
+            "-m",
+            &format!("{memory}M"),
+            "-object",
+            &format!("memory-backend-memfd,id=m,size={memory}M,share=on"),
+            "-nodefaults",
+            "-no-reboot",
+            // The usual firmware reads the disk itself, before anybody has allowed it to.
+            "-bios",
+            "qboot.rom",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        if let Some(slot) = self.iommu {
+            let path = self.dir.join("viot.bin");
+            let endpoints: Vec<u16> = self.devices.iter().map(|(s, _)| s.address()).collect();
+            save(&path, &viot::table(slot.address(), &endpoints))?;
+            arguments.push("-acpitable".into());
+            arguments.push(format!("file={}", path.display()));
+            arguments.extend(device(slot, &self.socket(IOMMU)));
+        }
+        for (slot, name) in &self.devices {
+            arguments.extend(device(*slot, &self.socket(name)));
+        }
+        Ok(arguments)
+    }
+
+    /// The kernel's command line. With `strict`, an unmapped page is out of reach when unmapping returns; otherwise unmaps gather.
+    pub fn kernel_line(strict: bool) -> String {
+        // A device that is probed without its IOMMU would be given the memory as it is: its driver waits for the IOMMU instead.
+        format!(
+            "console=ttyS0 quiet panic=-1 deferred_probe_timeout=-1 iommu.strict={}",
+            u8::from(strict)
+        )
+    }
+}
+
+fn device(slot: Slot, socket: &Path) -> [String; 2] {
+    [
+        "-device".into(),
+        format!(
+            r#"{{"driver":"vfio-user-pci","socket":{{"type":"unix","path":"{}"}},"addr":"{:x}.0"}}"#,
+            socket.display(),
+            slot.0
+        ),
+    ]
+}

@@ -1,0 +1,21 @@
+//! A stock Debian guest whose devices live in this process: what it takes is found or fetched, then booted.
+//!
+//! Everything that is fetched comes from Debian's archive through an apt of its own, signatures checked, and stays in a cache: the
+//! host's packages and sources are not touched, and no root is needed.
+
+mod apt;
+mod boot;
+mod cpio;
+mod error;
+mod initramfs;
+mod kernel;
+mod machine;
+mod qemu;
+mod viot;
+
+pub use boot::{Boot, boot};
+pub use error::GuestError;
+pub use initramfs::{Initramfs, build as build_initramfs};
+pub use kernel::Kernel;
+pub use machine::{IOMMU, Machine, Slot};
+pub use qemu::Qemu;

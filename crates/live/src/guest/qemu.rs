@@ -1,0 +1,112 @@
+//! QEMU with `vfio-user-pci`: the host's if it is new enough, otherwise Debian's, run by its own loader.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::GuestError;
+use super::apt::Apt;
+
+const PROGRAM: &str = "qemu-system-x86_64";
+const SUITE: &str = "trixie-backports";
+
+/// A QEMU that has what is needed.
+#[derive(Clone, Debug)]
+pub struct Qemu {
+    /// The program and what comes first on its command line.
+    command: Vec<OsString>,
+    /// Where its loadable parts are, if not where it was built for.
+    modules: Option<PathBuf>,
+}
+
+impl Qemu {
+    /// Finds one, or fetches one into `cache`. `say` hears what takes time.
+    ///
+    /// # Errors
+    /// [`GuestError`] with what is missing.
+    pub fn prepare(cache: &Path, say: &mut dyn FnMut(&str)) -> Result<Self, GuestError> {
+        let host = Self {
+            command: vec![PROGRAM.into()],
+            modules: None,
+        };
+        if host.is_fit() {
+            return Ok(host);
+        }
+        let root = cache.join("qemu");
+        let own = Self::in_root(&root);
+        if !own.is_fit() {
+            say("fetching QEMU (40 MB)");
+            let _ = std::fs::remove_dir_all(&root);
+            let apt = Apt::new(cache, &["trixie", SUITE])?;
+            apt.unpack_with_dependencies(SUITE, &["qemu-system-x86"], &root)?;
+        }
+        if own.is_fit() {
+            Ok(own)
+        } else {
+            Err(GuestError::Fetch {
+                what: "a QEMU with vfio-user-pci".into(),
+                log: cache.join("apt.log"),
+            })
+        }
+    }
+
+    fn in_root(root: &Path) -> Self {
+        let libraries = root.join("usr/lib/x86_64-linux-gnu");
+        Self {
+            command: vec![
+                root.join("usr/lib64/ld-linux-x86-64.so.2").into(),
+                "--library-path".into(),
+                libraries.clone().into(),
+                root.join("usr/bin").join(PROGRAM).into(),
+                "-L".into(),
+                root.join("usr/share/qemu").into(),
+                "-L".into(),
+                root.join("usr/share/seabios").into(),
+            ],
+            modules: Some(libraries.join("qemu")),
+        }
+    }
+
+    /// The program and its first arguments, for a command line that a person reads.
+    pub fn words(&self) -> Vec<String> {
+        self.command
+            .iter()
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect()
+    }
+
+    /// The environment it needs.
+    pub fn environment(&self) -> Option<(&'static str, &Path)> {
+        Some(("QEMU_MODULE_DIR", self.modules.as_deref()?))
+    }
+
+    /// A command that starts it, under `before`, such as `timeout`.
+    pub(super) fn command(&self, before: &[&str]) -> Command {
+        let words = before
+            .iter()
+            .map(OsString::from)
+            .chain(self.command.iter().cloned());
+        let words: Vec<OsString> = words.collect();
+        let (first, rest) = words
+            .split_first()
+            .map_or((OsString::from(PROGRAM), &[][..]), |(f, r)| (f.clone(), r));
+        let mut command = Command::new(first);
+        command.args(rest);
+        if let Some((name, value)) = self.environment() {
+            command.env(name, value);
+        }
+        command
+    }
+
+    /// Older ones answer with success and a list without it.
+    fn is_fit(&self) -> bool {
+        let output = self
+            .command(&[])
+            .args(["-M", "none", "-device", "vfio-user-pci,help"])
+            .stdin(Stdio::null())
+            .output();
+        output.is_ok_and(|output| {
+            output.status.success() && output.stdout.starts_with(b"vfio-user-pci options")
+        })
+    }
+}

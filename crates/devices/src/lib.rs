@@ -32,7 +32,7 @@ pub mod workload;
 pub use access::{Bus, DmaError};
 pub use attack::{
     Attacker, DEAD_RANGES, Event, Mapping, Neighbour, Passive, Port, Racer, Replayer, Reuse,
-    WARM_MAPPINGS,
+    Straddler, WARM_MAPPINGS,
 };
 pub use buffer::{Buffer, Custody, Pool, PoolError};
 pub use bytes::{ByteMemory, Unreachable};

@@ -50,6 +50,14 @@ impl<T, C: AsMut<[Option<Buffer>]>> Returns<T, C> {
         self.withheld.push_back((at, number, which));
     }
 
+    /// A buffer of `number` will never come: what is done goes up without it, and holds nothing up.
+    pub(crate) fn lose(&mut self, number: u64) {
+        let place = number.wrapping_sub(self.first) as usize;
+        if let Some(finished) = self.finished.get_mut(place) {
+            finished.missing = finished.missing.saturating_sub(1);
+        }
+    }
+
     /// A buffer of `number` is back.
     pub(crate) fn back(&mut self, buffer: Buffer, number: u64, which: usize) {
         let place = number.wrapping_sub(self.first) as usize;

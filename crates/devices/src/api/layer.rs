@@ -1,13 +1,14 @@
 //! The mapping layer behind a driver's view of it.
 
 use ringfence_dma::{
-    Coherent, Cpu, Dma, Flush, MapReason, Mapping as LayerMapping, Outcome, Platform, Space,
-    UnmapReason,
+    Coherent, Cpu, Dma, Flush, MapReason, Mapping as LayerMapping, Outcome, Platform, Released,
+    Space, UnmapError, UnmapReason,
 };
 use ringfence_types::{DeviceId, PhysRange};
 
 use super::{
-    ApiError, Attachments, DmaApi, Handback, Mapped, Refused, Ring, Stop, UnmapCause, Witness,
+    ApiError, Attachments, DmaApi, Handback, Mapped, NotFreed, Refused, Ring, Stop, UnmapCause,
+    Witness,
 };
 use crate::buffer::Custody;
 use crate::{Buffer, ByteMemory, Mapping};
@@ -31,6 +32,44 @@ fn mapping<B>(device: DeviceId, handle: &LayerMapping<B>) -> Mapping {
         device,
         range: handle.range(),
         direction: handle.direction(),
+    }
+}
+
+impl<S, F, B, P, A, W> LayerApi<'_, S, F, B, P, A, W>
+where
+    S: Space,
+    F: Flush<S, B>,
+    P: Platform,
+{
+    /// The buffer of an unmap that the layer has refused, where no device reaches it any more: its domain is gone, or the invalidation that
+    /// had failed succeeds now.
+    ///
+    /// # Errors
+    /// The device may still reach it. It is leaked.
+    #[cold]
+    fn undone(&mut self, error: UnmapError<B>) -> Result<B, ApiError> {
+        let UnmapError {
+            device,
+            range,
+            reason,
+        } = error;
+        let cause = match reason {
+            UnmapReason::Detached(buffer) => return Ok(buffer),
+            UnmapReason::NotFlushed(_, owed) => {
+                match self.dma.settle(self.cpu, self.platform, owed) {
+                    Ok(Released(buffer)) => return Ok(buffer),
+                    Err((error, _)) => UnmapCause::NotFlushed(error),
+                }
+            }
+            UnmapReason::BurstFull(_) => UnmapCause::BurstFull,
+            UnmapReason::OtherDomain(domain, _) => UnmapCause::OtherDomain(domain),
+            _ => UnmapCause::NotMapped,
+        };
+        Err(ApiError::Unmap {
+            device,
+            range,
+            cause,
+        })
     }
 }
 
@@ -94,26 +133,22 @@ where
         let at = self.at.targets(ring).ok_or(ApiError::NoSuchRing(ring))?;
         let mapping = mapping(at.device(), &handle);
         self.witness.unmapping(self.platform, &mapping);
-        let outcome = self
-            .dma
-            .unmap_single(self.cpu, self.platform, at, handle)
-            .map_err(|error| ApiError::Unmap {
-                device: error.device,
-                range: error.range,
-                cause: match error.reason {
-                    UnmapReason::NotFlushed(error, _) => UnmapCause::NotFlushed(error),
-                    UnmapReason::BurstFull(_) => UnmapCause::BurstFull,
-                    UnmapReason::OtherDomain(domain, _) => UnmapCause::OtherDomain(domain),
-                    _ => UnmapCause::NotMapped,
-                },
-            })?;
-        let stale = outcome.is_stale();
-        let buffer = outcome.into_buffer().map(B::release);
-        let handback = match (&buffer, stale) {
-            (None, _) => Handback::Withheld,
-            (Some(_), true) => Handback::Stale,
-            (Some(_), false) => Handback::Released,
+        let outcome = self.dma.unmap_single(self.cpu, self.platform, at, handle);
+        let (buffer, handback) = match outcome {
+            Ok(outcome) => {
+                let stale = outcome.is_stale();
+                match outcome.into_buffer() {
+                    Some(buffer) if stale => (Some(buffer), Handback::Stale),
+                    Some(buffer) => (Some(buffer), Handback::Released),
+                    None => (None, Handback::Withheld),
+                }
+            }
+            Err(error) => {
+                let buffer = self.undone(error)?;
+                (Some(buffer), Handback::Released)
+            }
         };
+        let buffer = buffer.map(B::release);
         self.witness.unmapped(self.platform, &mapping, handback);
         Ok(buffer)
     }
@@ -142,6 +177,7 @@ where
     fn publish(&mut self, ring: Ring) {
         if let Some(at) = self.at.targets(ring) {
             self.dma.doorbell(self.cpu, self.platform, at);
+            self.witness.published(self.platform);
         }
     }
 
@@ -153,15 +189,19 @@ where
             .map_err(ApiError::Map)
     }
 
-    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), ApiError> {
-        let at = self.at.descriptors(ring);
-        let at = at.ok_or(ApiError::NoSuchRing(ring))?;
+    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), Box<NotFreed>> {
+        let Some(at) = self.at.descriptors(ring) else {
+            let error = ApiError::NoSuchRing(ring);
+            return Err(Box::new(NotFreed { memory, error }));
+        };
         let range = memory.range();
-        self.dma
-            .free_coherent(self.cpu, self.platform, at, memory)
-            .map_err(|_| ApiError::FreeCoherent {
+        let freed = self.dma.free_coherent(self.cpu, self.platform, at, memory);
+        freed.map_err(|(_, memory)| {
+            let error = ApiError::FreeCoherent {
                 device: at.device(),
                 range,
-            })
+            };
+            Box::new(NotFreed { memory, error })
+        })
     }
 }

@@ -85,7 +85,7 @@ pub trait DmaApi {
     /// Takes a mapping down. The buffer comes back now, or, as `None` says, at the end of the burst.
     ///
     /// # Errors
-    /// The buffer is lost to its pool: the device may still reach it.
+    /// The device may still reach the buffer, so it is lost to its pool.
     fn unmap(&mut self, ring: Ring, handle: Self::Handle) -> Result<Option<Buffer>, ApiError>;
 
     /// Ends the ring's burst of unmaps; `back` receives the buffers that were withheld.
@@ -106,8 +106,18 @@ pub trait DmaApi {
     /// Gives the memory of descriptors back.
     ///
     /// # Errors
-    /// The memory is lost: the device may still reach it.
-    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), ApiError>;
+    /// The memory comes back with the reason: the device may still reach it. Another call tries again.
+    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), Box<NotFreed>>;
+}
+
+/// Coherent memory that was not freed.
+#[must_use = "memory that is dropped stays reachable by the device for ever"]
+#[derive(Debug)]
+pub struct NotFreed {
+    /// The memory, back.
+    pub memory: Coherent,
+    /// Why.
+    pub error: ApiError,
 }
 
 /// What a driver is told when the mapping layer fails.

@@ -26,6 +26,9 @@ pub trait Witness<P> {
     fn unmapped(&mut self, platform: &mut P, mapping: &Mapping, handback: Handback);
     /// A withheld buffer was handed up at the end of its burst.
     fn released(&mut self, platform: &mut P, buffer: &Buffer);
+    /// Everything mapped so far is visible to the hardware: from here on its device may be told of it.
+    #[inline]
+    fn published(&mut self, _platform: &mut P) {}
 }
 
 /// Nobody watches.
@@ -56,6 +59,10 @@ impl<P, W: Witness<P> + ?Sized> Witness<P> for &mut W {
     #[inline]
     fn released(&mut self, platform: &mut P, buffer: &Buffer) {
         (**self).released(platform, buffer);
+    }
+    #[inline]
+    fn published(&mut self, platform: &mut P) {
+        (**self).published(platform);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Devices that misbehave, and one that does not (the three attackers of the attack classes, and the neighbour for sub-page leaks).
+//! Devices that misbehave, and one that does not: the three attackers of the attack classes, and two that look beyond a buffer's ends.
 //!
 //! A well-behaved device violates nothing even without an IOMMU, so exposure is measured under attack. An attacker is told
 //! what the driver does, makes accesses through a [`Port`], and learns of each only whether it was stopped.
@@ -7,11 +7,13 @@ mod neighbour;
 mod passive;
 mod racer;
 mod replayer;
+mod straddler;
 
 pub use neighbour::Neighbour;
 pub use passive::Passive;
 pub use racer::{Racer, WARM_MAPPINGS};
 pub use replayer::{DEAD_RANGES, Replayer, Reuse};
+pub use straddler::Straddler;
 
 use ringfence_types::{Access, DeviceId, Direction, Fault, Iova, IovaRange, PageSize};
 

@@ -127,7 +127,10 @@ impl Finishing {
             match api.unmap(ring, page.handle) {
                 Ok(Some(buffer)) => self.returns.back(buffer, number, which),
                 Ok(None) => self.returns.withhold(page.at, number, which),
-                Err(error) => result = result.and(Err(error.into())),
+                Err(error) => {
+                    self.returns.lose(number);
+                    result = result.and(Err(error.into()));
+                }
             }
         }
         result
@@ -155,6 +158,19 @@ impl Finishing {
             result = result.and(ended.map_err(BlockError::from));
         }
         result
+    }
+
+    /// The same when no other will follow: where an invalidation fails it is tried once more, since it may for want of room.
+    ///
+    /// # Errors
+    /// See [`end_bursts`](Self::end_bursts).
+    pub(super) fn end_last_bursts<A: DmaApi>(
+        &mut self,
+        api: &mut A,
+        queue: u16,
+    ) -> Result<(), BlockError> {
+        self.end_bursts(api, queue)
+            .or_else(|_| self.end_bursts(api, queue))
     }
 
     /// Hands up what is complete.

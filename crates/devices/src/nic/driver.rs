@@ -303,7 +303,7 @@ impl<H> Nic<H> {
             for packet in packets {
                 result = result.and(self.release(api, ring, packet));
             }
-            result = result.and(self.end_burst(api, ring));
+            result = result.and(self.end_last_burst(api, ring));
             freed = freed.and(receive.ring.free(api));
         }
         for mut transmit in core::mem::take(&mut self.transmit) {
@@ -313,7 +313,7 @@ impl<H> Nic<H> {
             for packet in packets {
                 result = result.and(self.release(api, ring, packet));
             }
-            result = result.and(self.end_burst(api, ring));
+            result = result.and(self.end_last_burst(api, ring));
             freed = freed.and(transmit.free(api));
         }
         let mut given = Ok(());
@@ -351,6 +351,18 @@ impl<H> Nic<H> {
         self.stats.bursts += 1;
         ended?;
         given
+    }
+}
+
+impl<H> Nic<H> {
+    /// The same when no other will follow: where the invalidation fails it is tried once more, since it may for want of room.
+    fn end_last_burst<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        ring: Ring,
+    ) -> Result<(), NicError> {
+        self.end_burst(api, ring)
+            .or_else(|_| self.end_burst(api, ring))
     }
 }
 

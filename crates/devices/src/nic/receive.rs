@@ -110,18 +110,26 @@ impl<H> Nic<H> {
         let number = self
             .arrivals
             .begin(bytes, [const { None }; MAX_BUFFERS], buffers);
+        // Whatever fails for one of them, every buffer of the packet is unmapped: nobody would remember the others.
+        let mut result = Ok(());
         for (which, held) in packet.into_iter().enumerate() {
             let Some(held) = held else { continue };
-            self.before_call(api, calls)?;
+            result = result.and(self.before_call(api, calls));
             self.stats.unmaps += 1;
-            match api.unmap(ring(Lane::Receive, queue), held.handle)? {
-                Some(buffer) => self.arrivals.back(buffer, number, which),
-                None => self.arrivals.withhold(held.at, number, which),
+            match api.unmap(ring(Lane::Receive, queue), held.handle) {
+                Ok(Some(buffer)) => self.arrivals.back(buffer, number, which),
+                Ok(None) => self.arrivals.withhold(held.at, number, which),
+                Err(error) => {
+                    self.arrivals.lose(number);
+                    result = result.and(Err(error.into()));
+                }
             }
-            self.before_call(api, calls)?;
-            self.arm(api, queue)?;
+            result = result.and(self.before_call(api, calls));
+            if result.is_ok() {
+                result = self.arm(api, queue).map(|_| ());
+            }
         }
-        Ok(true)
+        result.map(|()| true)
     }
 
     /// The interrupt comes at any gap between two calls, also between an unmap and the map that follows it (EIOVAR section 5).
@@ -218,8 +226,13 @@ impl<H> Nic<H> {
         let mut result = Ok(());
         while let Some((bytes, buffers)) = self.arrivals.next() {
             self.scratch.clear();
+            let mut whole = true;
             for (buffer, bytes) in buffers.into_iter().zip(bytes) {
-                let Some(buffer) = buffer else { continue };
+                let Some(buffer) = buffer else {
+                    // Not used, or lost.
+                    whole &= bytes == 0;
+                    continue;
+                };
                 let start = self.scratch.len();
                 self.scratch.resize(start + bytes as usize, 0);
                 let read = api
@@ -229,7 +242,7 @@ impl<H> Nic<H> {
                     .and(read.map_err(NicError::from))
                     .and(self.pools.give(buffer));
             }
-            if !self.scratch.is_empty() && result.is_ok() {
+            if whole && !self.scratch.is_empty() && result.is_ok() {
                 each(&self.scratch);
                 frames += 1;
             }

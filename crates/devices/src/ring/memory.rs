@@ -38,12 +38,14 @@ impl RingMemory {
         })
     }
 
-    /// Frees it.
+    /// Frees it; where that fails it tries once more, since an invalidation may fail for want of room.
     ///
     /// # Errors
-    /// The memory is lost.
+    /// It failed twice: the memory is lost, because the device may still reach it.
     pub fn free<A: DmaApi>(self, api: &mut A, ring: Ring) -> Result<(), ApiError> {
         api.free_coherent(ring, self.coherent)
+            .or_else(|refused| api.free_coherent(ring, refused.memory))
+            .map_err(|refused| refused.error)
     }
 
     /// Where the device finds it.

@@ -19,7 +19,7 @@ use ringfence_types::{Direction, Iova};
 use super::rig::{self, Judged, RingRig};
 
 const BLOCKS: usize = 4096;
-const QUEUE: u16 = 1;
+pub(crate) const QUEUE: u16 = 1;
 
 /// A driver with its device: what a request goes through, so that one test serves both.
 trait Disk<W: World> {
@@ -223,8 +223,32 @@ fn drive<W: Judged, D: Disk<W>>(world: &mut W, mut driver: D, requests: &[Reques
     driver.close(world, |_| panic!("nothing was outstanding"));
     assert_eq!(disk.at(0, model.len() as u64).unwrap(), &model[..]);
     let judge = world.judge();
-    assert_eq!((judge.violations, judge.faults, judge.live()), (0, 0, 0));
+    assert_eq!(
+        (judge.violations, judge.false_faults, judge.live()),
+        (0, 0, 0)
+    );
     full
+}
+
+/// The same for a device that does nothing else.
+fn drive_alone<W: Judged, D: Disk<W>>(world: &mut W, driver: D, requests: &[Request]) -> usize {
+    let full = drive(world, driver, requests);
+    assert_eq!(world.judge().faults, 0);
+    full
+}
+
+/// Requests of one to 24 pages, as many as `operation`'s ring takes.
+pub(crate) fn nvme_under_attack<W: Judged>(world: &mut W, operation: Operation) {
+    let requests: Vec<_> = (0..80_u64)
+        .map(|number| Request {
+            operation,
+            block: number * 200 % 3800,
+            blocks: 1 + (number * 37 % 191) as u32,
+            fill: number as u8,
+        })
+        .collect();
+    let nvme = Nvme::open(world, 32, 7);
+    drive(world, nvme, &requests);
 }
 
 /// Some of the outstanding requests finish.
@@ -258,12 +282,16 @@ fn settle<W: Judged, D: Disk<W>>(
     }
 }
 
-/// A ring unit with as many slots as a queue could need at most, less as many as `short` says.
+/// The rings of a disk's queue, of `slots` slots each.
+pub(crate) fn rings_of(queue: u16, slots: u32) -> Vec<(Ring, u32)> {
+    [Direction::ToDevice, Direction::FromDevice]
+        .map(|direction| (Ring { queue, direction }, slots))
+        .into()
+}
+
+/// A ring unit for a disk.
 fn rings(queue: u16, slots: u32, choice: SlotChoice) -> RingRig<()> {
-    let rings = [Direction::ToDevice, Direction::FromDevice].map(|direction| {
-        let ring = Ring { queue, direction };
-        (ring, slots)
-    });
+    let rings = rings_of(queue, slots);
     let setup = RingSetup {
         choice,
         ..rig::TAIL
@@ -283,7 +311,7 @@ proptest! {
     ) {
         fn run<W: Judged>(mut world: W, entries: u32, seed: u64, requests: &[Request]) -> usize {
             let driver = Nvme::open(&mut world, 1 << entries, seed);
-            drive(&mut world, driver, requests)
+            drive_alone(&mut world, driver, requests)
         }
         run(rig::strict(), entries, seed, &requests);
         run(rig::burst(7), entries, seed, &requests);
@@ -301,7 +329,7 @@ proptest! {
     ) {
         fn run<W: Judged>(mut world: W, seed: u64, requests: &[Request]) -> usize {
             let driver = Ahci::open(&mut world, seed);
-            drive(&mut world, driver, requests)
+            drive_alone(&mut world, driver, requests)
         }
         run(rig::strict(), seed, &requests);
         run(rig::burst(7), seed, &requests);
@@ -325,7 +353,7 @@ fn arbitrary_order_is_what_rings_are_not_for() {
     let waits = |choice| {
         let mut world = rings(0, 64, choice);
         let driver = Ahci::open(&mut world, 5);
-        drive(&mut world, driver, &requests)
+        drive_alone(&mut world, driver, &requests)
     };
     let (tail, any) = (waits(SlotChoice::Tail), waits(SlotChoice::NextFree));
     assert!(tail > any, "{tail} waits at the tail, {any} otherwise");

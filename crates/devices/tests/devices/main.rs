@@ -1,8 +1,13 @@
 //! Drivers and devices over a real mapping layer and a real unit, every access judged against what the driver has mapped.
 
 mod attacks;
+mod board;
 mod disks;
+mod faults;
 mod hostile;
+mod judge;
+mod literal;
+mod matrix;
 mod nics;
 mod rig;
 mod workloads;

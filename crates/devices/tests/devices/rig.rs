@@ -1,89 +1,35 @@
-//! A machine: memory, an IOMMU, the mapping layer in some mode, and a judge that knows what is mapped and nothing of the mode.
+//! A machine: memory, an IOMMU, the mapping layer in some mode, and a judge over all of it.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use ringfence_devices::api::{
     Attachments, Handback, HasBus, LayerApi, Ring as ApiRing, RingAttachments, Witness,
 };
 use ringfence_devices::nic::{Profile, World};
-use ringfence_devices::{Buffer, Bus, Custody, Mapping, Observer, Request};
-use ringfence_dma::flush::{Burst, Deferred, Never, Strict};
-use ringfence_dma::ring::{Ring, RingSetup, SlotChoice, Tables, lay_out};
-use ringfence_dma::space::{Identity, Paged, PlainTable, Rings, Rounding};
+use ringfence_devices::{Buffer, Bus, Custody, Mapping};
+use ringfence_dma::flush::{Burst, Deferred, LiteralBurst, Never, Strict};
+use ringfence_dma::ring::{LiteralRing, Ring, RingSetup, SlotChoice, Tables, lay_out};
+use ringfence_dma::space::{Identity, Paged, PlainTable, RingDriver, Rings, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, Flush, Platform, Space};
 use ringfence_hw::{
-    FaultLog, Geometry, Prefetch, Purge, Replacement, RingUnit, RingUnitConfig, Translate,
-    UnitConfig, VtdUnit,
+    FaultLog, Geometry, Literal, Prefetch, Purge, Repaired, Replacement, RingLogic, RingUnit,
+    RingUnitConfig, Translate, UnitConfig, VtdUnit,
 };
 use ringfence_iova::{CachedTree, Capacity, Eiovar, Locked};
-use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, SecondStage, Table, Translation,
 };
 use ringfence_types::{
-    DeviceId, Direction, DomainId, Fault, Invalidator, Iova, Nanos, Pfn, PfnRange, PhysAddr,
-    PhysRange,
+    DeviceId, DomainId, Invalidator, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
 };
+
+use super::board::{Memory, Pool, Trouble, Walker};
+use super::judge::Judge;
 
 pub(crate) const NIC: DeviceId = DeviceId::new(0x0300);
 /// Buffers lie below, tables and rings above.
 pub(crate) const TABLES: u64 = 1 << 30;
-const ARENA: u64 = TABLES + (256 << 20);
-
-/// Live grants, and what came of every access.
-#[derive(Debug, Default)]
-pub(crate) struct Judge {
-    grants: BTreeMap<u64, (PhysRange, Direction)>,
-    /// Accesses to memory that no live grant covers.
-    pub(crate) violations: u64,
-    /// Accesses inside a buffer.
-    pub(crate) accesses: u64,
-    /// Accesses that were stopped.
-    pub(crate) faults: u64,
-    /// Grants so far.
-    pub(crate) maps: u64,
-}
-
-impl Judge {
-    pub(crate) fn live(&self) -> usize {
-        self.grants.len()
-    }
-
-    fn grant(&mut self, memory: PhysRange, direction: Direction) {
-        self.maps += 1;
-        let before = self
-            .grants
-            .insert(memory.start().get(), (memory, direction));
-        assert_eq!(before, None, "{memory} is mapped twice");
-    }
-
-    fn revoke(&mut self, start: PhysAddr) {
-        let gone = self.grants.remove(&start.get());
-        assert!(gone.is_some(), "nothing at {start} is mapped");
-    }
-}
-
-impl Observer for Judge {
-    fn allowed(&mut self, request: &Request, ranges: &[PhysRange]) {
-        for range in ranges {
-            if range.start().get() >= TABLES {
-                continue;
-            }
-            self.accesses += 1;
-            let below = self.grants.range(..=range.start().get()).next_back();
-            let granted = below.is_some_and(|(_, (memory, direction))| {
-                memory.contains(range) && direction.permissions().allows(request.access)
-            });
-            self.violations += u64::from(!granted);
-        }
-    }
-
-    fn faulted(&mut self, _request: &Request, _fault: &Fault) {
-        self.faults += 1;
-    }
-}
 
 /// Keeps the judge's grants as the driver maps and unmaps.
 #[derive(Debug, Default)]
@@ -91,8 +37,7 @@ pub(crate) struct Grants<W>(pub W);
 
 impl<U, W: Witness<Machine<U>>> Witness<Machine<U>> for Grants<W> {
     fn mapped(&mut self, machine: &mut Machine<U>, mapping: &Mapping, memory: PhysRange) {
-        machine.judge.grant(memory, mapping.direction);
-        machine.starts.insert(mapping.range.start(), memory.start());
+        machine.judge.grant(mapping, memory);
         self.0.mapped(machine, mapping, memory);
     }
 
@@ -101,46 +46,58 @@ impl<U, W: Witness<Machine<U>>> Witness<Machine<U>> for Grants<W> {
     }
 
     fn unmapped(&mut self, machine: &mut Machine<U>, mapping: &Mapping, handback: Handback) {
-        let start = machine.starts.remove(&mapping.range.start()).unwrap();
-        if handback != Handback::Withheld {
-            machine.judge.revoke(start);
-        }
+        let is_back = handback != Handback::Withheld;
+        machine.judge.unmap(mapping.range.start(), is_back);
         self.0.unmapped(machine, mapping, handback);
     }
 
     fn released(&mut self, machine: &mut Machine<U>, buffer: &Buffer) {
-        machine.judge.revoke(buffer.start());
+        machine.judge.release(buffer.start());
         self.0.released(machine, buffer);
+    }
+
+    fn published(&mut self, machine: &mut Machine<U>) {
+        machine.judge.tell();
+        self.0.published(machine);
     }
 }
 
 pub(crate) struct Machine<U = VtdUnit> {
-    pub(crate) arena: Rc<Arena>,
-    frames: Frames<Rc<Arena>>,
-    unit: U,
+    pub(crate) memory: Rc<Memory>,
+    pub(crate) pool: Pool,
+    pub(crate) walker: Walker<U>,
     pub(crate) judge: Judge,
-    starts: BTreeMap<Iova, PhysAddr>,
 }
 
 impl<U> Machine<U> {
+    fn new(unit: U, coherency: Coherency) -> Self {
+        let memory = Rc::new(Memory::new(coherency));
+        Self {
+            pool: Pool::new(&memory),
+            walker: Walker::new(unit, &memory, coherency),
+            judge: Judge::new(coherency == Coherency::NonCoherent),
+            memory,
+        }
+    }
+
     pub(crate) fn unit(&self) -> &U {
-        &self.unit
+        &self.walker.unit
     }
 }
 
 impl<U: Invalidator> Platform for Machine<U> {
-    type Memory = Arena;
-    type Frames = Frames<Rc<Arena>>;
-    type Invalidator = U;
+    type Memory = Memory;
+    type Frames = Pool;
+    type Invalidator = Walker<U>;
 
-    fn memory(&self) -> &Arena {
-        &self.arena
+    fn memory(&self) -> &Memory {
+        &self.memory
     }
-    fn frames(&self) -> &Frames<Rc<Arena>> {
-        &self.frames
+    fn frames(&self) -> &Pool {
+        &self.pool
     }
-    fn invalidator(&mut self) -> &mut U {
-        &mut self.unit
+    fn invalidator(&mut self) -> &mut Walker<U> {
+        &mut self.walker
     }
     fn now(&self) -> Nanos {
         Nanos(0)
@@ -148,10 +105,10 @@ impl<U: Invalidator> Platform for Machine<U> {
 }
 
 impl<U: Invalidator + Translate + 'static> HasBus for Machine<U> {
-    type Bus<'a> = Bus<'a, U, Arena, &'a mut Judge>;
+    type Bus<'a> = Bus<'a, Walker<U>, Memory, &'a mut Judge>;
 
     fn bus(&mut self) -> Self::Bus<'_> {
-        Bus::new(&mut self.unit, &self.arena, &mut self.judge)
+        Bus::new(&mut self.walker, &self.memory, &mut self.judge)
     }
 }
 
@@ -181,29 +138,16 @@ fn radix() -> VtdUnit {
     })
 }
 
-fn machine<U>(unit: U) -> Machine<U> {
-    let arena = Rc::new(Arena::new(ARENA).unwrap());
-    let region = PhysRange::new(PhysAddr::new(TABLES), ARENA - TABLES).unwrap();
-    let frames = Frames::new(Rc::clone(&arena), region);
-    Machine {
-        arena,
-        frames,
-        unit,
-        judge: Judge::default(),
-        starts: BTreeMap::new(),
-    }
-}
-
 const MASK: Iova = Iova::new((1 << 48) - 1);
 
 impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
     /// Behind a radix table.
     pub(crate) fn paged(flush: F, witness: W) -> Self {
-        let mut machine = machine(radix());
+        let mut machine = Machine::new(radix(), Coherency::Coherent);
         let mut contexts =
-            ContextTables::new(Coherency::Coherent, &*machine.arena, &machine.frames).unwrap();
-        machine.unit.set_root_table(contexts.root());
-        machine.unit.enable();
+            ContextTables::new(Coherency::Coherent, &*machine.memory, &machine.pool).unwrap();
+        machine.walker.unit.set_root_table(contexts.root());
+        machine.walker.unit.enable();
         let mut dma = Dma::new(flush);
         let at = dma
             .attach(NIC, MASK, |domain| {
@@ -212,8 +156,8 @@ impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
                     format,
                     domain,
                     Coherency::Coherent,
-                    &*machine.arena,
-                    &machine.frames,
+                    &*machine.memory,
+                    &machine.pool,
                 )
                 .unwrap();
                 let context = Context {
@@ -224,7 +168,7 @@ impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
                     },
                 };
                 contexts
-                    .attach(&*machine.arena, &machine.frames, NIC, &context)
+                    .attach(&*machine.memory, &machine.pool, NIC, &context)
                     .unwrap();
                 let all = PfnRange::inclusive(Pfn::new(1), Pfn::new((1 << 36) - 1)).unwrap();
                 let lists = Eiovar::new(CachedTree::new(all), Capacity::Unbounded);
@@ -251,7 +195,7 @@ impl<W> Rig<Identity, Never, u64, W> {
             .unwrap();
         Self {
             cpu: dma.cpu(),
-            machine: machine(radix()),
+            machine: Machine::new(radix(), Coherency::Coherent),
             dma,
             at,
             witness: Grants(witness),
@@ -259,8 +203,12 @@ impl<W> Rig<Identity, Never, u64, W> {
     }
 }
 
-type Slots = Rings<Ring, RefCell<Ring>>;
-pub(crate) type RingRig<W> = Rig<Slots, Burst, Buffer, W, RingUnit, RingAttachments>;
+type Slots<R> = Rings<R, RefCell<R>>;
+/// Behind rings that `R` drives under the policy `F`, and a unit with the logic `L`.
+pub(crate) type AnyRingRig<R, F, L, W> = Rig<Slots<R>, F, Buffer, W, RingUnit<L>, RingAttachments>;
+pub(crate) type RingRig<W> = AnyRingRig<Ring, Burst, Repaired, W>;
+/// As the figures have it.
+pub(crate) type LiteralRig<W> = AnyRingRig<LiteralRing, LiteralBurst, Literal, W>;
 
 impl<W> RingRig<W> {
     /// Behind the rings of a ring unit: for each ring of the API a table for descriptors and one of so many slots.
@@ -269,27 +217,47 @@ impl<W> RingRig<W> {
         setup: RingSetup,
         witness: W,
     ) -> Self {
-        let mut machine = machine(RingUnit::new(&RingUnitConfig {
+        Self::of_rings(rings, setup, Prefetch::Immediate, Burst::new(4096), witness)
+    }
+}
+
+impl<R, F, L, W> AnyRingRig<R, F, L, W>
+where
+    R: RingDriver + From<Ring>,
+    F: Flush<Slots<R>, Buffer>,
+    L: RingLogic,
+{
+    /// The same with any driver, unit and policy.
+    pub(crate) fn of_rings(
+        rings: impl IntoIterator<Item = (ApiRing, u32)>,
+        setup: RingSetup,
+        prefetch: Prefetch,
+        flush: F,
+        witness: W,
+    ) -> Self {
+        let unit = RingUnit::new(&RingUnitConfig {
             riotlb: Geometry::new(1, 32).unwrap(),
             replacement: Replacement::Lru,
             contexts: Geometry::new(1, 1).unwrap(),
-            prefetch: Prefetch::Immediate,
+            prefetch,
             fault_log: FaultLog::MAX_CAPACITY,
-        }));
+        });
+        let mut machine = Machine::new(unit, setup.coherency);
         let rings: Vec<_> = rings.into_iter().collect();
         let slots: Vec<_> = rings.iter().flat_map(|(_, live)| [4, *live]).collect();
         let bytes = 16 * slots.iter().map(|slots| u64::from(*slots) + 5).sum::<u64>();
         let base = machine
+            .pool
             .frames
             .alloc_contiguous(bytes.div_ceil(4096) + 1)
             .unwrap();
         let tables = Tables::new(base, &slots).unwrap();
-        let laid_out = lay_out(&*machine.arena, &tables, setup).unwrap();
+        let laid_out = lay_out(&*machine.memory, &tables, setup).unwrap();
         let mut contexts =
-            ContextTables::new(setup.coherency, &*machine.arena, &machine.frames).unwrap();
-        machine.unit.set_root_table(contexts.root());
-        machine.unit.enable();
-        let mut dma = Dma::new(Burst::new(4096));
+            ContextTables::new(setup.coherency, &*machine.memory, &machine.pool).unwrap();
+        machine.walker.unit.set_root_table(contexts.root());
+        machine.walker.unit.enable();
+        let mut dma = Dma::new(flush);
         let at = dma
             .attach(NIC, Iova::new(u64::MAX), |domain| {
                 let context = Context {
@@ -297,7 +265,7 @@ impl<W> RingRig<W> {
                     translation: Translation::Rings { device: base },
                 };
                 contexts
-                    .attach(&*machine.arena, &machine.frames, NIC, &context)
+                    .attach(&*machine.memory, &machine.pool, NIC, &context)
                     .unwrap();
                 Ok::<_, DomainId>(Rings::new(domain, NIC, laid_out, RefCell::new))
             })
@@ -339,7 +307,7 @@ where
     where
         Self: 'a;
     type Bus<'a>
-        = Bus<'a, U, Arena, &'a mut Judge>
+        = Bus<'a, Walker<U>, Memory, &'a mut Judge>
     where
         Self: 'a;
 
@@ -363,6 +331,8 @@ pub(crate) trait Judged: World {
     fn judge(&mut self) -> &mut Judge;
     /// Frames of tables and rings in use.
     fn frames_in_use(&self) -> u64;
+    /// What makes allocations of frames fail, and what makes invalidations fail.
+    fn troubles(&self) -> [&Trouble; 2];
 }
 
 impl<S, F, B, W, U, A> Judged for Rig<S, F, B, W, U, A>
@@ -379,7 +349,11 @@ where
     }
 
     fn frames_in_use(&self) -> u64 {
-        self.machine.frames.in_use()
+        self.machine.pool.in_use()
+    }
+
+    fn troubles(&self) -> [&Trouble; 2] {
+        [&self.machine.pool.trouble, &self.machine.walker.trouble]
     }
 }
 

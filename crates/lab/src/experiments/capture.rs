@@ -3,7 +3,7 @@
 //! A station runs without protection, so that nothing of a mode is in what is recorded: frames cross the wire and are verified, and every
 //! map, unmap and end of a burst is noted. Decision 0011 fixes what a run is. Descriptors are left out: they are mapped once.
 
-use ringfence_devices::api::{ApiError, DmaApi, LayerApi, Mapped, Refused, Ring};
+use ringfence_devices::api::{ApiError, DmaApi, LayerApi, Mapped, NotFreed, Refused, Ring};
 use ringfence_devices::nic::{Nic, Profile as Adapter, Station, World};
 use ringfence_devices::workload::{BURST, Offer, PACKETS_PER_RUN, Packet, Workload};
 use ringfence_devices::{Buffer, Bus};
@@ -227,7 +227,7 @@ impl DmaApi for Tap<'_> {
         self.layer.alloc_coherent(ring, pages)
     }
 
-    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), ApiError> {
+    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), Box<NotFreed>> {
         self.layer.free_coherent(ring, memory)
     }
 }

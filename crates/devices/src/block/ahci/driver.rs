@@ -209,6 +209,20 @@ impl<H> AhciDriver<H> {
         registers: Registers,
         each: impl FnMut(Done),
     ) -> Result<u32, BlockError> {
+        let (done, mut result) = self.take_done(api, registers);
+        if done > 0 {
+            result = result.and(self.finishing.end_bursts(api, 0));
+        }
+        self.finishing.deliver(each);
+        result.map(|()| done)
+    }
+
+    /// Unmaps the buffers of the slots that are done, within a burst; how many slots.
+    fn take_done<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        registers: Registers,
+    ) -> (u32, Result<(), BlockError>) {
         let mut done = 0;
         let mut result = Ok(());
         for (slot, number) in self.slots.iter_mut().zip(0_u16..) {
@@ -234,11 +248,7 @@ impl<H> AhciDriver<H> {
             let finished = self.finishing.finish(api, ring, request, pages);
             result = result.and(finished);
         }
-        if done > 0 {
-            result = result.and(self.finishing.end_bursts(api, 0));
-        }
-        self.finishing.deliver(each);
-        result.map(|()| done)
+        (done, result)
     }
 
     /// The last Set Device Bits FIS, as the device left it.
@@ -266,10 +276,10 @@ impl<H> AhciDriver<H> {
             active: 0,
             failed: u32::MAX,
         };
-        let completed = self.complete(api, stopped, |done| {
-            done.buffers.into_iter().for_each(&mut each);
-        });
-        let mut result = completed.map(|_| ());
+        let (_, unmapped) = self.take_done(api, stopped);
+        let mut result = unmapped.and(self.finishing.end_last_bursts(api, 0));
+        self.finishing
+            .deliver(|done| done.buffers.into_iter().for_each(&mut each));
         self.finishing.abandon(each);
         for memory in [self.commands, self.tables, self.received] {
             result = result.and(memory.free(api, STATIC).map_err(BlockError::from));

@@ -290,7 +290,7 @@ impl<H> NvmeQueue<H> {
                 result = result.and(self.finishing.finish(api, ring, request, pages));
             }
         }
-        result = result.and(self.finishing.end_bursts(api, self.queue));
+        result = result.and(self.finishing.end_last_bursts(api, self.queue));
         self.finishing
             .deliver(|done| done.buffers.into_iter().for_each(&mut each));
         self.finishing.abandon(each);

@@ -1,0 +1,202 @@
+//! The hardware of a rig: a memory whose walkers may lag behind, frames and invalidations that fail on demand.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ringfence_devices::{ByteMemory, Unreachable};
+use ringfence_hw::{Translate, Translation};
+use ringfence_memory::{Arena, Frames, fake::NonCoherent};
+use ringfence_pgtable::Coherency;
+use ringfence_types::{
+    Access, DeviceId, Fault, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
+    MemoryError, OutOfFrames, PhysAddr, PhysMemory, PhysRange, TABLE_WORDS, Ticket,
+};
+
+use super::rig::TABLES;
+
+const ARENA: u64 = TABLES + (256 << 20);
+/// Where what walkers see of memory that was never written back is rubbish, and not zero.
+const RUBBISH: u64 = 2 << 20;
+
+/// Memory as processors see it. Devices move bytes in the same; walkers that do not snoop see what was written back.
+#[derive(Debug)]
+pub(crate) struct Memory(NonCoherent<Rc<Arena>>);
+
+impl Memory {
+    /// Zero for processors; for walkers that do not snoop, rubbish.
+    pub(crate) fn new(coherency: Coherency) -> Self {
+        let arena = || Rc::new(Arena::new(ARENA).unwrap());
+        let (processors, walkers) = (arena(), arena());
+        let rubbish = match coherency {
+            Coherency::Coherent => TABLES..TABLES,
+            Coherency::NonCoherent => TABLES..TABLES + RUBBISH,
+        };
+        for at in rubbish.step_by(8) {
+            // As an address in memory for buffers and, as an entry's second word, a valid one of 2^20 bytes for both directions.
+            let rubbish = 3 << 30 | 1 << 32 | 1 << 20;
+            let word = walkers.word(PhysAddr::new(at)).unwrap();
+            word.store(rubbish, Ordering::Relaxed);
+        }
+        Self(NonCoherent::new(processors, walkers))
+    }
+
+    fn seen(&self, coherency: Coherency) -> &Rc<Arena> {
+        match coherency {
+            Coherency::Coherent => self.0.processor_view(),
+            Coherency::NonCoherent => self.0.device_view(),
+        }
+    }
+}
+
+impl PhysMemory for Memory {
+    fn word(&self, at: PhysAddr) -> Result<&AtomicU64, MemoryError> {
+        self.0.word(at)
+    }
+    fn table(&self, at: PhysAddr) -> Result<&[AtomicU64; TABLE_WORDS], MemoryError> {
+        self.0.table(at)
+    }
+    fn words(&self, at: PhysAddr, count: usize) -> Result<&[AtomicU64], MemoryError> {
+        self.0.words(at, count)
+    }
+    fn write_back(&self, at: PhysAddr, bytes: u64) {
+        self.0.write_back(at, bytes);
+    }
+    fn drain(&self) {
+        self.0.drain();
+    }
+}
+
+impl ByteMemory for Memory {
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Result<(), Unreachable> {
+        ByteMemory::read(&**self.0.processor_view(), at, into)
+    }
+    fn write(&self, at: PhysAddr, from: &[u8]) -> Result<(), Unreachable> {
+        ByteMemory::write(&**self.0.processor_view(), at, from)
+    }
+}
+
+/// Fails at some turns.
+#[derive(Debug, Default)]
+pub(crate) struct Trouble {
+    turns: Cell<u64>,
+    strikes: Cell<(u64, u64)>,
+}
+
+impl Trouble {
+    /// Lets `count` more pass, and fails the next `times`.
+    pub(crate) fn after(&self, count: u64, times: u64) {
+        let first = self.turns.get() + count;
+        self.strikes.set((first, first + times));
+    }
+
+    pub(crate) fn over(&self) {
+        self.strikes.set((0, 0));
+    }
+
+    /// How often it was asked.
+    pub(crate) fn turns(&self) -> u64 {
+        self.turns.get()
+    }
+
+    pub(crate) fn strikes(&self) -> bool {
+        let turn = self.turns.get();
+        self.turns.set(turn + 1);
+        let (first, end) = self.strikes.get();
+        (first..end).contains(&turn)
+    }
+}
+
+/// Frames for tables and rings. Freed ones are given out again from below, so that coherent memory in a ring, which must be contiguous, is.
+pub(crate) struct Pool {
+    pub(crate) frames: Frames<Rc<Memory>>,
+    freed: RefCell<BTreeSet<PhysAddr>>,
+    memory: Rc<Memory>,
+    pub(crate) trouble: Trouble,
+}
+
+impl Pool {
+    pub(crate) fn new(memory: &Rc<Memory>) -> Self {
+        let region = PhysRange::new(PhysAddr::new(TABLES), ARENA - TABLES).unwrap();
+        Self {
+            frames: Frames::new(Rc::clone(memory), region),
+            freed: RefCell::default(),
+            memory: Rc::clone(memory),
+            trouble: Trouble::default(),
+        }
+    }
+}
+
+impl Pool {
+    /// Frames that are out.
+    pub(crate) fn in_use(&self) -> u64 {
+        self.frames.in_use() - self.freed.borrow().len() as u64
+    }
+}
+
+impl FrameSource for Pool {
+    fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
+        if self.trouble.strikes() {
+            return Err(OutOfFrames);
+        }
+        let Some(frame) = self.freed.borrow_mut().pop_first() else {
+            return self.frames.alloc_zeroed();
+        };
+        for word in self.memory.table(frame).unwrap() {
+            word.store(0, Ordering::Relaxed);
+        }
+        Ok(frame)
+    }
+    fn free(&self, frame: PhysAddr) {
+        assert!(
+            self.freed.borrow_mut().insert(frame),
+            "{frame} is freed twice"
+        );
+    }
+}
+
+/// A unit that walks in memory as it sees it, and whose invalidations may fail.
+pub(crate) struct Walker<U> {
+    pub(crate) unit: U,
+    memory: Rc<Memory>,
+    coherency: Coherency,
+    pub(crate) trouble: Trouble,
+}
+
+impl<U> Walker<U> {
+    pub(crate) fn new(unit: U, memory: &Rc<Memory>, coherency: Coherency) -> Self {
+        Self {
+            unit,
+            memory: Rc::clone(memory),
+            coherency,
+            trouble: Trouble::default(),
+        }
+    }
+}
+
+impl<U: Translate> Translate for Walker<U> {
+    fn translate<M: PhysMemory + ?Sized>(
+        &mut self,
+        _: &M,
+        device: DeviceId,
+        iova: Iova,
+        bytes: u64,
+        access: Access,
+    ) -> Result<Translation<'_>, Fault> {
+        let memory = self.memory.seen(self.coherency);
+        self.unit.translate(&**memory, device, iova, bytes, access)
+    }
+}
+
+impl<U: Invalidator> Invalidator for Walker<U> {
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        if self.trouble.strikes() {
+            return Err(InvalidationError::Failed);
+        }
+        self.unit.submit(request)
+    }
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.unit.poll(ticket)
+    }
+}

@@ -1,0 +1,422 @@
+//! Whatever fails under a driver, at whatever step, it says so with a typed error and nothing leaks: after the port is closed every buffer
+//! and every frame is back, no mapping is left, and no access has led outside what was mapped.
+
+use std::cell::Cell;
+
+use ringfence_devices::api::{ApiError, DmaApi, Mapped, NotFreed, Refused, Ring, Stop};
+use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
+use ringfence_devices::block::nvme::{NvmeController, NvmeQueue};
+use ringfence_devices::block::{BlockError, Io, Operation, PAGE_BYTES, RamDisk};
+use ringfence_devices::nic::{Lane, Nic, NicDevice, NicError, Profile, Rings, World};
+use ringfence_devices::ring::RingSize;
+use ringfence_devices::{Buffer, Pool};
+use ringfence_dma::ring::{RingSetup, SlotChoice};
+use ringfence_dma::{Coherent, MapError, MapReason, Mapping};
+use ringfence_pgtable::Coherency;
+use ringfence_types::PhysRange;
+
+use super::board::Trouble;
+use super::disks::rings_of;
+use super::rig::{self, Judged, RingRig};
+
+/// How a map is refused.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Refusal {
+    /// For good.
+    Failed,
+    /// The ring has no entry now.
+    Busy,
+}
+
+/// A layer that refuses maps, or memory for descriptors, at chosen turns.
+struct Flaky<'t, A> {
+    inner: A,
+    maps: &'t Trouble,
+    allocs: &'t Trouble,
+    refusal: Refusal,
+}
+
+const NO_MEMORY: MapError = MapError {
+    device: rig::NIC,
+    buffer: None,
+    reason: MapReason::OutOfMemory,
+};
+
+impl<A: DmaApi> DmaApi for Flaky<'_, A> {
+    type Handle = A::Handle;
+    type Memory = A::Memory;
+
+    fn memory(&self) -> &A::Memory {
+        self.inner.memory()
+    }
+    fn map(
+        &mut self,
+        ring: Ring,
+        buffer: Buffer,
+        memory: PhysRange,
+    ) -> Result<Mapped<A::Handle>, Refused> {
+        if self.maps.strikes() {
+            let stop = match self.refusal {
+                Refusal::Failed => Stop::Failed(NO_MEMORY),
+                Refusal::Busy => Stop::Busy,
+            };
+            return Err(Refused { buffer, stop });
+        }
+        self.inner.map(ring, buffer, memory)
+    }
+    fn unmap(&mut self, ring: Ring, handle: A::Handle) -> Result<Option<Buffer>, ApiError> {
+        self.inner.unmap(ring, handle)
+    }
+    fn end_burst(&mut self, ring: Ring, back: impl FnMut(Buffer)) -> Result<(), ApiError> {
+        self.inner.end_burst(ring, back)
+    }
+    fn publish(&mut self, ring: Ring) {
+        self.inner.publish(ring);
+    }
+    fn alloc_coherent(&mut self, ring: Ring, pages: usize) -> Result<Coherent, ApiError> {
+        if self.allocs.strikes() {
+            return Err(ApiError::Map(NO_MEMORY));
+        }
+        self.inner.alloc_coherent(ring, pages)
+    }
+    fn free_coherent(&mut self, ring: Ring, memory: Coherent) -> Result<(), Box<NotFreed>> {
+        self.inner.free_coherent(ring, memory)
+    }
+}
+
+/// What goes wrong, and how often it is asked for.
+#[derive(Default)]
+struct Troubles {
+    maps: Trouble,
+    allocs: Trouble,
+    busy: Cell<bool>,
+}
+
+impl Troubles {
+    fn api<'t, 'w, W: World>(&'t self, world: &'w mut W) -> Flaky<'t, W::Api<'w>> {
+        Flaky {
+            inner: world.api(),
+            maps: &self.maps,
+            allocs: &self.allocs,
+            refusal: if self.busy.get() {
+                Refusal::Busy
+            } else {
+                Refusal::Failed
+            },
+        }
+    }
+}
+
+/// A driver with its device, which is opened, used and closed.
+trait Driven<W> {
+    /// What went wrong on the way; `Err` if it could not be closed without loss.
+    fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String>;
+}
+
+/// An adapter with two buffers a packet.
+struct Adapter;
+
+impl Adapter {
+    fn profile() -> Profile {
+        let rings = Rings {
+            count: 1,
+            size: RingSize::new(8).unwrap(),
+        };
+        Profile {
+            name: "small",
+            buffers_per_packet: 2,
+            receive: rings,
+            transmit: rings,
+        }
+    }
+}
+
+impl<W: Judged + World<Handle = Mapping<B>>, B> Driven<W> for Adapter {
+    fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String> {
+        let profile = Self::profile();
+        let memory = rig::buffers(Nic::<W::Handle>::buffer_bytes(&profile, 16));
+        let mut wrong = 0;
+        let mut nic = match Nic::open(profile, memory, &mut troubles.api(world)) {
+            Ok(nic) => nic,
+            Err(NicError::Api(_)) => return Ok(1),
+            Err(other) => return Err(other.to_string()),
+        };
+        let mut device = NicDevice::new(rig::NIC, &profile, 4);
+        for (lane, index, at) in nic.rings() {
+            device.program(lane, index, &at);
+        }
+        for round in 0..8_u8 {
+            let mut note = |result: Result<(), NicError>| match result {
+                Ok(()) => Ok(()),
+                Err(NicError::Api(_)) => {
+                    wrong += 1;
+                    Ok(())
+                }
+                Err(other) => Err(other.to_string()),
+            };
+            for _ in 0..3 {
+                let frame = [round; 700];
+                note(nic.send(&mut troubles.api(world), 0, &frame).map(drop))?;
+            }
+            for lane in [Lane::Receive, Lane::Transmit] {
+                let tail = nic.publish(&mut troubles.api(world), lane, 0).unwrap();
+                device.doorbell(lane, 0, tail);
+            }
+            device
+                .transmit(&mut world.bus(), 0, |frame| assert!(frame.len() == 700))
+                .unwrap();
+            for _ in 0..3 {
+                let _ = device.receive(&mut world.bus(), 0, &[!round; 900]).unwrap();
+            }
+            // Of this round, or of one whose burst could not be ended then.
+            let check = |frame: &[u8]| {
+                assert!(frame.len() == 900 && frame.iter().all(|byte| *byte == frame[0]));
+            };
+            let received = nic.receive(&mut troubles.api(world), 0, u32::MAX, None, check);
+            note(received.map(drop))?;
+            note(nic.reclaim(&mut troubles.api(world), 0, u32::MAX).map(drop))?;
+        }
+        device.reset();
+        nic.close(&mut troubles.api(world))
+            .map_err(|error| error.to_string())?;
+        Ok(wrong)
+    }
+}
+
+fn io(pool: &mut Pool, number: u64) -> Io {
+    let pages = 1 + number % 4;
+    Io {
+        operation: if number.is_multiple_of(3) {
+            Operation::Write
+        } else {
+            Operation::Read
+        },
+        block: number * 8,
+        bytes: (pages * PAGE_BYTES) as u32 - 512,
+        buffers: (0..pages).map(|_| pool.take().unwrap()).collect(),
+    }
+}
+
+/// What a disk's driver may say when its layer fails.
+fn note(result: Result<u32, BlockError>, wrong: &mut u32) -> Result<(), String> {
+    match result {
+        Ok(_) => Ok(()),
+        Err(BlockError::Api(_) | BlockError::Full) => {
+            *wrong += 1;
+            Ok(())
+        }
+        Err(other) => Err(other.to_string()),
+    }
+}
+
+struct NvmeDisk;
+
+impl<W: Judged> Driven<W> for NvmeDisk {
+    fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String> {
+        let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
+        let mut disk = RamDisk::new(1 << 10);
+        let mut wrong = 0;
+        let size = RingSize::new(8).unwrap();
+        let mut queue = match NvmeQueue::open(&mut troubles.api(world), 0, size) {
+            Ok(queue) => queue,
+            Err(BlockError::Api(_)) => return Ok(1),
+            Err(other) => return Err(other.to_string()),
+        };
+        let mut controller = NvmeController::new(rig::NIC, queue.addresses(), 3);
+        for number in 0..20 {
+            let io = io(&mut pool, number);
+            if let Err(rejected) = queue.submit(&mut troubles.api(world), io) {
+                note(Err(rejected.error), &mut wrong)?;
+                rejected
+                    .buffers
+                    .into_iter()
+                    .for_each(|b| pool.give(b).unwrap());
+            }
+            if number % 3 == 2 {
+                controller.submission_doorbell(queue.publish(&mut troubles.api(world)));
+                controller.run(&mut world.bus(), &mut disk).unwrap();
+                let done = queue.complete(&mut troubles.api(world), u32::MAX, |done| {
+                    done.buffers.into_iter().for_each(|b| pool.give(b).unwrap());
+                });
+                note(done, &mut wrong)?;
+                controller.completion_doorbell(queue.completion_head());
+            }
+        }
+        queue
+            .close(&mut troubles.api(world), |b| pool.give(b).unwrap())
+            .map_err(|error| error.to_string())?;
+        match pool.out() {
+            0 => Ok(wrong),
+            lost => Err(format!("{lost} pages lost")),
+        }
+    }
+}
+
+struct AhciDisk;
+
+impl<W: Judged> Driven<W> for AhciDisk {
+    fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String> {
+        let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
+        let mut disk = RamDisk::new(1 << 10);
+        let mut wrong = 0;
+        let mut driver = match AhciDriver::open(&mut troubles.api(world)) {
+            Ok(driver) => driver,
+            Err(BlockError::Api(_)) => return Ok(1),
+            Err(other) => return Err(other.to_string()),
+        };
+        let mut port = AhciPort::new(rig::NIC, driver.addresses(), 3);
+        for number in 0..20 {
+            let io = io(&mut pool, number);
+            if let Err(rejected) = driver.submit(&mut troubles.api(world), io) {
+                note(Err(rejected.error), &mut wrong)?;
+                rejected
+                    .buffers
+                    .into_iter()
+                    .for_each(|b| pool.give(b).unwrap());
+            }
+            port.issue(driver.publish(&mut troubles.api(world)));
+            if number % 3 == 2 {
+                port.run(&mut world.bus(), &mut disk, 2).unwrap();
+                let registers = port.registers();
+                let done = driver.complete(&mut troubles.api(world), registers, |done| {
+                    done.buffers.into_iter().for_each(|b| pool.give(b).unwrap());
+                });
+                note(done, &mut wrong)?;
+            }
+        }
+        driver
+            .close(&mut troubles.api(world), |b| pool.give(b).unwrap())
+            .map_err(|error| error.to_string())?;
+        match pool.out() {
+            0 => Ok(wrong),
+            lost => Err(format!("{lost} pages lost")),
+        }
+    }
+}
+
+/// Which of the things that can fail does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum What {
+    Frames,
+    Invalidations,
+    Maps,
+    FullRings,
+    Descriptors,
+}
+
+fn trouble<'a, W: Judged>(what: What, world: &'a W, troubles: &'a Troubles) -> &'a Trouble {
+    let [frames, invalidations] = world.troubles();
+    match what {
+        What::Frames => frames,
+        What::Invalidations => invalidations,
+        What::Maps | What::FullRings => &troubles.maps,
+        What::Descriptors => &troubles.allocs,
+    }
+}
+
+/// Lives a driver's life again and again, each time with a failure one step later, until none is met any more. How many lives had one.
+fn at_every_step<D: Driven<W>, W: Judged>(world: &mut W, what: What) -> u64 {
+    let troubles = Troubles::default();
+    troubles.busy.set(what == What::FullRings);
+    // Tables that the space keeps are there after the first life.
+    assert_eq!(D::live(world, &troubles), Ok(0));
+    let frames = world.frames_in_use();
+    for step in 0.. {
+        let asked = trouble(what, world, &troubles);
+        asked.after(step, 1);
+        let before = asked.turns();
+        let life = D::live(world, &troubles);
+        let asked = trouble(what, world, &troubles);
+        asked.over();
+        let turns = asked.turns() - before;
+        assert!(life.is_ok(), "{what:?} at step {step}: {life:?}");
+        let judge = world.judge();
+        let outcome = (judge.live(), judge.violations, judge.faults);
+        assert_eq!(outcome, (0, 0, 0), "{what:?} at step {step}");
+        assert_eq!(world.frames_in_use(), frames, "{what:?} at step {step}");
+        if turns <= step {
+            assert_eq!(life, Ok(0), "nothing went wrong");
+            return step;
+        }
+    }
+    unreachable!("steps end")
+}
+
+/// Invalidations that go on failing: what a device may still reach is lost, the driver says so, and goes on with everything else. How many
+/// lives were tried.
+fn when_invalidations_stay_away<D: Driven<W>, W: Judged>(make: impl Fn() -> W) -> u64 {
+    for step in 0.. {
+        let (mut world, troubles) = (make(), Troubles::default());
+        let asked = trouble(What::Invalidations, &world, &troubles);
+        asked.after(step, 5);
+        let life = D::live(&mut world, &troubles);
+        let turns = trouble(What::Invalidations, &world, &troubles).turns();
+        let judge = world.judge();
+        assert_eq!((judge.violations, judge.faults), (0, 0), "at step {step}");
+        // Buffers that are lost are still the layer's, and the driver has said so; or memory of descriptors is.
+        assert!(
+            judge.live() == 0 || life.is_err(),
+            "at step {step}: {life:?}"
+        );
+        if turns <= step {
+            assert_eq!(life, Ok(0), "nothing went wrong");
+            return step;
+        }
+    }
+    unreachable!("steps end")
+}
+
+fn in_every_mode<D>(rings: &[(Ring, u32)])
+where
+    D: Driven<rig::Rig<rig::Pages, ringfence_dma::flush::Strict, Buffer, ()>>
+        + Driven<rig::Rig<rig::Pages, ringfence_dma::flush::Burst, Buffer, ()>>
+        + Driven<rig::Rig<rig::Pages, rig::Queue, Buffer, ()>>
+        + Driven<RingRig<()>>,
+{
+    use What::{Descriptors, Frames, FullRings, Invalidations, Maps};
+    let setup = rig::TAIL;
+    let steps = [
+        when_invalidations_stay_away::<D, _>(rig::strict),
+        when_invalidations_stay_away::<D, _>(|| rig::burst(7)),
+        when_invalidations_stay_away::<D, _>(|| RingRig::rings(rings.iter().copied(), setup, ())),
+    ];
+    println!("lives in which invalidations stay away: {steps:?}");
+    for what in [Frames, Invalidations, Maps, FullRings, Descriptors] {
+        let mut steps = vec![
+            at_every_step::<D, _>(&mut rig::strict(), what),
+            at_every_step::<D, _>(&mut rig::burst(7), what),
+        ];
+        if what != Invalidations {
+            // A deferred mode hands buffers back before any invalidation.
+            steps.push(at_every_step::<D, _>(&mut rig::deferred(), what));
+        }
+        for coherency in [Coherency::Coherent, Coherency::NonCoherent] {
+            for choice in [SlotChoice::Tail, SlotChoice::NextFree] {
+                let setup = RingSetup { choice, coherency };
+                let mut world = RingRig::rings(rings.iter().copied(), setup, ());
+                steps.push(at_every_step::<D, _>(&mut world, what));
+            }
+        }
+        println!("{what:?}: lives with a failure {steps:?}");
+        assert!(steps.iter().all(|steps| *steps > 2), "{what:?}: {steps:?}");
+    }
+}
+
+#[test]
+fn an_adapter_loses_nothing_whatever_fails() {
+    let rings: Vec<_> = Adapter::profile()
+        .api_rings()
+        .map(|(ring, live)| (ring, live * 2))
+        .collect();
+    in_every_mode::<Adapter>(&rings);
+}
+
+#[test]
+fn an_nvme_queue_loses_nothing_whatever_fails() {
+    in_every_mode::<NvmeDisk>(&rings_of(0, 64));
+}
+
+#[test]
+fn an_ahci_port_loses_nothing_whatever_fails() {
+    in_every_mode::<AhciDisk>(&rings_of(0, 128));
+}

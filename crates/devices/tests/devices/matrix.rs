@@ -1,0 +1,205 @@
+//! The promise of the repaired ring modes, whole: every mode under every attacker on every workload. No access reaches a byte outside a
+//! live buffer, none inside one is stopped, all bytes arrive, and something was tried in each direction.
+
+use ringfence_devices::api::Attacked;
+use ringfence_devices::block::{Operation, PseudoScsi};
+use ringfence_devices::nic::{Nic, Profile, Station};
+use ringfence_devices::workload::{Apache, BURST, Memcached, RequestResponse, Stream, Workload};
+use ringfence_devices::{
+    Attacker, Event, Neighbour, Passive, Port, Racer, Replayer, Request, Reuse, Straddler,
+};
+use ringfence_dma::Mapping;
+use ringfence_dma::ring::{RingSetup, SlotChoice};
+use ringfence_pgtable::Coherency;
+use ringfence_types::Access;
+
+use super::disks;
+use super::rig::{self, RingRig};
+
+const MODES: [(&str, SlotChoice, Coherency); 3] = [
+    ("riommu", SlotChoice::Tail, Coherency::Coherent),
+    ("riommu-", SlotChoice::Tail, Coherency::NonCoherent),
+    ("riommu-ooo", SlotChoice::NextFree, Coherency::Coherent),
+];
+
+/// Who attacks. The replayer finds in a ring's cache only what was touched last, so the order in which it and a racer act matters; both are
+/// tried.
+#[derive(Debug, Clone)]
+enum Who {
+    Passive(Passive),
+    Replayer((Replayer, (Neighbour, Straddler))),
+    RacerLast((Replayer, Racer)),
+    RacerFirst((Racer, Replayer)),
+}
+
+impl Who {
+    fn all() -> [Self; 4] {
+        let replayer = || Replayer::new(Reuse::Page);
+        [
+            Self::Passive(Passive),
+            Self::Replayer((replayer(), (Neighbour, Straddler))),
+            Self::RacerLast((replayer(), Racer::new())),
+            Self::RacerFirst((Racer::new(), replayer())),
+        ]
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Passive(_) => "passive",
+            Self::Replayer(_) => "replayer",
+            Self::RacerLast(_) => "racer",
+            Self::RacerFirst(_) => "racer first",
+        }
+    }
+}
+
+/// One of them, and how often it tried to read and to write.
+#[derive(Debug, Clone)]
+pub(crate) struct Counted {
+    who: Who,
+    tried: [u64; 2],
+}
+
+impl Attacker for Counted {
+    fn on<P: Port>(&mut self, event: &Event, port: &mut P) {
+        let tried = &mut self.tried;
+        let mut port = |request: &Request| {
+            tried[usize::from(request.access == Access::Write)] += 1;
+            port.access(request)
+        };
+        match &mut self.who {
+            Who::Passive(attacker) => attacker.on(event, &mut port),
+            Who::Replayer(attacker) => attacker.on(event, &mut port),
+            Who::RacerLast(attacker) => attacker.on(event, &mut port),
+            Who::RacerFirst(attacker) => attacker.on(event, &mut port),
+        }
+    }
+}
+
+type World = RingRig<Attacked<Counted>>;
+
+/// What a cell of the matrix is: what runs, and what it needs for rings.
+struct Cell {
+    name: String,
+    rings: Vec<(ringfence_devices::api::Ring, u32)>,
+    run: Box<dyn Fn(&mut World)>,
+    /// Whether data flow both ways, as reads and writes of the device.
+    ways: [bool; 2],
+}
+
+fn network(profile: Profile, name: &str, packets: u64, make: fn() -> Box<dyn Workload>) -> Cell {
+    let run = move |world: &mut World| {
+        let bytes = Nic::<Mapping<ringfence_devices::Buffer>>::buffer_bytes(&profile, BURST);
+        let memory = rig::buffers(bytes);
+        let mut station = Station::open(world, rig::NIC, profile, memory, BURST, 1).unwrap();
+        station.run(world, &mut make(), packets).unwrap();
+        let (stats, driver) = (*station.stats(), *station.driver_stats());
+        assert!(stats.received + stats.sent >= packets && driver.failed == 0);
+        station.close(world).unwrap();
+    };
+    Cell {
+        name: format!("{} {name}", profile.name),
+        // N >= L + the longest burst.
+        rings: profile
+            .api_rings()
+            .map(|(ring, live)| (ring, live * 2))
+            .collect(),
+        run: Box::new(run),
+        ways: [true; 2],
+    }
+}
+
+fn cells() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for profile in [Profile::MLX, Profile::BRCM] {
+        cells.push(network(profile, "stream", 1_500, || {
+            Box::new(Stream::default())
+        }));
+        cells.push(network(profile, "request-response", 60, || {
+            Box::new(RequestResponse::default())
+        }));
+        cells.push(network(profile, "Apache 1 MB", 1_000, || {
+            Box::new(Apache::new(Apache::BIG, 2, 1))
+        }));
+        cells.push(network(profile, "Apache 1 KB", 200, || {
+            Box::new(Apache::new(Apache::SMALL, 32, 1))
+        }));
+        cells.push(network(profile, "Memcached", 200, || {
+            Box::new(Memcached::new(32, 1))
+        }));
+    }
+    for operation in [Operation::Read, Operation::Write] {
+        let ways = [operation == Operation::Write, operation == Operation::Read];
+        cells.push(Cell {
+            name: format!("NVMe {operation:?}"),
+            rings: disks::rings_of(disks::QUEUE, 64),
+            run: Box::new(move |world| disks::nvme_under_attack(world, operation)),
+            ways,
+        });
+        cells.push(Cell {
+            name: format!("pseudo SCSI {operation:?}"),
+            rings: disks::rings_of(0, 2),
+            run: Box::new(move |world| {
+                let memory = rig::buffers(16 * 4096);
+                let bytes = PseudoScsi::REQUEST;
+                let mut scsi = PseudoScsi::new(memory, bytes, operation).unwrap();
+                for _ in 0..300 {
+                    scsi.request(&mut ringfence_devices::nic::World::api(world))
+                        .unwrap();
+                }
+                assert_eq!(scsi.lost(), 0);
+            }),
+            ways,
+        });
+    }
+    cells
+}
+
+/// All attackers on all workloads in one mode; how many runs and attempts.
+fn every_workload_under_every_attacker((mode, choice, coherency): (&str, SlotChoice, Coherency)) {
+    let (mut runs, mut all) = (0, 0);
+    for cell in cells() {
+        for who in Who::all() {
+            let name = format!("{mode}, {}, {}", cell.name, who.name());
+            let counted = Counted { who, tried: [0; 2] };
+            let setup = RingSetup { choice, coherency };
+            let mut world = RingRig::rings(cell.rings.iter().copied(), setup, Attacked(counted));
+            (cell.run)(&mut world);
+            let tried = world.witness.0.0.tried;
+            let judge = &world.machine.judge;
+            println!(
+                "{name}: {tried:?} attempts to read and write, {} stopped",
+                judge.faults
+            );
+            let outcome = (judge.violations, judge.colocated, judge.false_faults);
+            assert_eq!(
+                outcome,
+                (0, 0, 0),
+                "{name}: violations, colocated, false faults"
+            );
+            assert_eq!((judge.live(), judge.overwritten), (0, 0), "{name}");
+            for way in 0..2 {
+                assert_eq!(tried[way] > 0, cell.ways[way], "{name}: {tried:?}");
+            }
+            runs += 1;
+            all += tried[0] + tried[1];
+        }
+    }
+    println!("{mode}: {runs} runs, {all} attempts, nothing reached, nothing denied");
+    assert_eq!(runs, 14 * 4);
+}
+
+#[test]
+fn riommu_on_every_workload_under_every_attacker() {
+    every_workload_under_every_attacker(MODES[0]);
+}
+
+#[test]
+fn riommu_without_snooping_on_every_workload_under_every_attacker() {
+    every_workload_under_every_attacker(MODES[1]);
+}
+
+#[test]
+fn riommu_ooo_on_every_workload_under_every_attacker() {
+    every_workload_under_every_attacker(MODES[2]);
+}

@@ -8,7 +8,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{FaultReason, PhysAddr, PhysMemory, RingId, RingSlot};
 
-use crate::fmt::{MAX_RING_BUFFER, RingDevice, RingFormatError, RingPte, RingTable, VALID};
+use crate::fmt::{
+    DIR, DIR_SHIFT, MAX_RING_BUFFER, RingDevice, RingFormatError, RingPte, RingTable, VALID,
+};
 
 /// Two words of memory that hold an rDEVICE, an rRING or an rPTE.
 pub type RingWords = [AtomicU64; 2];
@@ -131,9 +133,10 @@ impl RingPte {
 
     /// Whether the entry is valid and its buffer has `bytes` bytes.
     #[inline]
-    pub fn is_set_to([_, control]: &RingWords, bytes: u32) -> bool {
-        // One comparison: 32 bits of length say nothing about `valid`, and those that `size` lacks equal nothing.
-        control.load(Ordering::Relaxed) & (VALID | MAX_RING_BUFFER) == VALID | u64::from(bytes)
+    pub fn is_set_to([_, control]: &RingWords, bytes: u64) -> bool {
+        // Where the lengths agree, nothing is left of the word but `valid` above `dir`, and which `dir` does not matter.
+        let rest = control.load(Ordering::Relaxed).wrapping_sub(bytes);
+        bytes <= MAX_RING_BUFFER && rest.rotate_right(DIR_SHIFT) & !DIR == VALID >> DIR_SHIFT
     }
 
     /// Fills an entry that is clear: `phys_addr`, then everything else with `valid`.

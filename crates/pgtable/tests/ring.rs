@@ -137,7 +137,14 @@ fn filling_and_clearing() {
         (old.words(), old, true)
     );
     // Of another length, or of one that has more bits than `size`, it is another.
-    for (bytes, is) in [(64, true), (65, false), (64 | 1 << 30, false), (0, false)] {
+    for (bytes, is) in [
+        (64, true),
+        (65, false),
+        (64 | 1 << 30, false),
+        (64 | 3 << 30, false),
+        (64 | 1 << 32, false),
+        (0, false),
+    ] {
         assert_eq!(RingPte::is_set_to(&at, bytes), is, "{bytes:#x}");
     }
     RingPte::clear(&at);

@@ -13,7 +13,7 @@ pub enum RingError {
     Format(RingFormatError),
     /// The tables lie outside memory, or are not aligned to 4 KiB.
     Memory,
-    /// The memory for the tables is not zero.
+    /// The memory for the tables is not zero, or the ring has had mappings.
     NotEmpty,
     /// No rings, or more than 2^16 - 1, which is what an rDEVICE's size can say.
     Count {
@@ -27,7 +27,7 @@ impl fmt::Display for RingError {
         match self {
             Self::Format(error) => error.fmt(f),
             Self::Memory => f.write_str("ring tables outside memory or misaligned"),
-            Self::NotEmpty => f.write_str("the memory for ring tables is not zero"),
+            Self::NotEmpty => f.write_str("ring tables that are not empty"),
             Self::Count { rings } => {
                 write!(f, "a device with {rings} rings; it takes 1 to {}", u16::MAX)
             }

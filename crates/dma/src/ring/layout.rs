@@ -16,7 +16,8 @@ use ringfence_types::{PageSize, PhysAddr, PhysMemory, PhysRange, RingId};
 
 use super::error::RingError;
 use super::lines::LINE;
-use super::table::{Ring, SlotChoice};
+use super::slots::SlotChoice;
+use super::table::Ring;
 
 /// What the rings of a device have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

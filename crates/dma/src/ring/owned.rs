@@ -1,100 +1,64 @@
 //! A ring that one driver on one processor owns: no lock, no token a mapping, one burst.
 
 use alloc::vec::Vec;
-use core::fmt;
 use core::mem::ManuallyDrop;
 
-use ringfence_pgtable::RingWords;
+use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingWords};
 use ringfence_types::{
     Batch, DeviceId, Direction, DomainId, Flushed, Invalidation, InvalidationError, Invalidator,
-    Iova, IovaRange, Pending, PhysMemory, PhysRange, RingId, RingIova,
+    Pending, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot,
 };
 
-use super::error::RingError;
+use super::cursor::Cursor;
+use super::error::{RingError, RingRefusal};
 use super::lines::Lines;
-use super::table::{Ring, Run};
+use super::mapping::{RingMapping, RingUnmapError, Tag};
+use super::slots::{Slots, Stalls};
+use super::table::{Ring, too_long};
 use crate::MapReason;
 use crate::flush::Withheld;
 use crate::mapping::Custody;
-use crate::space::UnmapRefusal;
 
 /// A [`Ring`] and the buffers that are in its keeping. Unmapped buffers come back when their burst ends, after one invalidation for all
 /// of them; there is no other way to them. What is withheld when it is dropped is leaked: the device may still reach it.
+///
+/// The promises are those of a [`Ring`]; what differs is how slots are found. One driver maps and unmaps in the order of the ring, so two
+/// places go round it, one filling entries and one clearing them, and only who leaves the order looks a slot up.
 #[derive(Debug)]
 pub struct OwnedRing<'m, B> {
-    ring: Ring,
+    filling: Filling<'m>,
+    clearing: Clearing<'m, B>,
     lines: Lines,
+    coherency: Coherency,
+    /// Of `burst.domain`.
+    tag: Tag,
+    device: DeviceId,
     /// The ring's table, kept mapped.
     entries: &'m [RingWords],
-    device: DeviceId,
-    domain: DomainId,
+    table: PhysAddr,
+    slots: Slots,
     burst: Cleared,
+}
+
+/// What every map changes, on a line of its own: stores to one line that follow each other leave the processor together, and how many lines
+/// they change in turn is what a map costs.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Filling<'m> {
+    /// The slots that the next maps take; set aside in `slots` already.
+    next: Cursor<'m>,
+}
+
+/// The same of every unmap.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Clearing<'m, B> {
+    /// From the slot after the one unmapped last to the ring's end.
+    next: Cursor<'m>,
+    /// Where the run of cleared slots that ends there begins. They are not in `slots` nor in `burst` yet.
+    run: RingIova,
     withheld: Vec<Custody<B>>,
 }
-
-/// A live mapping of an [`OwnedRing`]; owns the driver's buffer, and leaks it if dropped.
-#[must_use = "a mapping that is dropped stays reachable by the device for ever"]
-#[derive(Debug, PartialEq, Eq)]
-pub struct RingMapping<B> {
-    /// Behind the buffer's last byte: slot and length in one word, since offsets count from the buffer's start.
-    end: RingIova,
-    domain: DomainId,
-    buffer: Custody<B>,
-}
-
-impl<B> RingMapping<B> {
-    /// What the device is told: the buffer's first byte. A driver may move the offset within the buffer (section 4, "Software").
-    #[inline]
-    pub fn iova(&self) -> Iova {
-        RingIova::start(self.end.ring(), self.end.slot()).iova()
-    }
-
-    /// The device-visible bytes.
-    #[inline]
-    pub fn range(&self) -> Option<IovaRange> {
-        IovaRange::new(self.iova(), u64::from(self.end.offset()))
-    }
-
-    /// What stands for the buffer.
-    #[inline]
-    pub fn buffer(&self) -> &B {
-        &self.buffer
-    }
-
-    /// A mapping of `ring` from what a driver remembers of it, for embedders whose interface passes addresses; `None` if no slot takes
-    /// that many bytes, or no buffer begins there. What is not mapped is refused by unmap.
-    #[inline]
-    pub fn claim(ring: &OwnedRing<'_, B>, range: IovaRange, buffer: B) -> Option<Self> {
-        let start = RingIova::from(range.start());
-        let bytes = u32::try_from(range.bytes()).ok()?;
-        if start.offset() != 0 {
-            return None;
-        }
-        Some(Self {
-            end: RingIova::new(start.ring(), start.slot(), bytes)?,
-            domain: ring.domain,
-            buffer: ManuallyDrop::new(buffer),
-        })
-    }
-}
-
-/// A mapping that was not unmapped: none of this ring is live exactly there. Nothing has changed.
-#[derive(Debug)]
-pub struct RingUnmapError<B>(pub RingMapping<B>);
-
-impl<B> fmt::Display for RingUnmapError<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mapping = &self.0;
-        write!(
-            f,
-            "no mapping of {} bytes at {} in this ring",
-            mapping.end.offset(),
-            mapping.iova()
-        )
-    }
-}
-
-impl<B: fmt::Debug> core::error::Error for RingUnmapError<B> {}
 
 /// The slots of one ring that were unmapped in the open burst, as runs: a driver that unmaps in order has one. The run that unmaps are at
 /// is the ring's until the burst ends.
@@ -102,14 +66,15 @@ impl<B: fmt::Debug> core::error::Error for RingUnmapError<B> {}
 struct Cleared {
     domain: DomainId,
     ring: RingId,
-    runs: Vec<Run>,
+    /// First slot and number of slots.
+    runs: Vec<(u32, u32)>,
 }
 
 impl Cleared {
-    fn release(this: Flushed<Self>, ring: &mut Ring) -> Self {
+    fn release(this: Flushed<Self>, slots: &mut Slots) -> Self {
         let mut cleared = this.into_batch();
-        for run in cleared.runs.drain(..) {
-            ring.release_run(run.first, run.slots());
+        for (first, count) in cleared.runs.drain(..) {
+            slots.release(first, count);
         }
         cleared
     }
@@ -125,35 +90,73 @@ impl<'m, B> OwnedRing<'m, B> {
     /// The ring of `device`, whose context entry names `domain`, in `mem`. No other device is in that domain.
     ///
     /// # Errors
-    /// [`RingError::Memory`]: the table is not in `mem`.
+    /// [`RingError::Memory`]: the table is not in `mem`. [`RingError::NotEmpty`]: the ring has had mappings.
     pub fn new<M: PhysMemory + ?Sized>(
         ring: Ring,
         mem: &'m M,
         domain: DomainId,
         device: DeviceId,
     ) -> Result<Self, RingError> {
-        let words = mem.words(ring.table().base(), ring.slots() as usize * 2);
+        let coherency = ring.coherency();
+        let (ring, table, slots) = ring.into_unused().ok_or(RingError::NotEmpty)?;
+        let words = mem.words(table.base(), slots.count() as usize * 2);
         let (entries, _) = words.map_err(|_| RingError::Memory)?.as_chunks();
-        let burst = Cleared {
-            domain,
-            ring: ring.id(),
-            runs: Vec::new(),
-        };
+        let base = RingIova::start(ring, RingSlot::FIRST);
+        let cursor = |slots| Cursor::new(base, entries, slots).ok_or(RingError::Memory);
         Ok(Self {
-            ring,
+            filling: Filling {
+                next: cursor(0..0)?,
+            },
+            clearing: Clearing {
+                next: cursor(0..entries.len())?,
+                run: base,
+                withheld: Vec::new(),
+            },
             lines: Lines::none(),
-            entries,
+            coherency,
+            tag: domain.into(),
             device,
-            domain,
-            burst,
-            withheld: Vec::new(),
+            entries,
+            table: table.base(),
+            slots,
+            burst: Cleared {
+                domain,
+                ring,
+                runs: Vec::new(),
+            },
         })
     }
 
-    /// The ring.
+    /// The rid.
     #[inline]
-    pub fn ring(&self) -> &Ring {
-        &self.ring
+    pub fn id(&self) -> RingId {
+        self.burst.ring
+    }
+
+    /// What its mappings know it by.
+    #[inline]
+    pub(super) fn tag(&self) -> Tag {
+        self.tag
+    }
+
+    /// How many slots are mapped.
+    pub fn live(&self) -> u32 {
+        let set_aside = self.filling.next.slots() as u32;
+        self.slots
+            .count()
+            .saturating_sub(self.slots.free())
+            .saturating_sub(set_aside)
+            .saturating_sub(self.withheld())
+    }
+
+    /// How many slots are unmapped and wait for the end of their burst.
+    pub fn withheld(&self) -> u32 {
+        self.slots.withheld().wrapping_add(self.run_slots())
+    }
+
+    /// Maps put off so far.
+    pub fn stalls(&self) -> Stalls {
+        self.slots.stalls()
     }
 
     /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into custody. The device may be told of it
@@ -169,18 +172,25 @@ impl<'m, B> OwnedRing<'m, B> {
         memory: &PhysRange,
         direction: Direction,
     ) -> Result<RingMapping<B>, (B, MapReason)> {
-        let permissions = direction.permissions();
-        let bytes = memory.bytes();
-        let (entries, lines) = (self.entries, &mut self.lines);
-        match self.ring.map_in(entries, mem, lines, memory, permissions) {
-            Ok(start) => Ok(RingMapping {
-                // The entry took 30 bits of length.
-                end: start.iova().wrapping_add(bytes).into(),
-                domain: self.domain,
-                buffer: ManuallyDrop::new(buffer),
-            }),
-            Err(reason) => Err((buffer, reason)),
+        let entry = match RingPte::new(memory, direction.permissions()) {
+            Ok(entry) => entry,
+            Err(error) => return Err((buffer, too_long(error))),
+        };
+        if self.filling.next.slots() == 0
+            && let Err(reason) = self.refill()
+        {
+            return Err((buffer, reason));
         }
+        let Some((words, start)) = self.filling.next.step() else {
+            return Err((buffer, MapReason::Ring(RingRefusal::Memory)));
+        };
+        entry.store(words);
+        if self.coherency == Coherency::NonCoherent {
+            self.lines.filled(mem, self.address_of(start));
+        }
+        // The entry took 30 bits of length.
+        let end = start.iova().wrapping_add(entry.bytes());
+        Ok(RingMapping::new(end.into(), self.tag, buffer))
     }
 
     /// Makes what was mapped visible to a walker that does not snoop, line by line. Nothing is to be done where it does.
@@ -199,24 +209,26 @@ impl<'m, B> OwnedRing<'m, B> {
         mem: &M,
         mapping: RingMapping<B>,
     ) -> Result<Withheld, RingUnmapError<B>> {
-        // Of an address in this ring only the slot's bits are left above the offset; in any other, more than a slot can be.
-        let relative = mapping.end.iova().get() ^ self.ring.base().iova().get();
-        let (slot, bytes) = (relative >> RingIova::OFFSET_BITS, mapping.end.offset());
-        let cleared = if mapping.domain == self.domain {
-            let (entries, lines) = (self.entries, &mut self.lines);
-            self.ring.unmap_in(entries, mem, lines, slot, bytes)
-        } else {
-            Err(UnmapRefusal::NotAllocated)
-        };
-        match cleared {
-            Ok(ended) => {
-                if let Some(run) = ended {
-                    self.burst.runs.push(run);
+        let end = mapping.end();
+        // In the order of the ring, the mapping is the one of the slot that unmaps are at.
+        let mut bytes = self.clearing.next.bytes_to(end);
+        while bytes > u64::from(RingIova::MAX_OFFSET) {
+            if !self.go_to(end) {
+                return Err(RingUnmapError(mapping));
+            }
+            bytes = self.clearing.next.bytes_to(end);
+        }
+        match self.clearing.next.entry() {
+            Some(words) if mapping.is_in(self.tag) && RingPte::is_set_to(words, bytes) => {
+                self.clearing.next.step();
+                RingPte::clear(words);
+                if self.coherency == Coherency::NonCoherent {
+                    self.lines.cleared(mem, self.address_of(end));
                 }
-                self.withheld.push(mapping.buffer);
+                self.clearing.withheld.push(mapping.into_custody());
                 Ok(Withheld)
             }
-            Err(_) => Err(RingUnmapError(mapping)),
+            _ => Err(RingUnmapError(mapping)),
         }
     }
 
@@ -230,18 +242,15 @@ impl<'m, B> OwnedRing<'m, B> {
         invalidator: &mut I,
         each: impl FnMut(B),
     ) -> Result<(), InvalidationError> {
-        if self.withheld.is_empty() {
+        if self.clearing.withheld.is_empty() {
             return Ok(());
         }
         self.lines.sync(mem);
-        let last = self.ring.end_run();
-        if last.slots() > 0 {
-            self.burst.runs.push(last);
-        }
+        self.end_run();
         let request = Invalidation::Ring {
-            domain: self.domain,
+            domain: self.burst.domain,
             device: self.device,
-            ring: self.ring.id(),
+            ring: self.id(),
         };
         let empty = Cleared {
             runs: Vec::new(),
@@ -250,18 +259,96 @@ impl<'m, B> OwnedRing<'m, B> {
         let batch = core::mem::replace(&mut self.burst, empty);
         let (batch, result) = match Pending::submit(invalidator, request, batch) {
             Ok(pending) => match pending.wait(invalidator) {
-                Ok(flushed) => (Cleared::release(flushed, &mut self.ring), Ok(())),
+                Ok(flushed) => (Cleared::release(flushed, &mut self.slots), Ok(())),
                 Err((pending, error)) => (pending.abandon(), Err(error)),
             },
             Err((batch, error)) => (batch, Err(error)),
         };
         self.burst = batch;
         if result.is_ok() {
-            self.withheld
+            self.clearing
+                .withheld
                 .drain(..)
                 .map(ManuallyDrop::into_inner)
                 .for_each(each);
         }
         result
+    }
+
+    /// Sets the next slots aside, of which there are none.
+    #[cold]
+    #[inline(never)]
+    fn refill(&mut self) -> Result<(), MapReason> {
+        let mut tail = self.slot_of(self.filling.next.at());
+        if tail >= self.entries.len() {
+            tail = 0;
+        }
+        // A ring has no more slots than 32 bits.
+        let Some(ready) = self.slots.take(tail as u32) else {
+            // So that its slots count as withheld.
+            self.end_run();
+            let live = self.entries.get(tail).is_some_and(RingPte::is_set);
+            let full = self.slots.full(self.id(), tail as u32, live);
+            return Err(MapReason::RingFull(full));
+        };
+        self.filling.next = self
+            .cursor(ready.start as usize..ready.end as usize)
+            .ok_or(MapReason::Ring(RingRefusal::Memory))?;
+        Ok(())
+    }
+
+    /// Ends the run that unmaps are at, and begins another at the slot of `end`. Whether that is one of this ring.
+    #[cold]
+    #[inline(never)]
+    fn go_to(&mut self, end: RingIova) -> bool {
+        match self.cursor(self.slot_of(end)..self.entries.len()) {
+            Some(there) => {
+                self.end_run();
+                self.clearing.run = there.at();
+                self.clearing.next = there;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Ends the run that unmaps are at, and begins another there.
+    fn end_run(&mut self) {
+        let slots = self.run_slots();
+        if slots > 0 {
+            let first = self.slot_of(self.clearing.run) as u32;
+            self.burst.runs.push((first, slots));
+            self.slots.withhold(slots);
+            self.clearing.run = self.clearing.next.at();
+        }
+    }
+
+    /// How many slots the run that unmaps are at has.
+    fn run_slots(&self) -> u32 {
+        let next = self.slot_of(self.clearing.next.at());
+        // Not below the run's first one.
+        next.wrapping_sub(self.slot_of(self.clearing.run)) as u32
+    }
+
+    fn base(&self) -> RingIova {
+        RingIova::start(self.id(), RingSlot::FIRST)
+    }
+
+    fn cursor(&self, slots: core::ops::Range<usize>) -> Option<Cursor<'m>> {
+        Cursor::new(self.base(), self.entries, slots)
+    }
+
+    /// The slot of an address in this ring; of any other, more than a slot can be.
+    #[inline]
+    fn slot_of(&self, at: RingIova) -> usize {
+        let relative = at.iova().get() ^ self.base().iova().get();
+        usize::try_from(relative >> RingIova::OFFSET_BITS).unwrap_or(usize::MAX)
+    }
+
+    /// Where the entry of the slot at `at` is.
+    #[inline]
+    fn address_of(&self, at: RingIova) -> PhysAddr {
+        self.table
+            .wrapping_add(self.slot_of(at) as u64 * RING_ENTRY_BYTES)
     }
 }

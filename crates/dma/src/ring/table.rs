@@ -1,7 +1,6 @@
 //! One ring: the driver's half of an rRING (rIOMMU Fig. 9b, Fig. 11), repaired.
 //!
-//! A slot goes round: *free*, *live* from map to unmap, *withheld* from unmap to the end of its burst, free. Fig. 11 knows two of the
-//! three: it counts mappings and trusts the tail. What is repaired here (errata 7 to 9):
+//! What is repaired here (errata 7 to 9):
 //! - a slot that is not free is never taken, however many mappings there are;
 //! - only a live mapping is unmapped, by its own range;
 //! - an entry becomes valid with its second word, stored last, and is cleared there first;
@@ -12,47 +11,12 @@ use core::ops::Range;
 use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingTable, RingWords, ring_words};
 use ringfence_types::{Permissions, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot};
 
-use super::error::{RingFull, RingRefusal, Wait};
-use super::free::FreeSlots;
+use super::error::RingRefusal;
 use super::lines::Lines;
 use super::list::Links;
+use super::slots::{SlotChoice, Slots, Stalls};
 use crate::MapReason;
 use crate::space::UnmapRefusal;
-
-/// Which slot a map takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SlotChoice {
-    /// The one at the tail, as in Fig. 11; if that is not free, the map waits for it.
-    Tail,
-    /// The first free one from the tail on, round the ring. For drivers that unmap in another order than they map.
-    NextFree,
-}
-
-/// Slots from `first` to before `end`.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Run {
-    pub(super) first: u32,
-    end: u32,
-}
-
-impl Run {
-    const EMPTY: Self = Self { first: 0, end: 0 };
-
-    /// How many they are.
-    #[inline]
-    pub(super) fn slots(self) -> u32 {
-        self.end.wrapping_sub(self.first)
-    }
-}
-
-/// Maps that a ring has put off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Stalls {
-    /// The slot was live.
-    pub unmap: u64,
-    /// The slot waited for the end of its burst.
-    pub burst_end: u64,
-}
 
 /// One ring of a device. Every call is given the same memory.
 #[derive(Debug)]
@@ -61,20 +25,13 @@ pub struct Ring {
     /// The address of slot 0.
     base: RingIova,
     table: RingTable,
-    choice: SlotChoice,
     coherency: Coherency,
-    /// The slots that the next maps take, from the tail on: they are taken from `free` already. Never past the end of the ring.
+    /// The slots that the next maps take, from the tail on: they are taken from `slots` already. Never past the end of the ring.
     ready: Range<u32>,
-    /// Slots that are neither mapped, nor withheld, nor ready.
-    free: FreeSlots,
-    /// Where unmaps are.
-    gone: Run,
-    /// Slots that are neither free nor live, but for those of `gone`. Modulo 2^32: some of `gone` may be free again.
-    withheld: u32,
+    slots: Slots,
     links: Links,
     /// Walkers snoop, and there has never been a list: an entry is all that a map or an unmap changes in memory.
     plain: bool,
-    stalls: Stalls,
 }
 
 impl Ring {
@@ -89,15 +46,11 @@ impl Ring {
             id,
             base: RingIova::start(id, RingSlot::FIRST),
             table,
-            choice,
             coherency,
             ready: 0..0,
-            free: FreeSlots::all(table.slots()),
-            gone: Run::EMPTY,
-            withheld: 0,
+            slots: Slots::all(table.slots(), choice),
             links: Links::default(),
             plain: coherency == Coherency::Coherent,
-            stalls: Stalls::default(),
         }
     }
 
@@ -105,12 +58,6 @@ impl Ring {
     #[inline]
     pub fn id(&self) -> RingId {
         self.id
-    }
-
-    /// The address of slot 0.
-    #[inline]
-    pub(super) fn base(&self) -> RingIova {
-        self.base
     }
 
     /// N: how many slots it has.
@@ -125,6 +72,11 @@ impl Ring {
         self.table
     }
 
+    /// The rid, the table and the slots of a ring that has no mappings, and never had.
+    pub(super) fn into_unused(self) -> Option<(RingId, RingTable, Slots)> {
+        (self.slots.free() == self.slots()).then_some((self.id, self.table, self.slots))
+    }
+
     /// How many slots are mapped.
     #[inline]
     pub fn live(&self) -> u32 {
@@ -136,19 +88,19 @@ impl Ring {
     /// How many slots are free.
     #[inline]
     fn free(&self) -> u32 {
-        self.free.count() + self.ready.end.wrapping_sub(self.ready.start)
+        self.slots.free() + self.ready.end.wrapping_sub(self.ready.start)
     }
 
     /// How many slots are unmapped and wait for the end of their burst.
     #[inline]
     pub fn withheld(&self) -> u32 {
-        self.withheld.wrapping_add(self.gone.slots())
+        self.slots.withheld()
     }
 
     /// Maps put off so far.
     #[inline]
     pub fn stalls(&self) -> Stalls {
-        self.stalls
+        self.slots.stalls()
     }
 
     /// Whether walkers snoop.
@@ -170,25 +122,13 @@ impl Ring {
         buffer: &PhysRange,
         permissions: Permissions,
     ) -> Result<RingIova, MapReason> {
-        self.map_in(ByPort(mem, self.table), mem, lines, buffer, permissions)
-    }
-
-    #[inline(always)]
-    pub(super) fn map_in<M: PhysMemory + ?Sized>(
-        &mut self,
-        entries: impl Entries,
-        mem: &M,
-        lines: &mut Lines,
-        buffer: &PhysRange,
-        permissions: Permissions,
-    ) -> Result<RingIova, MapReason> {
         let entry = RingPte::new(buffer, permissions).map_err(too_long)?;
         if self.ready.start == self.ready.end {
-            self.refill(entries)?;
+            self.refill(mem)?;
         }
         let slot = self.ready.start;
-        let words = entries
-            .entry(u64::from(slot))
+        let words = self
+            .entry(mem, slot)
             .ok_or(MapReason::Ring(RingRefusal::Memory))?;
         self.ready.start += 1;
         entry.store(words);
@@ -217,7 +157,7 @@ impl Ring {
             RingPte::new(piece, permissions).map_err(too_long)?;
         }
         if !rest.is_empty() {
-            self.room_for(ByPort(mem, self.table), pieces.len())?;
+            self.room_for(mem, pieces.len())?;
             mem.words(self.table.base(), self.slots() as usize * 2)
                 .map_err(|_| MapReason::Ring(RingRefusal::Memory))?;
             self.links.reserve(self.slots());
@@ -250,39 +190,22 @@ impl Ring {
         // Of an address in this ring and at a buffer's start, only the slot's bits are left; in any other, more than a slot can be.
         let relative = iova.iova().get() ^ self.base.iova().get();
         let slot = relative.rotate_right(RingIova::OFFSET_BITS);
-        let bytes = u32::try_from(bytes).map_err(|_| UnmapRefusal::NotAllocated)?;
-        let entries = ByPort(mem, self.table);
-        self.unmap_in(entries, mem, lines, slot, bytes).map(drop)
-    }
-
-    /// The same for what may be a `slot` of this ring. Returns the run of cleared slots that ends here, if this one begins another.
-    #[inline(always)]
-    pub(super) fn unmap_in<M: PhysMemory + ?Sized>(
-        &mut self,
-        entries: impl Entries,
-        mem: &M,
-        lines: &mut Lines,
-        slot: u64,
-        bytes: u32,
-    ) -> Result<Option<Run>, UnmapRefusal> {
-        let words = entries.entry(slot).ok_or(UnmapRefusal::NotAllocated)?;
-        // The ring has it: it is a slot.
-        let slot = slot as u32;
+        let slot = u32::try_from(slot).map_err(|_| UnmapRefusal::NotAllocated)?;
+        let words = self.entry(mem, slot).ok_or(UnmapRefusal::NotAllocated)?;
         if !RingPte::is_set_to(words, bytes) {
             return Err(UnmapRefusal::NotAllocated);
         }
         if !self.plain && self.links.is_linked(slot) {
-            self.unmap_list(entries, mem, lines, slot)?;
-            return Ok(None);
+            return self.unmap_list(mem, lines, slot);
         }
-        Ok(self.withhold(mem, lines, slot, words))
+        self.withhold(mem, lines, slot, words);
+        Ok(())
     }
 
     /// Clears the entries of the list that begins at `head`.
     #[inline(never)]
     fn unmap_list<M: PhysMemory + ?Sized>(
         &mut self,
-        entries: impl Entries,
         mem: &M,
         lines: &mut Lines,
         head: u32,
@@ -292,7 +215,7 @@ impl Ring {
         }
         let mut next = Some(head);
         while let Some(slot) = next {
-            if let Some(words) = entries.entry(u64::from(slot)) {
+            if let Some(words) = self.entry(mem, slot) {
                 self.withhold(mem, lines, slot, words);
             }
             next = self.links.next(slot);
@@ -304,39 +227,17 @@ impl Ring {
     pub(crate) fn release(&mut self, first: RingSlot, last: RingSlot) {
         let (first, last) = (first.get(), last.get());
         if self.links.is_empty() {
-            self.release_run(first, last.wrapping_sub(first).wrapping_add(1));
+            self.slots
+                .release(first, last.wrapping_sub(first).wrapping_add(1));
             return;
         }
         for head in first..=last {
             let mut next = Some(head);
             while let Some(slot) = next {
                 next = self.links.unlink(slot);
-                self.release_run(slot, 1);
+                self.slots.release(slot, 1);
             }
         }
-    }
-
-    /// Takes `count` slots from `first` on back, which are in no lists.
-    #[inline]
-    pub(super) fn release_run(&mut self, first: u32, count: u32) {
-        let given = self.free.give_run(first, count);
-        self.withheld = self.withheld.wrapping_sub(given);
-    }
-
-    /// Ends the run that unmaps are at, and returns it.
-    pub(super) fn end_run(&mut self) -> Run {
-        let ended = core::mem::replace(&mut self.gone, Run::EMPTY);
-        self.withheld = self.withheld.wrapping_add(ended.slots());
-        ended
-    }
-
-    /// Ends the run that unmaps are at, and begins another at `slot`.
-    #[cold]
-    #[inline(never)]
-    fn next_run(&mut self, slot: u32) -> Option<Run> {
-        let ended = self.end_run();
-        self.gone.first = slot;
-        (ended.slots() > 0).then_some(ended)
     }
 
     /// The addresses of the slots of the list that begins at `iova`.
@@ -364,61 +265,41 @@ impl Ring {
 
     /// Sets the next slots aside, of which there are none.
     #[inline(never)]
-    fn refill(&mut self, entries: impl Entries) -> Result<(), MapReason> {
+    fn refill<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> Result<(), MapReason> {
         let tail = self.tail();
-        let first = match self.choice {
-            SlotChoice::Tail => tail,
-            SlotChoice::NextFree => self.free.next(tail).unwrap_or(tail),
-        };
-        let run = self.free.take_run(first);
-        if run == 0 {
-            return Err(self.full(entries, tail));
-        }
-        self.ready = first..first + run;
+        self.ready = self.slots.take(tail).ok_or_else(|| self.full(mem, tail))?;
         Ok(())
     }
 
     /// Whether `pieces` slots can be taken one after the other.
-    fn room_for(&mut self, entries: impl Entries, pieces: usize) -> Result<(), MapReason> {
+    fn room_for<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        pieces: usize,
+    ) -> Result<(), MapReason> {
         let slots = self.slots();
         let pieces = u32::try_from(pieces)
             .ok()
             .filter(|pieces| *pieces <= slots)
             .ok_or(MapReason::Ring(RingRefusal::ListTooLong { slots }))?;
-        let tail = self.tail();
-        let in_the_way = match self.choice {
-            SlotChoice::NextFree => (self.free() < pieces).then_some(tail),
-            SlotChoice::Tail => (tail..slots)
-                .chain(0..tail)
-                .take(pieces as usize)
-                .skip(self.ready.len())
-                .find(|slot| !self.free.contains(*slot)),
-        };
-        match in_the_way {
-            Some(slot) => Err(self.full(entries, slot)),
+        let ready = self.ready.end.wrapping_sub(self.ready.start);
+        match self.slots.in_the_way(self.tail(), ready, pieces) {
+            Some(slot) => Err(self.full(mem, slot)),
             None => Ok(()),
         }
     }
 
     /// The refusal of a map because `slot` is not free.
     #[cold]
-    fn full(&mut self, entries: impl Entries, slot: u32) -> MapReason {
-        let ends_with_burst = match self.choice {
-            SlotChoice::Tail => !entries.entry(u64::from(slot)).is_some_and(RingPte::is_set),
-            // Any slot will do.
-            SlotChoice::NextFree => self.withheld() > 0,
-        };
-        let (wait, count) = if ends_with_burst {
-            (Wait::BurstEnd, &mut self.stalls.burst_end)
-        } else {
-            (Wait::Unmap, &mut self.stalls.unmap)
-        };
-        *count = count.saturating_add(1);
-        MapReason::RingFull(RingFull {
-            ring: self.id,
-            slot: self.start(slot).slot(),
-            wait,
-        })
+    fn full<M: PhysMemory + ?Sized>(&mut self, mem: &M, slot: u32) -> MapReason {
+        let live = self.entry(mem, slot).is_some_and(RingPte::is_set);
+        MapReason::RingFull(self.slots.full(self.id, slot, live))
+    }
+
+    /// The entry of `slot`; `None` if there is no such slot, or it lies outside memory.
+    #[inline]
+    fn entry<'m, M: PhysMemory + ?Sized>(&self, mem: &'m M, slot: u32) -> Option<&'m RingWords> {
+        ring_words(mem, self.table.entry(RingSlot::new(slot)?)?).ok()
     }
 
     /// Where the entry of `slot`, which is in the ring, is.
@@ -429,7 +310,7 @@ impl Ring {
             .wrapping_add(u64::from(slot) * RING_ENTRY_BYTES)
     }
 
-    /// Clears an entry and withholds its slot. Returns the run of cleared slots that ends here, if this one begins another.
+    /// Clears an entry and withholds its slot.
     #[inline]
     fn withhold<M: PhysMemory + ?Sized>(
         &mut self,
@@ -437,57 +318,17 @@ impl Ring {
         lines: &mut Lines,
         slot: u32,
         words: &RingWords,
-    ) -> Option<Run> {
+    ) {
         RingPte::clear(words);
         if !self.plain && self.coherency == Coherency::NonCoherent {
             lines.cleared(mem, self.address_of(slot));
         }
-        let ended = if self.gone.end == slot {
-            None
-        } else {
-            self.next_run(slot)
-        };
-        self.gone.end = slot.wrapping_add(1);
-        ended
-    }
-}
-
-/// How a ring gets at its entries; `None` for a slot that it does not have.
-pub(super) trait Entries: Copy {
-    /// The words of `slot`.
-    fn entry(&self, slot: u64) -> Option<&RingWords>;
-}
-
-/// Through the memory port, each time anew.
-struct ByPort<'m, M: ?Sized>(&'m M, RingTable);
-
-impl<M: ?Sized> Clone for ByPort<'_, M> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<M: ?Sized> Copy for ByPort<'_, M> {}
-
-impl<M: PhysMemory + ?Sized> Entries for ByPort<'_, M> {
-    #[inline]
-    fn entry(&self, slot: u64) -> Option<&RingWords> {
-        let Self(mem, table) = self;
-        let slot = RingSlot::new(u32::try_from(slot).ok()?)?;
-        ring_words(*mem, table.entry(slot)?).ok()
-    }
-}
-
-/// In the table itself, which is as long as the ring.
-impl Entries for &[RingWords] {
-    #[inline]
-    fn entry(&self, slot: u64) -> Option<&RingWords> {
-        self.get(usize::try_from(slot).ok()?)
+        self.slots.withhold(1);
     }
 }
 
 /// The refusal of a buffer that an entry cannot express.
 #[cold]
-fn too_long(error: ringfence_pgtable::RingFormatError) -> MapReason {
+pub(super) fn too_long(error: ringfence_pgtable::RingFormatError) -> MapReason {
     MapReason::Ring(RingRefusal::Format(error))
 }

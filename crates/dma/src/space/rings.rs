@@ -6,7 +6,7 @@ use ringfence_iova::Returned;
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
     CachedLevels, DeviceId, DomainId, Flushed, Invalidation, Iova, IovaRange, Lock, Permissions,
-    PfnRange, PhysMemory, PhysRange, RingId, RingIova, RingSlot, Unmapped, WholeDomain,
+    Pfn, PfnRange, PhysMemory, PhysRange, RingId, RingIova, RingSlot, Unmapped, WholeDomain,
 };
 
 use super::{Gone, Limits, Placed, Space, UnmapRefusal};
@@ -17,9 +17,6 @@ use crate::{MapReason, Platform};
 pub trait RingDriver {
     /// What a slot must have gone through before it can be reused.
     type Returned: Returned;
-
-    /// How many slots the ring has.
-    fn slots(&self) -> u32;
 
     /// Whether walkers snoop.
     fn coherency(&self) -> Coherency;
@@ -61,11 +58,6 @@ pub trait RingDriver {
 
 impl RingDriver for Ring {
     type Returned = Flushed;
-
-    #[inline]
-    fn slots(&self) -> u32 {
-        self.slots()
-    }
 
     #[inline]
     fn coherency(&self) -> Coherency {
@@ -117,11 +109,6 @@ impl RingDriver for LiteralRing {
     type Returned = Unmapped;
 
     #[inline]
-    fn slots(&self) -> u32 {
-        self.slots()
-    }
-
-    #[inline]
     fn coherency(&self) -> Coherency {
         self.coherency()
     }
@@ -169,9 +156,17 @@ impl RingDriver for LiteralRing {
 pub struct Rings<R, L> {
     domain: DomainId,
     device: DeviceId,
-    rings: Vec<L>,
+    rings: Vec<Shared<L>>,
     coherency: Coherency,
     driver: core::marker::PhantomData<fn() -> R>,
+}
+
+/// A ring, and what needs no lock to be known.
+#[derive(Debug)]
+struct Shared<L> {
+    ring: L,
+    /// The last page that its addresses name.
+    last: Pfn,
 }
 
 /// One processor's part of [`Rings`]: the rings that it has changed since it last made changes visible, with the lines it has yet to write
@@ -179,6 +174,8 @@ pub struct Rings<R, L> {
 #[derive(Debug, Default)]
 pub struct RingsCpu {
     changed: Vec<(RingId, Lines)>,
+    /// Of rings whose changes everybody sees at once.
+    none: Lines,
 }
 
 impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
@@ -198,7 +195,11 @@ impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
         } else {
             Coherency::NonCoherent
         };
-        let rings = rings.into_iter().map(|ring| lock(ring.into())).collect();
+        let shared = |ring: Ring| Shared {
+            last: last_page(ring.id(), ring.slots()),
+            ring: lock(ring.into()),
+        };
+        let rings = rings.into_iter().map(shared).collect();
         Self {
             domain,
             device,
@@ -211,33 +212,29 @@ impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
     /// A ring, for a look at its counters.
     #[inline]
     pub fn ring(&self, ring: RingId) -> Option<&L> {
-        self.rings.get(usize::from(ring.get()))
+        Some(&self.rings.get(usize::from(ring.get()))?.ring)
     }
 
-    /// Changes a ring; its changes are made visible by this processor's next [`sync`](Space::sync).
+    /// What a change of `ring` leaves to this processor's next [`sync`](Space::sync).
     #[inline]
-    fn change<T>(
-        &self,
-        cpu: &mut RingsCpu,
-        ring: RingId,
-        change: impl FnOnce(&mut Lines) -> T,
-    ) -> T {
-        let mut lines = Lines::none();
+    fn lines<'c>(&self, cpu: &'c mut RingsCpu, ring: RingId) -> &'c mut Lines {
         if self.coherency == Coherency::Coherent {
-            return change(&mut lines);
+            return &mut cpu.none;
         }
-        if let Some((_, lines)) = cpu.changed.iter_mut().find(|(id, _)| *id == ring) {
-            return change(lines);
+        let known = cpu.changed.iter().position(|(id, _)| *id == ring);
+        let place = known.unwrap_or_else(|| {
+            cpu.changed.push((ring, Lines::none()));
+            cpu.changed.len() - 1
+        });
+        match cpu.changed.get_mut(place) {
+            Some((_, lines)) => lines,
+            None => &mut cpu.none,
         }
-        let result = change(&mut lines);
-        cpu.changed.push((ring, lines));
-        result
     }
 }
 
 /// The last page that the ring's addresses name.
-#[inline]
-fn last_page(ring: RingId, slots: u32) -> ringfence_types::Pfn {
+fn last_page(ring: RingId, slots: u32) -> Pfn {
     let last = RingSlot::new(slots.wrapping_sub(1)).unwrap_or(RingSlot::MAX);
     RingIova::start(ring, last).slot_pages().hi()
 }
@@ -287,18 +284,21 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
     ) -> Result<Placed, MapReason> {
         let first = pieces.first().ok_or(MapReason::Empty)?;
         let id = limits.ring;
-        let ring = self
-            .ring(id)
+        let shared = self
+            .rings
+            .get(usize::from(id.get()))
             .ok_or(MapReason::Ring(RingRefusal::NoSuchRing(id)))?;
-        let start = self.change(cpu, id, |lines| {
-            ring.with(|ring| {
-                if last_page(id, ring.slots()) > limits.mask {
-                    return Err(MapReason::Ring(RingRefusal::BeyondMask(id)));
-                }
-                ring.map_list(platform.memory(), lines, pieces, permissions)
-            })
-        })?;
-        let range = IovaRange::new(start.iova(), first.bytes()).ok_or(MapReason::TooLarge)?;
+        if shared.last > limits.mask {
+            return Err(MapReason::Ring(RingRefusal::BeyondMask(id)));
+        }
+        let lines = self.lines(cpu, id);
+        let start = shared
+            .ring
+            .with(|ring| ring.map_list(platform.memory(), lines, pieces, permissions))?;
+        // A slot has more addresses than its buffer bytes.
+        let extra = first.last().get().wrapping_sub(first.start().get());
+        let last = start.iova().wrapping_add(extra);
+        let range = IovaRange::inclusive(start.iova(), last).ok_or(MapReason::TooLarge)?;
         Ok(Placed { range, steps: 0 })
     }
 
@@ -330,9 +330,8 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
     ) -> Result<Gone, UnmapRefusal> {
         let iova = RingIova::from(range.start());
         let ring = self.ring(iova.ring()).ok_or(UnmapRefusal::NotAllocated)?;
-        self.change(cpu, iova.ring(), |lines| {
-            ring.with(|ring| ring.unmap_list(platform.memory(), lines, iova, range.bytes()))
-        })?;
+        let lines = self.lines(cpu, iova.ring());
+        ring.with(|ring| ring.unmap_list(platform.memory(), lines, iova, range.bytes()))?;
         // The first slot's pages stand for a whole list: what purges them is an invalidation of the ring.
         Ok(Gone {
             unmapped: Unmapped::attest_cleared(self.domain, iova.slot_pages()),
@@ -355,7 +354,7 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
     fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
         self.rings
             .iter()
-            .all(|ring| ring.with(|ring| ring.live()) == 0)
+            .all(|shared| shared.ring.with(|ring| ring.live()) == 0)
     }
 
     #[inline]

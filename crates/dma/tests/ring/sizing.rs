@@ -55,13 +55,13 @@ proptest! {
                 }
                 Err(other) => panic!("{other:?}"),
             }
-            prop_assert_eq!(ring.ring().live() as usize, held.len());
-            prop_assert_eq!(ring.ring().withheld(), withheld as u32);
+            prop_assert_eq!(ring.live() as usize, held.len());
+            prop_assert_eq!(ring.withheld(), withheld as u32);
         }
         if slots >= live + burst {
             prop_assert_eq!(stalls, 0);
         }
-        let counted = ring.ring().stalls();
+        let counted = ring.stalls();
         prop_assert_eq!(counted.unmap + counted.burst_end, stalls);
         for mapping in held {
             let _ = ring.unmap(&*memory, mapping).unwrap();

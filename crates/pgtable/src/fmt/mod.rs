@@ -5,7 +5,7 @@ mod ring;
 mod vtd_second_stage;
 
 pub use calgary_tce::CalgaryTce;
-pub(crate) use ring::VALID;
+pub(crate) use ring::{DIR, DIR_SHIFT, VALID};
 pub use ring::{
     MAX_RING_BUFFER, MAX_RING_SLOTS, RING_ENTRY_BYTES, RingDevice, RingFormatError, RingPte,
     RingTable,

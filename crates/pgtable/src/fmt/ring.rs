@@ -19,7 +19,8 @@ pub const MAX_RING_BUFFER: u64 = (1 << 30) - 1;
 /// rPTE, second word, bits 0..=29: `size`.
 const SIZE: u64 = MAX_RING_BUFFER;
 /// rPTE, second word, bits 30..=31: `dir`, bit 30 reads and bit 31 writes. Bits 33..=63 are `unused`.
-const DIR_SHIFT: u32 = 30;
+pub(crate) const DIR_SHIFT: u32 = 30;
+pub(crate) const DIR: u64 = 0b11;
 /// rPTE, second word, bit 32: `valid`.
 pub(crate) const VALID: u64 = 1 << 32;
 /// rRING, second word, bits 0..=17: `size`.
@@ -88,10 +89,14 @@ impl RingPte {
         buffer: &PhysRange,
         permissions: Permissions,
     ) -> Result<Self, RingFormatError> {
-        let bytes = buffer.bytes();
-        if bytes > MAX_RING_BUFFER {
-            return Err(RingFormatError::BufferTooLong { bytes });
+        // Bytes after the first: of 2^64, the number itself would not fit, and would have to be looked at.
+        let extra = buffer.last().get().wrapping_sub(buffer.start().get());
+        if extra >= MAX_RING_BUFFER {
+            return Err(RingFormatError::BufferTooLong {
+                bytes: buffer.bytes(),
+            });
         }
+        let bytes = extra.wrapping_add(1);
         Ok(Self([
             buffer.start().get(),
             bytes | permissions.bits() << DIR_SHIFT | VALID,
@@ -151,7 +156,7 @@ impl RingPte {
     #[inline]
     pub(crate) const fn field_by_field(self, control: u64) -> [u64; 3] {
         let [_, new] = self.0;
-        let dir = 0b11 << DIR_SHIFT;
+        let dir = DIR << DIR_SHIFT;
         let sized = control & !SIZE | new & SIZE;
         let directed = sized & !dir | new & dir;
         [sized, directed, directed | VALID]

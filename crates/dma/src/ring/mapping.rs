@@ -1,0 +1,110 @@
+//! What the driver of an owned ring holds of each mapping.
+
+use core::fmt;
+use core::mem::ManuallyDrop;
+
+use ringfence_types::{DomainId, Iova, IovaRange, RingIova};
+
+use super::owned::OwnedRing;
+use crate::mapping::Custody;
+
+/// A domain as mappings keep it: as wide as most names of buffers, since a mapping with a gap is put together bit by bit wherever it is
+/// stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tag(u32);
+
+impl From<DomainId> for Tag {
+    #[inline]
+    fn from(domain: DomainId) -> Self {
+        Self(u32::from(domain.get()))
+    }
+}
+
+/// A live mapping of an [`OwnedRing`]; owns the driver's buffer, and leaks it if dropped.
+#[must_use = "a mapping that is dropped stays reachable by the device for ever"]
+#[derive(Debug, PartialEq, Eq)]
+pub struct RingMapping<B> {
+    /// Behind the buffer's last byte: slot and length in one word, since offsets count from the buffer's start.
+    end: RingIova,
+    domain: Tag,
+    buffer: Custody<B>,
+}
+
+impl<B> RingMapping<B> {
+    /// The mapping of `buffer` that ends before `end`, in a ring of `domain`.
+    #[inline]
+    pub(super) fn new(end: RingIova, domain: Tag, buffer: B) -> Self {
+        Self {
+            end,
+            domain,
+            buffer: ManuallyDrop::new(buffer),
+        }
+    }
+
+    /// Behind the buffer's last byte.
+    #[inline]
+    pub(super) fn end(&self) -> RingIova {
+        self.end
+    }
+
+    /// Whether its ring is one of `domain`.
+    #[inline]
+    pub(super) fn is_in(&self, domain: Tag) -> bool {
+        self.domain == domain
+    }
+
+    /// The buffer, once the mapping is gone.
+    #[inline]
+    pub(super) fn into_custody(self) -> Custody<B> {
+        self.buffer
+    }
+
+    /// What the device is told: the buffer's first byte. A driver may move the offset within the buffer (section 4, "Software").
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        RingIova::start(self.end.ring(), self.end.slot()).iova()
+    }
+
+    /// The device-visible bytes.
+    #[inline]
+    pub fn range(&self) -> Option<IovaRange> {
+        IovaRange::new(self.iova(), u64::from(self.end.offset()))
+    }
+
+    /// What stands for the buffer.
+    #[inline]
+    pub fn buffer(&self) -> &B {
+        &self.buffer
+    }
+
+    /// A mapping of `ring` from what a driver remembers of it, for embedders whose interface passes addresses; `None` if no slot takes
+    /// that many bytes, or no buffer begins there. What is not mapped is refused by unmap.
+    #[inline]
+    pub fn claim(ring: &OwnedRing<'_, B>, range: IovaRange, buffer: B) -> Option<Self> {
+        let start = RingIova::from(range.start());
+        let bytes = u32::try_from(range.bytes()).ok()?;
+        if start.offset() != 0 {
+            return None;
+        }
+        let end = RingIova::new(start.ring(), start.slot(), bytes)?;
+        Some(Self::new(end, ring.tag(), buffer))
+    }
+}
+
+/// A mapping that was not unmapped: none of this ring is live exactly there. Nothing has changed.
+#[derive(Debug)]
+pub struct RingUnmapError<B>(pub RingMapping<B>);
+
+impl<B> fmt::Display for RingUnmapError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mapping = &self.0;
+        write!(
+            f,
+            "no mapping of {} bytes at {} in this ring",
+            mapping.end.offset(),
+            mapping.iova()
+        )
+    }
+}
+
+impl<B: fmt::Debug> core::error::Error for RingUnmapError<B> {}

@@ -198,6 +198,12 @@ impl<M> SoftIommu<M> {
         self.change(device, Attachment::Domain(table), Some(domain))
     }
 
+    /// Removes a domain that no endpoint is attached to any more, settled or not: readers that have not noticed keep its table.
+    #[cfg(feature = "virtio-iommu")]
+    pub(crate) fn forget_domain(&mut self, domain: DomainId) {
+        self.domains.remove(&domain);
+    }
+
     /// Shows the readers of `device` something else. Some may see what was before until [`settle`](Self::settle) has returned.
     pub(crate) fn change(
         &mut self,

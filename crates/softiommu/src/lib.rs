@@ -49,6 +49,8 @@ mod iommu;
 mod pieces;
 mod pinned;
 mod reader;
+#[cfg(feature = "virtio-iommu")]
+mod sink;
 mod sync;
 mod table;
 mod tables;
@@ -62,4 +64,6 @@ pub use guest_memory::AccessError;
 pub use iommu::{Limits, SoftIommu};
 pub use pieces::Pieces;
 pub use reader::{Online, Pin, Reader};
+#[cfg(feature = "virtio-iommu")]
+pub use sink::IommuSink;
 pub use table::Width;

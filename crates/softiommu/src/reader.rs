@@ -164,6 +164,7 @@ impl<'p, M> Pin<'p, M> {
     }
 
     /// Keeps `fault` for [`take_fault`](Self::take_fault), unless there is one already.
+    #[cfg(feature = "vm-memory")]
     #[cold]
     pub(crate) fn keep(&self, fault: Fault) {
         if self.fault.get().is_none() {
@@ -192,6 +193,7 @@ impl<'p, M> Pin<'p, M> {
     }
 
     /// The memory behind the part of `range` that lies in its first page.
+    #[cfg(feature = "vm-memory")]
     #[inline]
     pub(crate) fn first_page(
         &self,

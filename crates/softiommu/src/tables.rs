@@ -62,8 +62,8 @@ impl Tables {
                 Leaf::ABSENT => {
                     let number = self.take(table, link)?;
                     let next = number.checked_mul(ENTRIES)?;
-                    // Release: who follows the link finds the table as empty as it is now, whatever it was used for before.
-                    word.store(next as u64, Ordering::Release);
+                    // Relaxed: the table was never used, or readers were waited for after it was emptied (see `walk`).
+                    word.store(next as u64, Ordering::Relaxed);
                     self.filled(at, 1);
                     next
                 }

@@ -88,22 +88,23 @@ impl Table {
     fn walk(&self, iova: u64) -> Leaf {
         let mut table = 0;
         let mut shift = self.top();
-        loop {
-            let Some(word) = self.word(table | index(iova, shift)) else {
-                return Leaf::from_word(Leaf::ABSENT);
-            };
-            // R3. Acquire: a table that was used for another range before shows nothing of that; and whoever sees a mapping sees
-            // what was done to the page before it was mapped.
-            let entry = word.load(Ordering::Acquire);
-            if shift == GRANULE_SHIFT {
-                return Leaf::from_word(entry);
+        while shift > GRANULE_SHIFT {
+            // Relaxed: a table that was used for another range before is linked only after a wait for readers, so whoever sees the
+            // link went online, or passed a checkpoint, when the entries before were gone.
+            match self.load(table | index(iova, shift), Ordering::Relaxed) {
+                Leaf::ABSENT => return Leaf::from_word(Leaf::ABSENT),
+                next => table = next as usize,
             }
-            if entry == Leaf::ABSENT {
-                return Leaf::from_word(Leaf::ABSENT);
-            }
-            table = entry as usize;
             shift -= INDEX_BITS;
         }
+        // R3. Acquire: whoever sees a mapping sees what was done to the page before it was mapped.
+        Leaf::from_word(self.load(table | index(iova, GRANULE_SHIFT), Ordering::Acquire))
+    }
+
+    #[inline]
+    fn load(&self, at: usize, ordering: Ordering) -> u64 {
+        self.word(at)
+            .map_or(Leaf::ABSENT, |word| word.load(ordering))
     }
 }
 

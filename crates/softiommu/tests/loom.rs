@@ -189,8 +189,8 @@ fn a_new_burst_ends_what_was_before_it() {
     });
 }
 
-/// A table goes from one range to another: who follows the new link sees nothing of the old entries (R3, and the link's release), and
-/// who followed the old link has left before the table is filled again.
+/// A table goes from one range to another: who follows the new link sees nothing of the old entries, and who followed the old link has
+/// left before the table is filled again.
 #[test]
 fn a_table_forgets_its_range_before_it_has_another() {
     explore(FEW, || {
@@ -232,7 +232,7 @@ fn a_page_is_ready_before_it_is_seen() {
 /// Once detach has returned nothing is translated and nothing is looked at, in this burst or in the next one.
 #[test]
 fn nobody_looks_at_a_page_after_detach() {
-    explore(FEW, || {
+    explore(Some(3), || {
         let (mut unit, pages) = unit(2);
         let mut reader = unit.reader(DISK).unwrap();
         let detached = Arc::new(AtomicUsize::new(0));

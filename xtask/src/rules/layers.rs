@@ -15,8 +15,9 @@ const LEVELS: &[(&str, u8)] = &[
     ("pgtable", 1),
     ("hw", 2),
     ("dma", 2),
+    // Below the software IOMMU, which is a sink of it.
+    ("virtio-iommu", 2),
     ("pviommu", 3),
-    ("virtio-iommu", 3),
     ("softiommu", 3),
     ("devices", 3),
     ("trace", 3),

@@ -1,0 +1,178 @@
+//! The unit as the sink of a virtio-iommu device: what the guest's driver asks for is what readers translate by.
+//!
+//! A batch of requests waits once. Its changes are made as they come, and [`commit`](Sink::commit) returns when no reader holds what
+//! any of them took away; only then do the replies reach the driver.
+
+use std::collections::BTreeMap;
+
+use ringfence_types as types;
+use ringfence_types::DeviceId;
+use ringfence_virtio_iommu::{DomainId, EndpointId, Mapping, Sink, SinkError};
+
+use crate::endpoint::Attachment;
+use crate::error::{IommuError, MapError, MapReason};
+use crate::iommu::{Limits, SoftIommu, may_wait};
+use crate::reader::Reader;
+
+/// A [`SoftIommu`] under the guest's names for endpoints and domains. Endpoints that it was not told of exist for the device only:
+/// they have no readers.
+pub struct IommuSink<M> {
+    unit: SoftIommu<M>,
+    endpoints: BTreeMap<EndpointId, DeviceId>,
+    /// The driver's domains have numbers of 32 bits, the unit's are those of an IOTLB tag.
+    domains: BTreeMap<DomainId, types::DomainId>,
+    unused: Vec<u16>,
+}
+
+impl<M> IommuSink<M> {
+    /// A unit without endpoints, over `memory`.
+    pub fn new(limits: Limits, memory: M) -> Self {
+        let domains = u16::try_from(limits.domains).unwrap_or(u16::MAX);
+        Self {
+            unit: SoftIommu::new(limits, memory),
+            endpoints: BTreeMap::new(),
+            domains: BTreeMap::new(),
+            unused: (0..domains).rev().collect(),
+        }
+    }
+
+    /// The guest calls `device` by the name `endpoint`. Say so before the virtio-iommu device hears of it.
+    pub fn add_endpoint(
+        &mut self,
+        endpoint: EndpointId,
+        device: DeviceId,
+    ) -> Result<(), IommuError> {
+        if self.endpoints.contains_key(&endpoint) {
+            return Err(IommuError::EndpointExists(device));
+        }
+        self.unit.add_endpoint(device)?;
+        self.endpoints.insert(endpoint, device);
+        Ok(())
+    }
+
+    /// The endpoint is gone: when this returns, its readers are denied everything for good.
+    pub fn remove_endpoint(&mut self, endpoint: EndpointId) -> Result<(), IommuError> {
+        if let Some(device) = self.endpoints.get(&endpoint) {
+            self.unit.remove_endpoint(*device)?;
+            self.endpoints.remove(&endpoint);
+        }
+        Ok(())
+    }
+
+    /// A reader for one thread that accesses memory for `device`.
+    pub fn reader(&self, device: DeviceId) -> Result<Reader<M>, IommuError> {
+        self.unit.reader(device)
+    }
+
+    /// Puts other memory behind all translations. When this returns, no reader holds anything of the memory before.
+    pub fn set_memory(&mut self, memory: M) -> Result<(), IommuError> {
+        self.unit.set_memory(memory)
+    }
+
+    fn device(&self, endpoint: EndpointId) -> Result<DeviceId, SinkError> {
+        let device = self.endpoints.get(&endpoint).copied();
+        device.ok_or(SinkError::Unsupported)
+    }
+
+    fn domain(&self, domain: DomainId) -> Result<types::DomainId, SinkError> {
+        let domain = self.domains.get(&domain).copied();
+        domain.ok_or(SinkError::Failed)
+    }
+}
+
+impl<M> Sink for IommuSink<M> {
+    fn begin(&mut self) -> Result<(), SinkError> {
+        may_wait().map_err(|_| SinkError::WouldBlock)
+    }
+
+    fn create(&mut self, domain: DomainId) -> Result<(), SinkError> {
+        if self.domains.contains_key(&domain) {
+            return Err(SinkError::Failed);
+        }
+        let number = self.unused.pop().ok_or(SinkError::OutOfMemory)?;
+        let id = types::DomainId::new(number);
+        if let Err(error) = self.unit.create_domain(id) {
+            self.unused.push(number);
+            return Err(changed(error));
+        }
+        self.domains.insert(domain, id);
+        Ok(())
+    }
+
+    fn destroy(&mut self, domain: DomainId) {
+        if let Some(id) = self.domains.remove(&domain) {
+            self.unit.forget_domain(id);
+            self.unused.push(id.get());
+        }
+    }
+
+    fn attach(
+        &mut self,
+        endpoint: EndpointId,
+        domain: DomainId,
+        _mappings: &mut dyn Iterator<Item = Mapping>,
+    ) -> Result<(), SinkError> {
+        let (device, domain) = (self.device(endpoint)?, self.domain(domain)?);
+        self.unit.attach_unsettled(device, domain).map_err(changed)
+    }
+
+    fn bypass(&mut self, endpoint: EndpointId) -> Result<(), SinkError> {
+        let device = self.device(endpoint)?;
+        self.unit
+            .change(device, Attachment::Bypass, None)
+            .map_err(changed)
+    }
+
+    fn block(&mut self, endpoint: EndpointId) {
+        // An endpoint that is not there reaches nothing.
+        if let Ok(device) = self.device(endpoint) {
+            let _ = self.unit.change(device, Attachment::Blocked, None);
+        }
+    }
+
+    fn map(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
+        let domain = self.domain(domain)?;
+        let domain = self.unit.domain(domain).map_err(changed)?;
+        domain
+            .map(mapping.iova, mapping.physical, mapping.permissions)
+            .map_err(|error| mapped(&error))
+    }
+
+    fn unmap(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
+        let domain = self.domain(domain)?;
+        self.unit
+            .domain(domain)
+            .map_err(changed)?
+            .clear(&mapping.iova);
+        Ok(())
+    }
+
+    /// # Panics
+    /// If the thread has become a reader since [`begin`](Sink::begin). It would wait for itself, and the guest would be told of an
+    /// unmap that is not complete.
+    fn commit(&mut self) {
+        assert!(
+            may_wait().is_ok(),
+            "a thread that went online in the middle of a batch commits it"
+        );
+        self.unit.settle();
+    }
+}
+
+fn changed(error: IommuError) -> SinkError {
+    match error {
+        IommuError::TooManyDomains(_) | IommuError::TooManyEndpoints(_) => SinkError::OutOfMemory,
+        IommuError::PinHeld(_) => SinkError::WouldBlock,
+        _ => SinkError::Failed,
+    }
+}
+
+fn mapped(error: &MapError) -> SinkError {
+    match error.reason {
+        MapReason::OutOfTables => SinkError::OutOfMemory,
+        MapReason::BadMemory { .. } => SinkError::BadAddress(error.range),
+        MapReason::NotPages | MapReason::BeyondWidth => SinkError::Unsupported,
+        MapReason::PinHeld => SinkError::WouldBlock,
+        MapReason::Mapped { .. } => SinkError::Failed,
+    }
+}

@@ -1,0 +1,173 @@
+//! Readers and unmap on real threads. Loom proves the orderings (`tests/loom.rs`); this shows that they reach the processor, and what
+//! loom does not look at: that unmap returns while bursts go on, and that a commit waits for pins.
+//!
+//! Iterations are counted, never timed.
+
+use std::hint;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+
+use ringfence_softiommu::{Limits, SoftIommu};
+use ringfence_types::{Access, DeviceId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
+
+const DISK: DeviceId = DeviceId::new(0x20);
+const DOMAIN: DomainId = DomainId::new(1);
+const PAGE: u64 = 1 << 12;
+const READERS: usize = 1;
+
+fn page(number: u64) -> IovaRange {
+    IovaRange::new(Iova::new(number * PAGE), PAGE).unwrap()
+}
+
+/// Frames of one word each.
+type Memory = Vec<AtomicU64>;
+
+fn unit(frames: usize) -> SoftIommu<Memory> {
+    let memory = (0..frames).map(|_| AtomicU64::new(0)).collect();
+    let mut unit = SoftIommu::new(Limits::default(), memory);
+    unit.add_endpoint(DISK).unwrap();
+    unit.create_domain(DOMAIN).unwrap();
+    unit.attach(DISK, DOMAIN).unwrap();
+    unit
+}
+
+const FREE: u64 = 0;
+const POISON: u64 = 1;
+
+/// The page moves from frame to frame. The frame that it has left is poisoned as soon as unmap has returned, and no reader ever
+/// sees poison, in bursts of all lengths.
+#[test]
+fn nobody_sees_what_is_written_after_unmap() {
+    const FRAMES: usize = 64;
+    const MOVES: usize = 500;
+    let mut unit = unit(FRAMES);
+    let done = Arc::new(AtomicBool::new(false));
+    let ready = Arc::new(AtomicUsize::new(0));
+    let readers: Vec<_> = (0..READERS)
+        .map(|_| unit.reader(DISK).unwrap())
+        .map(|mut reader| {
+            let (done, ready) = (Arc::clone(&done), Arc::clone(&ready));
+            thread::spawn(move || {
+                let (mut seen, mut poisoned) = (0_u64, 0_u64);
+                ready.fetch_add(1, Ordering::Relaxed);
+                for burst_length in (1..=16).cycle() {
+                    if done.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let mut burst = reader.online();
+                    for _ in 0..burst_length {
+                        let pin = burst.pin();
+                        for _ in 0..4 {
+                            let Ok(pieces) = pin.translate(page(7), Access::Read) else {
+                                continue;
+                            };
+                            let frame = pieces.first().start().get() / PAGE;
+                            let word = pin.memory()[frame as usize].load(Ordering::Relaxed);
+                            seen += 1;
+                            poisoned += u64::from(word == POISON);
+                        }
+                    }
+                }
+                (seen, poisoned)
+            })
+        })
+        .collect();
+    while ready.load(Ordering::Relaxed) < READERS {
+        hint::spin_loop();
+    }
+    let mut view = unit.reader(DISK).unwrap();
+    for frame in (0..FRAMES).cycle().take(MOVES) {
+        let domain = unit.domain(DOMAIN).unwrap();
+        let to = PhysAddr::new(frame as u64 * PAGE);
+        domain.map(page(7), to, Permissions::READ).unwrap();
+        if frame % 3 == 0 {
+            thread::yield_now();
+        }
+        assert_eq!(domain.unmap(page(7)), Ok(1));
+        let mut burst = view.online();
+        burst.pin().memory()[frame].store(POISON, Ordering::Relaxed);
+        drop(burst);
+        // It is clean again before it comes back.
+        let before = (frame + FRAMES - 1) % FRAMES;
+        view.online().pin().memory()[before].store(FREE, Ordering::Relaxed);
+    }
+    done.store(true, Ordering::Relaxed);
+    for reader in readers {
+        let (seen, poisoned) = reader.join().unwrap();
+        assert_eq!(poisoned, 0, "of {seen}");
+    }
+}
+
+/// Unmap needs the reader's next pin, not the end of its burst.
+#[test]
+fn unmap_returns_while_a_burst_goes_on() {
+    const LOOKS: usize = 200_000_000;
+    let mut unit = unit(1);
+    let mut reader = unit.reader(DISK).unwrap();
+    let online = Arc::new(AtomicBool::new(false));
+    let returned = Arc::new(AtomicBool::new(false));
+    let device = {
+        let (online, returned) = (Arc::clone(&online), Arc::clone(&returned));
+        thread::spawn(move || {
+            let mut burst = reader.online();
+            (0..LOOKS).any(|look| {
+                let _ = burst.pin().translate(page(0), Access::Read);
+                online.store(true, Ordering::Release);
+                if look % 1024 == 0 {
+                    thread::yield_now();
+                }
+                returned.load(Ordering::Acquire)
+            })
+        })
+    };
+    while !online.load(Ordering::Acquire) {
+        hint::spin_loop();
+    }
+    let domain = unit.domain(DOMAIN).unwrap();
+    domain
+        .map(page(0), PhysAddr::ZERO, Permissions::READ)
+        .unwrap();
+    domain.unmap(page(0)).unwrap();
+    returned.store(true, Ordering::Release);
+    assert!(device.join().unwrap(), "unmap waited for the end");
+}
+
+/// Neither unmap nor detach, alone or as a commit, returns while a pin is held.
+#[test]
+fn nothing_returns_while_a_pin_is_held() {
+    let changes: [(&str, fn(&mut SoftIommu<Memory>)); 4] = [
+        ("unmap", |unit| {
+            unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
+        }),
+        ("detach", |unit| unit.detach(DISK).unwrap()),
+        ("bypass", |unit| unit.bypass(DISK).unwrap()),
+        ("memory", |unit| unit.set_memory(Memory::new()).unwrap()),
+    ];
+    for (name, change) in changes {
+        let mut unit = unit(1);
+        let domain = unit.domain(DOMAIN).unwrap();
+        domain
+            .map(page(0), PhysAddr::ZERO, Permissions::READ)
+            .unwrap();
+        let mut reader = unit.reader(DISK).unwrap();
+        let mut burst = reader.online();
+        let pin = burst.pin();
+        let returned = Arc::new(AtomicBool::new(false));
+        let theirs = Arc::clone(&returned);
+        let changer = thread::spawn(move || {
+            change(&mut unit);
+            theirs.store(true, Ordering::Release);
+            unit
+        });
+        // The mapping is gone at some time, or never is seen to go where it is the view that changes; the pin holds either way.
+        for _ in 0..300 {
+            thread::yield_now();
+            let _ = pin.translate(page(0), Access::Read);
+            assert!(!returned.load(Ordering::Acquire), "{name}");
+        }
+        drop(burst);
+        let _unit = changer.join().unwrap();
+        assert!(returned.load(Ordering::Acquire), "{name}");
+    }
+}

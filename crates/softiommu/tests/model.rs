@@ -1,0 +1,496 @@
+//! The unit against a brute-force one: a map from page to page for each domain, and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use ringfence_softiommu::{IommuError, Limits, MapReason, Reader, SoftIommu, UnmapError, Width};
+use ringfence_types::{
+    Access, DeviceId, DomainId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr,
+    PhysRange,
+};
+
+const PAGE: u64 = 1 << 12;
+const WIDTH: u32 = 33;
+/// Small, so that tables run out.
+const TABLES: usize = 7;
+const DEVICES: [DeviceId; 2] = [DeviceId::new(0x20), DeviceId::new(0x28)];
+const DOMAINS: [DomainId; 2] = [DomainId::new(1), DomainId::new(2)];
+
+#[derive(Debug, Clone)]
+enum Step {
+    Map {
+        domain: usize,
+        page: u64,
+        pages: u64,
+        memory: u64,
+        permissions: Permissions,
+    },
+    Unmap {
+        domain: usize,
+        ranges: Vec<(u64, u64)>,
+    },
+    Attach {
+        device: usize,
+        domain: usize,
+    },
+    Detach {
+        device: usize,
+    },
+    Bypass {
+        device: usize,
+    },
+    Access {
+        device: usize,
+        start: u64,
+        bytes: u64,
+        access: Access,
+    },
+}
+
+/// Pages around the borders of tables, of both upper levels, and of the width.
+fn page() -> impl Strategy<Value = u64> {
+    let anchors = prop::sample::select(vec![
+        0,
+        510,
+        512,
+        1024,
+        (1 << 18) - 2,
+        1 << 18,
+        1 << 19,
+        (1 << (WIDTH - 12)) - 3,
+    ]);
+    (anchors, 0..4_u64).prop_map(|(anchor, more)| anchor + more)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let permissions = prop::sample::select(vec![
+        Permissions::READ,
+        Permissions::WRITE,
+        Permissions::READ_WRITE,
+    ]);
+    let pages = prop_oneof![8 => 1..6_u64, 1 => 500..1100_u64, 1 => Just(1 << 40)];
+    let range = (page(), pages.clone());
+    prop_oneof![
+        6 => (0..2_usize, page(), pages, 0..1000_u64, permissions).prop_map(
+            |(domain, page, pages, memory, permissions)| Step::Map { domain, page, pages, memory, permissions }
+        ),
+        3 => (0..2_usize, prop::collection::vec(range, 1..4))
+            .prop_map(|(domain, ranges)| Step::Unmap { domain, ranges }),
+        2 => (0..2_usize, 0..2_usize).prop_map(|(device, domain)| Step::Attach { device, domain }),
+        1 => (0..2_usize).prop_map(|device| Step::Detach { device }),
+        1 => (0..2_usize).prop_map(|device| Step::Bypass { device }),
+        8 => (0..2_usize, page(), 0..PAGE, prop_oneof![1..9_u64, 1..4 * PAGE, Just(u64::MAX / 2)],
+            prop::sample::select(vec![Access::Read, Access::Write])
+        ).prop_map(|(device, page, offset, bytes, access)| Step::Access {
+            device,
+            start: page * PAGE + offset,
+            bytes,
+            access,
+        }),
+    ]
+}
+
+type Pages = BTreeMap<u64, (u64, Permissions)>;
+
+/// What an endpoint's addresses are.
+#[derive(Clone, Copy)]
+enum Attached {
+    Blocked,
+    Bypass,
+    Domain(usize),
+}
+
+/// Tables that `pages` need: one for each distinct prefix of each level, and the root.
+fn tables(pages: impl Iterator<Item = u64> + Clone) -> usize {
+    let level = |shift: u32| {
+        let prefixes: BTreeSet<u64> = pages.clone().map(|page| page >> shift).collect();
+        prefixes.len()
+    };
+    1 + level(9) + level(18)
+}
+
+fn expected(
+    pages: &Pages,
+    device: DeviceId,
+    range: IovaRange,
+    access: Access,
+) -> Result<Vec<PhysRange>, Fault> {
+    let fault = |iova: u64, reason| Fault {
+        device,
+        iova: Iova::new(iova),
+        access,
+        reason,
+    };
+    let (start, last) = (range.start().get(), range.last().get());
+    if last >> WIDTH != 0 {
+        return Err(fault(
+            start.max(1 << WIDTH),
+            FaultReason::AddressBeyondWidth,
+        ));
+    }
+    let mut pieces: Vec<PhysRange> = Vec::new();
+    let mut at = start;
+    loop {
+        let end = last.min(at | (PAGE - 1));
+        let Some((memory, permissions)) = pages.get(&(at / PAGE)) else {
+            return Err(fault(at, FaultReason::NotPresent));
+        };
+        if !permissions.allows(access) {
+            let reason = match access {
+                Access::Read => FaultReason::ReadDenied,
+                Access::Write => FaultReason::WriteDenied,
+            };
+            return Err(fault(at, reason));
+        }
+        let first = memory * PAGE + at % PAGE;
+        let piece = |start| PhysRange::new(PhysAddr::new(start), end - at + 1).unwrap();
+        match pieces.last_mut() {
+            Some(before) if before.last().get() + 1 == first => {
+                *before = PhysRange::new(before.start(), before.bytes() + end - at + 1).unwrap();
+            }
+            _ => pieces.push(piece(first)),
+        }
+        if end == last {
+            return Ok(pieces);
+        }
+        at = end + 1;
+    }
+}
+
+struct Both {
+    unit: SoftIommu<()>,
+    readers: [Reader<()>; 2],
+    domains: [Pages; 2],
+    attached: [Attached; 2],
+}
+
+impl Both {
+    fn new() -> Self {
+        let limits = Limits {
+            width: Width::new(WIDTH).unwrap(),
+            tables: TABLES,
+            domains: 2,
+            endpoints: 2,
+            readers: 1,
+        };
+        let mut unit = SoftIommu::new(limits, ());
+        for device in DEVICES {
+            unit.add_endpoint(device).unwrap();
+        }
+        for domain in DOMAINS {
+            unit.create_domain(domain).unwrap();
+        }
+        Self {
+            readers: DEVICES.map(|device| unit.reader(device).unwrap()),
+            unit,
+            domains: [Pages::new(), Pages::new()],
+            attached: [Attached::Blocked; 2],
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Map {
+                domain,
+                page,
+                pages,
+                memory,
+                permissions,
+            } => self.map(domain, page, pages, memory, permissions),
+            Step::Unmap { domain, ref ranges } => {
+                let mut gone = 0;
+                for (page, pages) in ranges {
+                    let mapped: Vec<u64> = self.domains[domain]
+                        .range(page..&(page + pages))
+                        .map(|(page, _)| *page)
+                        .collect();
+                    gone += mapped.len() as u64;
+                    for page in mapped {
+                        self.domains[domain].remove(&page);
+                    }
+                }
+                let ranges = ranges.iter().map(|(page, pages)| range(*page, *pages));
+                let unmapped = self.unit.domain(DOMAINS[domain]).unwrap().unmap_all(ranges);
+                assert_eq!(unmapped, Ok(gone));
+            }
+            Step::Attach { device, domain } => {
+                self.unit.attach(DEVICES[device], DOMAINS[domain]).unwrap();
+                self.attached[device] = Attached::Domain(domain);
+            }
+            Step::Detach { device } => {
+                self.unit.detach(DEVICES[device]).unwrap();
+                self.attached[device] = Attached::Blocked;
+            }
+            Step::Bypass { device } => {
+                self.unit.bypass(DEVICES[device]).unwrap();
+                self.attached[device] = Attached::Bypass;
+            }
+            Step::Access {
+                device,
+                start,
+                bytes,
+                access,
+            } => self.access(
+                device,
+                IovaRange::new(Iova::new(start), bytes).unwrap(),
+                access,
+            ),
+        }
+        for domain in DOMAINS {
+            assert!(self.unit.domain(domain).unwrap().tables() <= TABLES);
+        }
+    }
+
+    fn map(&mut self, domain: usize, page: u64, pages: u64, memory: u64, permissions: Permissions) {
+        let asked = range(page, pages);
+        let model = &mut self.domains[domain];
+        let first = model
+            .range(page..page + pages)
+            .next()
+            .map(|(page, _)| *page);
+        let result = self.unit.domain(DOMAINS[domain]).unwrap().map(
+            asked,
+            PhysAddr::new(memory * PAGE),
+            permissions,
+        );
+        let result = result.map_err(|error| error.reason);
+        if page + pages > 1 << (WIDTH - 12) {
+            assert_eq!(result, Err(MapReason::BeyondWidth));
+        } else if let Some(first) = first {
+            let iova = Iova::new(first * PAGE);
+            assert_eq!(result, Err(MapReason::Mapped { iova }));
+        } else if tables(model.keys().copied().chain(page..page + pages)) > TABLES {
+            assert_eq!(result, Err(MapReason::OutOfTables));
+        } else {
+            assert_eq!(result, Ok(()));
+            model.extend((0..pages).map(|n| (page + n, (memory + n, permissions))));
+        }
+    }
+
+    fn access(&mut self, device: usize, range: IovaRange, access: Access) {
+        let name = DEVICES[device];
+        let expected = match self.attached[device] {
+            Attached::Domain(domain) => expected(&self.domains[domain], name, range, access),
+            Attached::Bypass => {
+                let start = PhysAddr::new(range.start().get());
+                Ok(vec![PhysRange::new(start, range.bytes()).unwrap()])
+            }
+            Attached::Blocked => Err(Fault {
+                device: name,
+                iova: range.start(),
+                access,
+                reason: FaultReason::Blocked,
+            }),
+        };
+        let mut burst = self.readers[device].online();
+        let got = burst.pin().translate(range, access);
+        assert_eq!(got.map(|pieces| pieces.iter().collect()), expected);
+    }
+}
+
+fn range(page: u64, pages: u64) -> IovaRange {
+    IovaRange::new(Iova::new(page * PAGE), pages * PAGE).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn unit_and_model_agree(steps in prop::collection::vec(step(), 1..60)) {
+        let mut both = Both::new();
+        for step in &steps {
+            both.step(step);
+        }
+        // In the end every page of the model is where it should be, and nothing else is.
+        for domain in 0..2 {
+            both.step(&Step::Attach { device: 0, domain });
+            for page in [0, 509, 510, 511, 512, 513, 514, 515, 1024, 1 << 18, 1 << 19] {
+                both.access(0, range(page, 1), Access::Read);
+                both.access(0, range(page, 1), Access::Write);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_consist_of_pages_is_refused() {
+    let mut both = Both::new();
+    let domain = both.unit.domain(DOMAINS[0]).unwrap();
+    for (start, bytes) in [(1, PAGE), (0, PAGE - 1), (0, 1), (PAGE, PAGE + 1)] {
+        let asked = IovaRange::new(Iova::new(start), bytes).unwrap();
+        let error = domain
+            .map(asked, PhysAddr::ZERO, Permissions::READ)
+            .unwrap_err();
+        assert_eq!((error.range, error.reason), (asked, MapReason::NotPages));
+        assert_eq!(
+            domain.unmap(asked),
+            Err(UnmapError::NotPages {
+                domain: DOMAINS[0],
+                range: asked
+            })
+        );
+    }
+    for at in [1, u64::MAX - PAGE + 1 + 1, u64::MAX - PAGE + 1] {
+        let at = PhysAddr::new(at);
+        let error = domain.map(range(0, 2), at, Permissions::READ).unwrap_err();
+        assert_eq!(error.reason, MapReason::BadMemory { at });
+    }
+}
+
+#[test]
+fn every_width_translates_to_its_end_and_no_further() {
+    for bits in 13..=64 {
+        let limits = Limits {
+            width: Width::new(bits).unwrap(),
+            ..Limits::default()
+        };
+        let mut unit = SoftIommu::new(limits, ());
+        unit.add_endpoint(DEVICES[0]).unwrap();
+        let mut reader = unit.reader(DEVICES[0]).unwrap();
+        let domain = unit.create_domain(DOMAINS[0]).unwrap();
+        let last = (u64::MAX >> (64 - bits)) / PAGE;
+        domain
+            .map(range(last, 1), PhysAddr::new(PAGE), Permissions::READ)
+            .unwrap();
+        unit.attach(DEVICES[0], DOMAINS[0]).unwrap();
+        let mut burst = reader.online();
+        let pin = burst.pin();
+        let found = pin.translate(range(last, 1), Access::Read).unwrap();
+        assert_eq!(found.only().unwrap().start(), PhysAddr::new(PAGE), "{bits}");
+        if bits < 64 {
+            let byte = IovaRange::new(Iova::new(1 << bits), 1).unwrap();
+            let fault = pin.translate(byte, Access::Read).unwrap_err();
+            assert_eq!(fault.reason, FaultReason::AddressBeyondWidth, "{bits}");
+        }
+        drop(burst);
+        let domain = unit.domain(DOMAINS[0]).unwrap();
+        let all = IovaRange::inclusive(Iova::ZERO, Iova::new(u64::MAX)).unwrap();
+        assert_eq!(domain.unmap(all), Ok(1), "{bits}");
+    }
+    assert!([0, 12, 65].iter().all(|bits| Width::new(*bits).is_none()));
+}
+
+#[test]
+fn whoever_holds_a_pin_changes_nothing() {
+    let mut both = Both::new();
+    both.map(0, 0, 1, 7, Permissions::READ);
+    both.step(&Step::Attach {
+        device: 0,
+        domain: 0,
+    });
+    let [first, second] = &mut both.readers;
+    // Of whatever endpoint: two threads, each pinned where the other one waits, would wait for ever.
+    for reader in [first, second] {
+        let burst = reader.online();
+        let unit = &mut both.unit;
+        assert!(matches!(
+            unit.detach(DEVICES[0]),
+            Err(IommuError::PinHeld(_))
+        ));
+        assert!(matches!(
+            unit.bypass(DEVICES[0]),
+            Err(IommuError::PinHeld(_))
+        ));
+        assert!(matches!(
+            unit.attach(DEVICES[0], DOMAINS[1]),
+            Err(IommuError::PinHeld(_))
+        ));
+        assert!(matches!(unit.set_memory(()), Err(IommuError::PinHeld(_))));
+        let domain = unit.domain(DOMAINS[0]).unwrap();
+        assert!(matches!(
+            domain.unmap(range(0, 1)),
+            Err(UnmapError::PinHeld(_))
+        ));
+        let error = domain
+            .map(range(3, 1), PhysAddr::ZERO, Permissions::READ)
+            .unwrap_err();
+        assert_eq!(error.reason, MapReason::PinHeld);
+        drop(burst);
+    }
+    both.access(0, range(0, 1), Access::Read);
+    assert_eq!(
+        both.unit.domain(DOMAINS[0]).unwrap().unmap(range(0, 1)),
+        Ok(1)
+    );
+}
+
+#[test]
+fn limits_hold() {
+    let mut both = Both::new();
+    let unit = &mut both.unit;
+    let other = DeviceId::new(9);
+    assert_eq!(
+        unit.add_endpoint(DEVICES[0]),
+        Err(IommuError::EndpointExists(DEVICES[0]))
+    );
+    assert_eq!(
+        unit.add_endpoint(other),
+        Err(IommuError::TooManyEndpoints(other))
+    );
+    assert_eq!(
+        unit.reader(DEVICES[0]).err(),
+        Some(IommuError::TooManyReaders(DEVICES[0]))
+    );
+    assert_eq!(
+        unit.reader(other).err(),
+        Some(IommuError::NoEndpoint(other))
+    );
+    assert_eq!(
+        unit.create_domain(DOMAINS[0]).err(),
+        Some(IommuError::TooManyDomains(DOMAINS[0]))
+    );
+    unit.attach(DEVICES[0], DOMAINS[0]).unwrap();
+    assert_eq!(
+        unit.remove_domain(DOMAINS[0]),
+        Err(IommuError::DomainInUse(DOMAINS[0]))
+    );
+    unit.detach(DEVICES[0]).unwrap();
+    assert_eq!(unit.remove_domain(DOMAINS[0]), Ok(()));
+    assert_eq!(
+        unit.remove_domain(DOMAINS[0]),
+        Err(IommuError::NoDomain(DOMAINS[0]))
+    );
+    assert_eq!(
+        unit.create_domain(DOMAINS[1]).err(),
+        Some(IommuError::DomainExists(DOMAINS[1]))
+    );
+    // A reader that goes makes room for another, even if its burst was leaked.
+    let mut reader = both.readers.into_iter().next().unwrap();
+    std::thread::spawn(move || std::mem::forget(reader.online()))
+        .join()
+        .unwrap();
+    let mut reader = unit.reader(DEVICES[0]).unwrap();
+    assert!(
+        reader
+            .online()
+            .pin()
+            .translate(range(0, 1), Access::Read)
+            .is_err()
+    );
+}
+
+/// Whatever becomes of the unit, its readers end up with nothing.
+#[test]
+fn readers_outlive_their_endpoint_and_the_unit() {
+    for how in 0..2 {
+        let mut both = Both::new();
+        both.map(0, 0, 1, 7, Permissions::READ);
+        both.step(&Step::Attach {
+            device: 0,
+            domain: 0,
+        });
+        both.access(0, range(0, 1), Access::Read);
+        let [mut reader, _other] = both.readers;
+        if how == 0 {
+            both.unit.remove_endpoint(DEVICES[0]).unwrap();
+        } else {
+            drop(both.unit);
+        }
+        let fault = reader
+            .online()
+            .pin()
+            .translate(range(0, 1), Access::Read)
+            .unwrap_err();
+        assert_eq!(fault.reason, FaultReason::Blocked);
+    }
+}

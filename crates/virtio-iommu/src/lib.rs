@@ -3,7 +3,8 @@
 //! [`Device::handle`] takes the device-readable part of one descriptor chain and fills the device-writable one. What the driver maps
 //! is kept here and told to a [`Sink`], through which a monitor forwards it to a software IOTLB, VFIO or iommufd. Faults wait in
 //! the device until the driver gives a buffer for them. Queues, threads, notifications and guest memory are the embedder's;
-//! the feature `virtio-queue` adds an adapter to rust-vmm's queues.
+//! the feature `virtio-queue` adds an adapter to rust-vmm's queues. The feature `conformance` adds 40 statements of the
+//! specification as a suite that any implementation can be run against.
 //!
 //! An endpoint that is attached to nothing reaches nothing, unless the embedder lets the driver decide otherwise
 //! ([`Unattached`]). What happens when a sink fails is decision 0014 (`docs/decisions/0014-when-a-sink-fails.md`): a request to unmap
@@ -17,6 +18,8 @@
 
 extern crate alloc;
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod device;
 mod domain;
 mod endpoint;

@@ -1,0 +1,383 @@
+//! Devices that are broken in one way each: this crate's, with a flaw around it.
+
+use std::collections::BTreeMap;
+
+use ringfence_types::Access;
+use ringfence_virtio_iommu::conformance::{Setup, Subject};
+use ringfence_virtio_iommu::spec::*;
+
+use super::direct::Direct;
+use super::flaws::Flaw;
+
+/// The endpoint of a request that has one.
+pub(super) const ENDPOINT: usize = 8;
+pub(super) const DOMAIN: usize = 4;
+
+pub(super) fn le32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
+pub(super) fn le64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+pub(crate) struct Broken {
+    pub(super) inner: Direct,
+    pub(super) flaw: Flaw,
+    pub(super) setup: Setup,
+    /// What `bypass`, or the whole configuration, reads as.
+    pub(super) shadow: Option<[u8; CONFIG_BYTES]>,
+    pub(super) features: u64,
+    /// Domain of each endpoint.
+    pub(super) attached: BTreeMap<u32, u32>,
+    /// Endpoints that were attached at some time.
+    pub(super) ever: Vec<u32>,
+    /// MAP requests that were done, by domain; what UNMAP removed is not.
+    pub(super) maps: BTreeMap<u32, Vec<Vec<u8>>>,
+    /// How many maps an endpoint found when it joined.
+    pub(super) hidden: BTreeMap<u32, Vec<(u64, u64)>>,
+    /// Accesses that succeeded.
+    pub(super) seen: BTreeMap<(u32, u64, bool), u64>,
+    /// The device as it was before the last request.
+    pub(super) before: Option<Direct>,
+    pub(super) faults: u64,
+}
+
+impl Broken {
+    pub(crate) fn new(setup: &Setup, flaw: Flaw) -> Self {
+        let mut inner = Direct::new(setup);
+        inner.device.sink_mut().hasty = flaw == Flaw::DoesNotWait;
+        Self {
+            inner,
+            flaw,
+            setup: *setup,
+            shadow: None,
+            features: 0,
+            attached: BTreeMap::new(),
+            ever: Vec::new(),
+            maps: BTreeMap::new(),
+            hidden: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            before: None,
+            faults: 0,
+        }
+    }
+
+    /// A request of the flaw's own: its status.
+    pub(super) fn ask(&mut self, request: &[u8]) -> u8 {
+        let mut reply = [0xff; 4];
+        self.inner.request(request, &mut reply);
+        reply[0]
+    }
+
+    fn config_bypass(&self) -> u8 {
+        let mut byte = [0];
+        self.inner.read_config(CONFIG_BYPASS, &mut byte);
+        byte[0]
+    }
+
+    fn set_bypass(&mut self, value: u8) {
+        self.inner.accept(u64::MAX);
+        self.inner.write_config(CONFIG_BYPASS, &[value]);
+        self.inner.accept(0);
+    }
+}
+
+impl Subject for Broken {
+    fn offered(&self) -> u64 {
+        let offered = self.inner.offered();
+        match self.flaw {
+            Flaw::OffersBothBypasses => offered | 1 << VIRTIO_IOMMU_F_BYPASS,
+            Flaw::HidesMapUnmap => offered & !(1 << VIRTIO_IOMMU_F_MAP_UNMAP),
+            _ => offered,
+        }
+    }
+
+    fn accept(&mut self, features: u64) {
+        self.features = features;
+        self.inner.accept(match self.flaw {
+            Flaw::HidesMapUnmap => features | 1 << VIRTIO_IOMMU_F_MAP_UNMAP,
+            _ => features,
+        });
+    }
+
+    fn read_config(&self, offset: usize, bytes: &mut [u8]) {
+        self.inner.read_config(offset, bytes);
+        for (at, byte) in (offset..).zip(bytes) {
+            match self.flaw {
+                Flaw::NoPageSize if at < 8 => *byte = 0,
+                Flaw::BypassReadsWhatWasWritten if at == CONFIG_BYPASS => {
+                    if let Some(shadow) = self.shadow {
+                        *byte = shadow[at];
+                    }
+                }
+                Flaw::PageSizeIsWritable if at < 8 => {
+                    if let Some(shadow) = self.shadow {
+                        *byte = shadow[at];
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn write_config(&mut self, offset: usize, bytes: &[u8]) {
+        self.inner.write_config(offset, bytes);
+        let mut shadow = [0; CONFIG_BYTES];
+        self.read_config(0, &mut shadow);
+        if let Some(place) = shadow.get_mut(offset..offset.wrapping_add(bytes.len())) {
+            let flag = bytes.iter().all(|byte| *byte <= 1) && offset == CONFIG_BYPASS;
+            place.copy_from_slice(bytes);
+            // A flag that was written goes on as one.
+            self.shadow = (!flag).then_some(shadow);
+        }
+    }
+
+    fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> usize {
+        if self.flaw == Flaw::PublishesFirst {
+            let snapshot = self.inner.device.snapshot();
+            let mut before = Direct::new(&self.setup);
+            before.device.restore(&snapshot).expect("its own snapshot");
+            self.before = Some(before);
+        }
+        if self.flaw == Flaw::FaultsStallRequests && self.faults > 500 {
+            return 0;
+        }
+        let lengths = [
+            0,
+            ATTACH_BYTES,
+            DETACH_BYTES,
+            MAP_BYTES,
+            UNMAP_BYTES,
+            PROBE_BYTES,
+        ];
+        let kind = readable.first().map_or(0, |kind| usize::from(*kind));
+        let known = lengths.get(kind).copied().filter(|length| *length > 0);
+        let Some(length) = known.filter(|length| readable.len() >= *length && writable.len() >= 4)
+        else {
+            let cut_off = known.is_some() && !writable.is_empty();
+            let unknown = known.is_none() && readable.len() >= 4 && writable.len() >= 4;
+            return match self.flaw {
+                Flaw::CutOffIsInval if cut_off => {
+                    writable[0] = VIRTIO_IOMMU_S_INVAL;
+                    writable.len().min(4)
+                }
+                Flaw::UnknownTypeIsUnsupp if unknown => {
+                    writable[..4].copy_from_slice(&[VIRTIO_IOMMU_S_UNSUPP, 0, 0, 0]);
+                    4
+                }
+                _ => self.inner.request(readable, writable),
+            };
+        };
+        if kind == usize::from(VIRTIO_IOMMU_T_PROBE) {
+            return self.probe(readable, writable);
+        }
+        let mut request = readable[..length].to_vec();
+        self.before(&mut request);
+
+        let endpoint = le32(&request, ENDPOINT);
+        let domain = le32(&request, DOMAIN);
+        let elsewhere = self
+            .attached
+            .get(&endpoint)
+            .is_some_and(|at| *at != domain && self.bypass_domain(domain).is_none());
+        let (start, last) = if request.len() >= 24 {
+            (le64(&request, 8), le64(&request, 16))
+        } else {
+            (0, 0)
+        };
+        // What the flaw does instead of the device.
+        let instead = match (self.flaw, request[0]) {
+            (Flaw::HeadMustBeZero, _) if request[1..4] != [0; 3] => Some(VIRTIO_IOMMU_S_INVAL),
+            (Flaw::StaysWhereItWas, VIRTIO_IOMMU_T_ATTACH)
+                if elsewhere && request[12..20] == [0; 8] =>
+            {
+                Some(VIRTIO_IOMMU_S_OK)
+            }
+            (Flaw::DetachMindsReserved, VIRTIO_IOMMU_T_DETACH) if request[12..20] != [0; 8] => {
+                Some(VIRTIO_IOMMU_S_INVAL)
+            }
+            (Flaw::GapIsAnError, VIRTIO_IOMMU_T_UNMAP)
+                if start < last
+                    && last < 1 << 30
+                    && self.bypass_domain(domain) == Some(false)
+                    && self.maps.get(&domain).is_none_or(|maps| {
+                        maps.iter()
+                            .all(|map| le64(map, 16) < start || last < le64(map, 8))
+                    }) =>
+            {
+                Some(VIRTIO_IOMMU_S_NOENT)
+            }
+            (Flaw::BackwardsIsOk, VIRTIO_IOMMU_T_MAP) if last < start && start > 0x10_0000 => {
+                Some(VIRTIO_IOMMU_S_OK)
+            }
+            _ => None,
+        };
+        if self.flaw == Flaw::StopsAtGap
+            && request[0] == VIRTIO_IOMMU_T_UNMAP
+            && last < 1 << 30
+            && let Some(maps) = self.maps.get(&domain)
+            && !maps.iter().any(|map| {
+                let (first, its_last) = (le64(map, 8), le64(map, 16));
+                first <= last && start <= its_last && (first < start || its_last > last)
+            })
+        {
+            // The end of the run of mappings that begins at the first one.
+            let mut ranges: Vec<(u64, u64)> = maps
+                .iter()
+                .map(|map| (le64(map, 8), le64(map, 16)))
+                .collect();
+            ranges.sort_unstable();
+            let mut end = None;
+            for (first, its_last) in ranges {
+                if first < start || first > last || end.is_some_and(|end| first != end + 1) {
+                    continue;
+                }
+                end = Some(its_last);
+            }
+            if let Some(end) = end.filter(|end| *end < last) {
+                request[16..24].copy_from_slice(&end.to_le_bytes());
+            }
+        }
+        let status = match instead {
+            Some(status) => status,
+            None => {
+                let status = self.ask(&request);
+                if status == VIRTIO_IOMMU_S_OK {
+                    self.note(&request);
+                }
+                self.after(&request, status)
+            }
+        };
+        writable[..4].copy_from_slice(&[status, 0, 0, 0]);
+        if self.flaw == Flaw::TailIsNotZero {
+            writable[2] = 0xff;
+        }
+        if self.flaw == Flaw::FailureWithoutLength && status != VIRTIO_IOMMU_S_OK {
+            return 0;
+        }
+        4
+    }
+
+    fn idle(&mut self) {
+        self.before = None;
+    }
+
+    fn reset(&mut self) {
+        let bypass = self.config_bypass();
+        if self.flaw == Flaw::ResetKeepsAttachments {
+            self.inner.accept(0);
+            return;
+        }
+        self.inner.reset();
+        self.attached.clear();
+        self.maps.clear();
+        self.seen.clear();
+        if self.flaw == Flaw::ResetRevertsBypass {
+            let first = Direct::new(&self.setup);
+            let mut byte = [0];
+            first.read_config(CONFIG_BYPASS, &mut byte);
+            if byte[0] != bypass {
+                self.set_bypass(byte[0]);
+            }
+        }
+    }
+
+    fn reset_system(&mut self) {
+        let bypass = self.config_bypass();
+        self.inner.reset_system();
+        if self.flaw == Flaw::SystemResetKeepsBypass {
+            self.set_bypass(bypass);
+        }
+    }
+
+    fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<u64> {
+        if let Some(before) = &mut self.before {
+            return before.access(endpoint, iova, access);
+        }
+        let found = self.inner.access(endpoint, iova, access);
+        if found.is_none() {
+            self.faults += 1;
+        }
+        let write = access == Access::Write;
+        match self.flaw {
+            Flaw::OpenBeforeAttachment if !self.ever.contains(&endpoint) => Some(iova),
+            Flaw::BypassNeedsAcceptance
+                if self.features & 1 << VIRTIO_IOMMU_F_BYPASS_CONFIG == 0
+                    && self.ever.is_empty()
+                    && self.shadow.is_none()
+                    && self.setup.options.unattached
+                        == (ringfence_virtio_iommu::Unattached::DriverDecides {
+                            bypass_at_first: true,
+                        })
+                    && iova != 4096 =>
+            {
+                None
+            }
+            Flaw::JoinersSeeOnlyWhatIsNew => {
+                let hidden = self.hidden.get(&endpoint);
+                found.filter(|_| {
+                    hidden.is_none_or(|ranges| {
+                        ranges
+                            .iter()
+                            .all(|(start, last)| iova < *start || *last < iova)
+                    })
+                })
+            }
+            Flaw::WriteNeedsOnlyRead if write => {
+                found.or_else(|| self.inner.peek(endpoint, iova, Access::Read))
+            }
+            Flaw::ReadNeedsOnlyWrite if !write => {
+                found.or_else(|| self.inner.peek(endpoint, iova, Access::Write))
+            }
+            Flaw::ReachesAfterDetach => match found {
+                Some(at) => {
+                    self.seen.insert((endpoint, iova, write), at);
+                    found
+                }
+                None if self.attached.contains_key(&endpoint) => None,
+                None => self.seen.get(&(endpoint, iova, write)).copied(),
+            },
+            _ => found,
+        }
+    }
+
+    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> bool {
+        self.inner.hold(endpoint, iova, access)
+    }
+
+    fn holds(&self) -> bool {
+        self.inner.holds()
+    }
+
+    fn next_event(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        if self.flaw == Flaw::FaultIsSplit && buffer.len() < FAULT_BYTES {
+            let mut whole = [0; FAULT_BYTES];
+            let snapshot = self.inner.device.snapshot();
+            self.inner.next_event(&mut whole)?;
+            let length = buffer.len();
+            buffer.copy_from_slice(&whole[..length]);
+            // The rest would follow in the next buffer.
+            let mut again = Direct::new(&self.setup);
+            again.device.restore(&snapshot).expect("its own snapshot");
+            self.inner = again;
+            return Some(length);
+        }
+        let used = self.inner.next_event(buffer);
+        if used == Some(FAULT_BYTES) {
+            match self.flaw {
+                Flaw::FaultOfAnyone => buffer[8..12].fill(0xff),
+                Flaw::FaultReservedSet => buffer[13] = 1,
+                _ => {}
+            }
+        }
+        used
+    }
+
+    fn dropped_events(&self) -> u64 {
+        match self.flaw {
+            Flaw::DropsAreNotCounted => 0,
+            _ => self.inner.dropped_events(),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! This crate's device, called directly.
+
+use ringfence_types::{Access, Iova, IovaRange};
+use ringfence_virtio_iommu::conformance::{Setup, Subject};
+use ringfence_virtio_iommu::{Device, DomainId, EndpointId, Mapping, Sink, SinkError, Translation};
+
+/// A sink whose one reader lets go when the sink waits for it, which it does in `commit`.
+#[derive(Debug, Default)]
+pub(crate) struct Reader {
+    pub(crate) holds: bool,
+    /// Broken: it does not wait.
+    pub(crate) hasty: bool,
+}
+
+impl Sink for Reader {
+    fn create(&mut self, _: DomainId) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn destroy(&mut self, _: DomainId) {}
+
+    fn attach(
+        &mut self,
+        _: EndpointId,
+        _: DomainId,
+        _: &mut dyn Iterator<Item = Mapping>,
+    ) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn bypass(&mut self, _: EndpointId) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn block(&mut self, _: EndpointId) {}
+
+    fn map(&mut self, _: DomainId, _: &Mapping) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn unmap(&mut self, _: DomainId, _: &Mapping) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn commit(&mut self) {
+        if !self.hasty {
+            self.holds = false;
+        }
+    }
+}
+
+pub(crate) struct Direct {
+    pub(crate) device: Device<Reader>,
+}
+
+impl Direct {
+    pub(crate) fn new(setup: &Setup) -> Self {
+        let mut device = Device::new(setup.options, Reader::default()).expect("sound options");
+        for (id, reserved) in setup.endpoints {
+            device
+                .add_endpoint(EndpointId::new(*id), reserved)
+                .expect("an endpoint");
+        }
+        Self { device }
+    }
+
+    /// Where an access goes, without a report.
+    pub(crate) fn peek(&self, endpoint: u32, iova: u64, access: Access) -> Option<u64> {
+        let range = IovaRange::new(Iova::new(iova), 1)?;
+        match self
+            .device
+            .translate(EndpointId::new(endpoint), range, access)
+        {
+            Ok(Translation::Memory { physical, .. }) => Some(physical.start().get()),
+            Ok(Translation::Doorbell { .. }) | Err(_) => None,
+        }
+    }
+}
+
+impl Subject for Direct {
+    fn offered(&self) -> u64 {
+        self.device.features()
+    }
+
+    fn accept(&mut self, features: u64) {
+        self.device.accept_features(features);
+    }
+
+    fn read_config(&self, offset: usize, bytes: &mut [u8]) {
+        self.device.read_config(offset, bytes);
+    }
+
+    fn write_config(&mut self, offset: usize, bytes: &[u8]) {
+        self.device
+            .write_config(offset, bytes)
+            .expect("the sink begins");
+    }
+
+    fn request(&mut self, readable: &[u8], writable: &mut [u8]) -> usize {
+        self.device
+            .handle(readable, writable)
+            .expect("the sink begins")
+            .used
+    }
+
+    fn reset(&mut self) {
+        self.device.reset().expect("the sink begins");
+    }
+
+    fn reset_system(&mut self) {
+        self.device.reset_system().expect("the sink begins");
+    }
+
+    fn access(&mut self, endpoint: u32, iova: u64, access: Access) -> Option<u64> {
+        let range = IovaRange::new(Iova::new(iova), 1)?;
+        let endpoint_id = EndpointId::new(endpoint);
+        if let Err(denied) = self.device.translate(endpoint_id, range, access) {
+            self.device.report(denied);
+        }
+        self.peek(endpoint, iova, access)
+    }
+
+    fn hold(&mut self, endpoint: u32, iova: u64, access: Access) -> bool {
+        let holds = self.peek(endpoint, iova, access).is_some();
+        self.device.sink_mut().holds = holds;
+        holds
+    }
+
+    fn holds(&self) -> bool {
+        self.device.sink().holds
+    }
+
+    fn next_event(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        self.device.next_event(buffer).unwrap_or(Some(0))
+    }
+
+    fn dropped_events(&self) -> u64 {
+        self.device.events_dropped()
+    }
+}

@@ -128,6 +128,13 @@ impl PhysMemory for Arena {
     fn drain(&self) {
         self.write_back.drain();
     }
+
+    #[inline]
+    fn prefetch(&self, at: PhysAddr) {
+        if let Some(word) = self.mapping.word(at.get() & !(LINE - 1)) {
+            WriteBack::prefetch(word.as_ptr().cast());
+        }
+    }
 }
 
 /// Why there is no arena.

@@ -56,6 +56,12 @@ impl WriteBack {
         host::line(self, byte);
     }
 
+    /// Asks for the line that holds `byte`, to be changed.
+    #[inline]
+    pub(crate) fn prefetch(byte: *const u8) {
+        host::prefetch(byte);
+    }
+
     /// Orders write-backs so far before every later store.
     #[inline]
     pub(crate) fn drain(self) {
@@ -113,6 +119,15 @@ mod host {
     }
 
     #[inline]
+    pub(super) fn prefetch(byte: *const u8) {
+        // SAFETY: a hint, which changes no value and faults on no address; processors without it take it for one without effect (SDM
+        // volume 2, "PREFETCHW").
+        unsafe {
+            asm!("prefetchw byte ptr [{}]", in(reg) byte, options(nostack, preserves_flags, readonly));
+        }
+    }
+
+    #[inline]
     pub(super) fn drain(kind: WriteBack) {
         match kind {
             // SAFETY: a fence; SSE is part of x86-64. As a memory clobber the block also holds back the compiler.
@@ -140,6 +155,9 @@ mod host {
 
     #[inline]
     pub(super) fn line(_kind: WriteBack, _byte: *const u8) {}
+
+    #[inline]
+    pub(super) fn prefetch(_byte: *const u8) {}
 
     #[inline]
     pub(super) fn drain(_kind: WriteBack) {

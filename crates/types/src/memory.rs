@@ -31,6 +31,11 @@ pub trait PhysMemory {
 
     /// Orders all write-backs so far before everything that follows.
     fn drain(&self);
+
+    /// A hint that the cache line at `at`, which may lie outside memory, is about to be changed: a line that was written back may have to be
+    /// fetched from memory again.
+    #[inline]
+    fn prefetch(&self, _at: PhysAddr) {}
 }
 
 /// Whatever leads to memory is memory: references, `Rc`, `Arc`, `Box`.
@@ -58,6 +63,11 @@ impl<P: Deref<Target: PhysMemory>> PhysMemory for P {
     #[inline]
     fn drain(&self) {
         (**self).drain();
+    }
+
+    #[inline]
+    fn prefetch(&self, at: PhysAddr) {
+        (**self).prefetch(at);
     }
 }
 

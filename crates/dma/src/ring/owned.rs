@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 
-use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingWords};
+use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingTable, RingWords};
 use ringfence_types::{
     Batch, DeviceId, Direction, DomainId, Flushed, Invalidation, InvalidationError, Invalidator,
     Pending, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot,
@@ -35,7 +35,7 @@ pub struct OwnedRing<'m, B> {
     device: DeviceId,
     /// The ring's table, kept mapped.
     entries: &'m [RingWords],
-    table: PhysAddr,
+    table: RingTable,
     slots: Slots,
     burst: Cleared,
 }
@@ -117,7 +117,7 @@ impl<'m, B> OwnedRing<'m, B> {
             tag: domain.into(),
             device,
             entries,
-            table: table.base(),
+            table,
             slots,
             burst: Cleared {
                 domain,
@@ -186,7 +186,8 @@ impl<'m, B> OwnedRing<'m, B> {
         };
         entry.store(words);
         if self.coherency == Coherency::NonCoherent {
-            self.lines.filled(mem, self.address_of(start));
+            let at = self.address_of(start);
+            self.lines.filled(mem, &self.table, at);
         }
         // The entry took 30 bits of length.
         let end = start.iova().wrapping_add(entry.bytes());
@@ -223,7 +224,8 @@ impl<'m, B> OwnedRing<'m, B> {
                 self.clearing.next.step();
                 RingPte::clear(words);
                 if self.coherency == Coherency::NonCoherent {
-                    self.lines.cleared(mem, self.address_of(end));
+                    let at = self.address_of(end);
+                    self.lines.cleared(mem, &self.table, at);
                 }
                 self.clearing.withheld.push(mapping.into_custody());
                 Ok(Withheld)
@@ -349,6 +351,7 @@ impl<'m, B> OwnedRing<'m, B> {
     #[inline]
     fn address_of(&self, at: RingIova) -> PhysAddr {
         self.table
+            .base()
             .wrapping_add(self.slot_of(at) as u64 * RING_ENTRY_BYTES)
     }
 }

@@ -133,7 +133,7 @@ impl Ring {
         self.ready.start += 1;
         entry.store(words);
         if !self.plain && self.coherency == Coherency::NonCoherent {
-            lines.filled(mem, self.address_of(slot));
+            lines.filled(mem, &self.table, self.address_of(slot));
         }
         Ok(self.start(slot))
     }
@@ -321,7 +321,7 @@ impl Ring {
     ) {
         RingPte::clear(words);
         if !self.plain && self.coherency == Coherency::NonCoherent {
-            lines.cleared(mem, self.address_of(slot));
+            lines.cleared(mem, &self.table, self.address_of(slot));
         }
         self.slots.withhold(1);
     }

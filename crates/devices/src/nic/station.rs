@@ -52,7 +52,7 @@ pub enum StationError {
         /// The number expected in its flow, if the flow exists.
         expected: Option<u64>,
     },
-    /// Nobody can go on: frames wait for descriptors, or the server for entries, that never come.
+    /// Nobody can go on: frames wait for descriptors, or the server for entries, that never come; or the clients are silent for good.
     Stuck,
 }
 
@@ -91,6 +91,9 @@ impl From<FrameError> for StationError {
         Self::Frame(error)
     }
 }
+
+/// How often in a row the clients may let all timers run out before they count as gone.
+const SILENCES: u32 = 1 << 16;
 
 /// What a station counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -191,7 +194,9 @@ impl<H> Station<H> {
         &self.nic
     }
 
-    /// Runs `workload` until `packets` more frames have been received and sent together, or a few more: what has begun is finished.
+    /// Runs `workload` until `packets` more frames have been received and sent together, or a few more: a receive loop that has begun
+    /// is finished. What the server still has to send then stays with the workload; in a closed loop of many clients that is never
+    /// nothing, for while it sends, others ask.
     ///
     /// # Errors
     /// See [`StationError`]; the workload cannot go on.
@@ -207,17 +212,23 @@ impl<H> Station<H> {
             flows.arrived.resize(clients.max(flows.arrived.len()), 0);
         }
         let target = self.packets().saturating_add(packets);
+        let mut silences = 0;
         while self.packets() < target {
             let before = (self.packets(), *self.nic.stats());
             match self.arrivals(world, workload)? {
                 Pause::Due => {}
                 Pause::Waiting => self.receive_all(world, workload)?,
                 Pause::Silence => {
+                    silences += 1;
+                    if silences == SILENCES {
+                        return Err(StationError::Stuck);
+                    }
                     self.reclaim_all(world)?;
                     continue;
                 }
             }
-            self.send_all(world, workload)?;
+            silences = 0;
+            self.send_until(target, world, workload)?;
             if before == (self.packets(), *self.nic.stats()) {
                 return Err(StationError::Stuck);
             }
@@ -342,13 +353,16 @@ impl<H> Station<H> {
         Ok(())
     }
 
-    /// Everything that the server has to send; meanwhile a frame arrives for each that is sent, if a client has one.
-    fn send_all<W: World<Handle = H>>(
+    /// What the server has to send, up to `target` frames in all; meanwhile a frame arrives for each that is sent, if a client has one.
+    fn send_until<W: World<Handle = H>>(
         &mut self,
+        target: u64,
         world: &mut W,
         workload: &mut impl Workload,
     ) -> Result<(), StationError> {
-        while let Some(packet) = workload.send() {
+        while self.packets() < target
+            && let Some(packet) = workload.send()
+        {
             // An interrupt falls between two frames. One that is due after the last frame falls into the next receive loop.
             while let Some(queue) = self.due.pop() {
                 self.reclaim(world, queue)?;

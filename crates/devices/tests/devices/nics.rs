@@ -318,6 +318,52 @@ fn a_workload_that_never_goes_on_is_an_error() {
     station.close(&mut world).unwrap();
 }
 
+/// Many clients in a closed loop: while the server sends one answer, others ask for the next, so that it is never done.
+#[test]
+fn a_run_ends_though_the_server_always_has_more_to_send() {
+    for file in [Apache::BIG, Apache::SMALL] {
+        let mut world = rig::unprotected();
+        let mut station = open(&mut world, Profile::MLX, BURST, 1);
+        let mut apache = Apache::new(file, Apache::CLIENTS_EIOVAR, 1);
+        let mut before = 0;
+        for _ in 0..3 {
+            station.run(&mut world, &mut apache, 3_000).unwrap();
+            let stats = station.stats();
+            let packets = stats.received + stats.sent;
+            assert!((3_000..3_400).contains(&(packets - before)), "{packets}");
+            before = packets;
+        }
+        station.close(&mut world).unwrap();
+        assert_eq!(world.judge().live(), 0);
+    }
+}
+
+/// Clients who never do anything.
+#[test]
+fn silence_for_good_is_an_error() {
+    struct Gone;
+    impl Workload for Gone {
+        fn clients(&self) -> u32 {
+            1
+        }
+        fn offer(&mut self) -> Offer {
+            Offer::Silence
+        }
+        fn received(&mut self, _: Packet) {}
+        fn send(&mut self) -> Option<Packet> {
+            None
+        }
+        fn answered(&mut self, _: Packet) {}
+    }
+    let mut world = rig::unprotected();
+    let mut station = open(&mut world, Profile::BRCM, BURST, 1);
+    assert_eq!(
+        station.run(&mut world, &mut Gone, 1),
+        Err(StationError::Stuck)
+    );
+    station.close(&mut world).unwrap();
+}
+
 #[test]
 fn a_descriptor_that_is_half_armed_is_given_back_too() {
     let profile = small(2, 1, 8);

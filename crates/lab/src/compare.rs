@@ -29,6 +29,8 @@ pub struct Options {
     pub repetitions: usize,
     /// Whether the hostile pass is run.
     pub hostile: bool,
+    /// Whether the device of the metered pass touches a buffer's pages when it is mapped, too, and not only before its unmap.
+    pub early_touches: bool,
     /// Slots of the rings of ring modes.
     pub rings: RingSizes,
 }
@@ -42,6 +44,7 @@ impl Options {
             devices: None,
             repetitions: 3,
             hostile: true,
+            early_touches: false,
             rings: RingSizes::default(),
         }
     }
@@ -135,7 +138,7 @@ pub fn compare<R: Read>(
     }
     let alive = planner.alive();
     let summary = operations.summary().clone();
-    let of_trace = of_trace(&summary, &planner);
+    let of_trace = status_of_trace(&summary, &planner);
     let mut rows = Vec::with_capacity(runners.len());
     for (mode, runner) in options.modes.iter().zip(&mut runners) {
         let metered = runner.metered.finish(&alive);
@@ -209,7 +212,7 @@ fn known(trace: &str, devices: &Devices, names: &[String]) -> Result<(), LabErro
 }
 
 /// Why the rows of a trace cannot be taken at their word, if so. Devices that are not replayed spoil nothing.
-fn of_trace(summary: &Summary, planner: &Planner) -> Status {
+pub(crate) fn status_of_trace(summary: &Summary, planner: &Planner) -> Status {
     if summary.lost > 0 {
         return Status::LostEvents(summary.lost);
     }

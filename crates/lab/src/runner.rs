@@ -85,7 +85,8 @@ impl<'a> Assemble<'a> {
         X: Attacker + 'static,
     {
         let machine = || Machine::new(&self.options.profile, enabled);
-        let metered = Judged::new(machine()?, flush(), ownership, Nobody, make());
+        let metered = Judged::new(machine()?, flush(), ownership, Nobody, make())
+            .with_early_touches(self.options.early_touches);
         let hostile: Option<Box<dyn Judge>> = if self.options.hostile {
             Some(Box::new(Judged::new(
                 machine()?,

@@ -60,6 +60,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
             rings,
             repetitions,
             hostile: !args.no_hostile,
+            early_touches: false,
         };
         let lines = Progress::is_visible().then(|| input.lines()).flatten();
         let progress = Progress::new(&name, lines);

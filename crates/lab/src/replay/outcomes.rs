@@ -5,6 +5,17 @@ use ringfence_hw::Stats;
 
 use crate::oracle::Tally;
 
+/// Maps of one ring that did not get a slot at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RingOutcomes {
+    /// Maps that had to wait.
+    pub stalls: u64,
+    /// Maps that never got a slot.
+    pub stalled_out: u64,
+    /// Maps that were refused.
+    pub refused: u64,
+}
+
 /// What one replay has shown.
 #[derive(Debug, Clone, Default)]
 pub struct Outcomes {
@@ -16,6 +27,8 @@ pub struct Outcomes {
     pub stalls: u64,
     /// Maps that never got one: their mapping ended, or the trace, while they waited.
     pub stalled_out: u64,
+    /// The same by ring, with the maps refused: by device, then by place of the direction. Rings without any may be missing at the end.
+    pub rings: Vec<RingOutcomes>,
     /// Maps that the layer refused.
     pub refused_maps: u64,
     /// The first refusal.
@@ -48,4 +61,15 @@ pub struct Outcomes {
     pub release_delay_max_ns: u64,
     /// Mappings that the trace does not end.
     pub alive_at_end: u64,
+}
+
+impl Outcomes {
+    /// What is counted of the ring at `place`.
+    #[cold]
+    pub(super) fn ring(&mut self, place: usize) -> &mut RingOutcomes {
+        if self.rings.len() <= place {
+            self.rings.resize(place + 1, RingOutcomes::default());
+        }
+        &mut self.rings[place]
+    }
 }

@@ -25,8 +25,9 @@ pub struct Stalled {
     waiting: usize,
 }
 
+/// The place of a ring among those of all devices.
 #[inline]
-fn place(device: DeviceIndex, direction: Direction) -> usize {
+pub(super) fn place(device: DeviceIndex, direction: Direction) -> usize {
     device.index() * RINGS + place_of(direction)
 }
 
@@ -88,10 +89,11 @@ impl Stalled {
         true
     }
 
-    /// All give up; how many there were.
-    pub fn clear(&mut self) -> usize {
-        self.queues.clear();
-        core::mem::take(&mut self.waiting)
+    /// All give up; how many there were, ring by ring.
+    pub fn clear(&mut self) -> Vec<u64> {
+        self.waiting = 0;
+        let waited = self.queues.drain(..).map(|queue| queue.len() as u64);
+        waited.collect()
     }
 }
 
@@ -126,6 +128,6 @@ mod tests {
         assert_eq!(left, [0, 2, 3]);
         assert!(stalled.is_empty());
         stalled.push(device, tx, map(7));
-        assert_eq!((stalled.clear(), stalled.len()), (1, 0));
+        assert_eq!((stalled.clear().iter().sum(), stalled.len()), (1, 0));
     }
 }

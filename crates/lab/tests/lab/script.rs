@@ -109,6 +109,7 @@ pub(crate) fn judged_only(hostile: bool) -> Options {
         devices: None,
         repetitions: 0,
         hostile,
+        early_touches: false,
         rings: RingSizes::default(),
     }
 }

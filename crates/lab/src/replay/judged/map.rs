@@ -1,6 +1,6 @@
 //! The maps of a replay, and those that wait for a slot of their ring.
 
-use ringfence_devices::{Attacker, Event};
+use ringfence_devices::{Attacker, Event, Mapping as Target};
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
 use ringfence_dma::{MapReason, Segment, SgLimits, SgRequest};
@@ -10,6 +10,8 @@ use ringfence_types::{Direction, Iova, IovaRange, PhysRange};
 use super::Judged;
 use crate::error::LabError;
 use crate::hardware::Hardware;
+use crate::oracle::GrantId;
+use crate::replay::stalled::place;
 use crate::replay::{Held, Waiting};
 
 /// What became of a map.
@@ -34,6 +36,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             || matches!(self.map(id, device, cpu, direction, pieces)?, Attempt::Full);
         if waits {
             self.outcomes.stalls += 1;
+            self.outcomes.ring(place(device, direction)).stalls += 1;
             let pieces = pieces.into();
             self.stalled
                 .push(device, direction, Waiting { id, cpu, pieces });
@@ -117,6 +120,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             }
             Err((_, error)) => {
                 self.outcomes.refused_maps += 1;
+                self.outcomes.ring(place(device, direction)).refused += 1;
                 self.outcomes.first_refusal.get_or_insert(error);
                 return Ok(Attempt::Settled);
             }
@@ -151,6 +155,16 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
         outcomes.search_steps += u64::from(steps);
         outcomes.search_max = outcomes.search_max.max(steps);
         self.tell(Event::Mapped, device_id, direction);
+        if self.early
+            && let Some(range) = self.told.first().copied()
+        {
+            let target = Target {
+                device: device_id,
+                range,
+                direction,
+            };
+            self.use_buffer(GrantId::from_raw(next), &target, &mut 0);
+        }
         Ok(Attempt::Settled)
     }
 }

@@ -14,6 +14,7 @@ use ringfence_types::{DeviceId, Direction, Iova, IovaRange, Nanos};
 
 use super::bus::JudgedBus;
 use super::eye::DeviceRows;
+use super::stalled::place;
 use super::{Attached, Held, Newcomer, Outcomes, Stalled};
 use crate::error::LabError;
 use crate::hardware::{Directed, Hardware};
@@ -54,6 +55,8 @@ pub struct Judged<H, S: Space, F: Flush<S, u64>, X> {
     owed: Vec<Owed<u64>>,
     attacker: X,
     live: u64,
+    /// Whether the device touches each page of a buffer as soon as it is mapped, too.
+    early: bool,
     scratch: Vec<IovaRange>,
     /// What devices are told of the mapping at hand: one range, or one a piece where pieces lie apart.
     told: Vec<IovaRange>,
@@ -86,10 +89,19 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             owed: Vec::new(),
             attacker,
             live: 0,
+            early: false,
             scratch: Vec::new(),
             told: Vec::new(),
             outcomes: Outcomes::default(),
         }
+    }
+
+    /// Has the device touch each page of a buffer as soon as it is mapped, beside the touch before its unmap. Not for walkers that see
+    /// a map only after its doorbell.
+    #[must_use]
+    pub fn with_early_touches(mut self, early: bool) -> Self {
+        self.early = early;
+        self
     }
 
     /// Performs the steps of `plan`.
@@ -119,6 +131,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
                         && self.stalled.give_up(device, direction, id)
                     {
                         self.outcomes.stalled_out += 1;
+                        self.outcomes.ring(place(device, direction)).stalled_out += 1;
                     } else {
                         self.unmap(id, device, cpu, true);
                     }
@@ -263,7 +276,12 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
 
     /// Ends the replay: takes down what is alive, unmetered, and counts windows that are open until now.
     pub fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes {
-        self.outcomes.stalled_out += self.stalled.clear() as u64;
+        for (place, waiting) in self.stalled.clear().into_iter().enumerate() {
+            self.outcomes.stalled_out += waiting;
+            if waiting > 0 {
+                self.outcomes.ring(place).stalled_out += waiting;
+            }
+        }
         self.outcomes.tally = self.oracle.tally;
         self.outcomes.invalidations = self.machine.iommu.count;
         self.outcomes.hardware = self.machine.stats();

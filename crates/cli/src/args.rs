@@ -33,6 +33,9 @@ pub(crate) enum Command {
     /// Replay traces through protection modes; print what each costs and what it exposes
     #[command(long_about = COMPARE_LONG)]
     Compare(Box<CompareArgs>),
+    /// Say how large a trace wants its rings and its IOTLB
+    #[command(long_about = SIZE_LONG)]
+    Size(SizeArgs),
     /// Print the modes: four answers, a promise and its bound each
     Modes(ModesArgs),
     /// Compare two reports of `compare --json`
@@ -180,6 +183,76 @@ pub(crate) struct Format {
     /// Tables in Markdown
     #[arg(long, help_heading = "Output")]
     pub markdown: bool,
+}
+
+const SIZE_LONG: &str = "\
+Say how large a trace wants its rings and its IOTLB.
+
+A ring is a device and a direction. A first pass counts: L, most slots mapped at once; B, most slots withheld at once until the end of a \
+burst; in which order unmaps come. From that follow N >= L + B, and the fewest slots with which this trace stalls no map. A second pass \
+replays the trace with rings of several sizes, once with a ring that takes only the slot at its tail (riommu) and once with one that takes \
+any free slot (riommu-ooo), and says how many maps waited, beside what a model of slots predicts. The same pass tries IOTLBs of several \
+shapes under modes that map pages.
+
+Nothing is timed: the numbers are the same on every machine.";
+
+const SIZE_EXAMPLES: &str = "\
+Examples:
+  ringfence size                                      the bundled sample
+  ringfence size trace.txt.zst --plot plots
+  zcat trace.gz | ringfence size -
+  ringfence size trace.zst --ring-entries 256,512,1024
+  ringfence size a.zst b.zst --json > sizes.json      for programs; see docs/JSON.md
+
+Exit codes: 0 done, 1 error, 2 wrong usage.";
+
+/// Arguments of `size`.
+#[derive(Debug, Args)]
+#[command(after_help = SIZE_EXAMPLES)]
+pub(crate) struct SizeArgs {
+    /// Traces: text of tracefs, trace-cmd or perf, plain or zstd, or trace-cmd's .dat; - is standard input [default: a bundled sample]
+    #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
+    pub traces: Vec<PathBuf>,
+
+    /// Only devices of this name. May be repeated
+    #[arg(long = "device", value_name = "NAME", help_heading = "Trial")]
+    pub devices: Vec<String>,
+
+    /// Count malformed lines instead of stopping at the first
+    #[arg(long, help_heading = "Trial")]
+    pub lenient: bool,
+
+    /// Sizes to try in every ring [default: around what each needs]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = ring_entries, help_heading = "Trial")]
+    pub ring_entries: Vec<u32>,
+
+    /// Modes under which the IOTLB is looked at: those that map pages
+    #[arg(
+        long,
+        value_name = "MODE,...",
+        value_delimiter = ',',
+        value_parser = paged_mode,
+        default_value = "linux-strict,linux-lazy",
+        help_heading = "Trial"
+    )]
+    pub modes: Vec<Mode>,
+
+    /// Cost profile whose walk caches are modelled, by name or as a file that `ringfence calibrate` wrote
+    #[arg(
+        long,
+        value_name = "NAME|FILE",
+        default_value = "r210-2015",
+        help_heading = "Trial"
+    )]
+    pub profile: String,
+
+    /// Form of the output.
+    #[command(flatten)]
+    pub format: Format,
+
+    /// Write SVG plots into this directory
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
+    pub plot: Option<PathBuf>,
 }
 
 /// Arguments of `modes`.
@@ -385,6 +458,15 @@ pub(crate) struct ManArgs {
 
 fn named_mode(name: &str) -> Result<Mode, LabError> {
     Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.to_owned()))
+}
+
+/// A mode whose IOTLB caches pages.
+fn paged_mode(name: &str) -> Result<Mode, String> {
+    let mode = named_mode(name).map_err(|error| error.to_string())?;
+    if mode.has_rings() || !mode.translates() {
+        return Err("it looks up no pages".into());
+    }
+    Ok(mode)
 }
 
 fn experiment(id: &str) -> Result<&'static Experiment, String> {

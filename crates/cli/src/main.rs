@@ -37,6 +37,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Compare(args) => commands::compare(&args),
+        Command::Size(args) => commands::size(&args),
         Command::Modes(args) => commands::modes(&args),
         Command::Reproduce(args) => commands::reproduce(&args),
         Command::Diff(args) => commands::diff(&args),

@@ -21,6 +21,7 @@ pub mod report;
 pub mod ring;
 pub mod row;
 mod runner;
+pub mod size;
 mod status;
 
 pub use error::LabError;

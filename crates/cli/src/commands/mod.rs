@@ -8,6 +8,7 @@ mod guest;
 mod modes;
 mod reproduce;
 mod serve;
+mod size;
 mod trace;
 
 pub(crate) use calibrate::calibrate;
@@ -18,6 +19,7 @@ pub(crate) use guest::guest;
 pub(crate) use modes::modes;
 pub(crate) use reproduce::reproduce;
 pub(crate) use serve::serve;
+pub(crate) use size::size;
 pub(crate) use trace::trace;
 
 use serde::Serialize;

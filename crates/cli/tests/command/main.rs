@@ -5,6 +5,7 @@ mod compare;
 mod exit_codes;
 mod json;
 mod others;
+mod size;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

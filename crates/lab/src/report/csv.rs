@@ -1,5 +1,6 @@
 //! Rows as comma-separated values (RFC 4180): a column for each number and text of the JSON row, named by its path.
 
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::row::Row;
@@ -11,6 +12,11 @@ pub fn csv(rows: &[Row]) -> String {
         bound: Some(String::new()),
         ..Row::default()
     };
+    table_of(&full, rows)
+}
+
+/// A line for each of `rows` under the names of the fields of `full`.
+pub(super) fn table_of(full: &impl Serialize, rows: &[impl Serialize]) -> String {
     let mut header = Vec::new();
     leaves(
         &serde_json::to_value(full).unwrap_or_default(),

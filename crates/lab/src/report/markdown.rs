@@ -31,7 +31,7 @@ pub fn markdown(report: &Report) -> String {
 }
 
 /// A grid as a Markdown table; groups stand before the names of their columns.
-fn table(grid: &Grid) -> String {
+pub(super) fn table(grid: &Grid) -> String {
     let mut out = String::from("|");
     for column in &grid.columns {
         match column.group {

@@ -19,6 +19,7 @@ mod notes;
 mod number;
 mod plot;
 mod recommend;
+mod sizing;
 mod terminal;
 
 pub use answers::{Answer, ParseAnswerError};
@@ -38,4 +39,5 @@ pub(crate) use nearest::hint;
 pub use notes::oddities;
 pub use plot::{Plot, plots};
 pub use recommend::recommend;
+pub use sizing::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
 pub use terminal::terminal;

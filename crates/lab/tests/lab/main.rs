@@ -7,4 +7,5 @@ mod plans;
 mod replays;
 mod rings;
 mod script;
+mod sizes;
 mod stubs;

@@ -38,7 +38,7 @@ pub fn plots(report: &Report) -> Vec<Plot> {
 }
 
 /// What may stand in a file name anywhere.
-fn file_name(trace: &str) -> String {
+pub(super) fn file_name(trace: &str) -> String {
     let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '+');
     let name: String = trace
         .chars()

@@ -1,0 +1,94 @@
+//! `ringfence size`.
+
+use std::fs;
+use std::path::Path;
+
+use ringfence_lab::Profile;
+use ringfence_lab::compare::check_devices;
+use ringfence_lab::report::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
+use ringfence_lab::size::{Options, size as advise, take_usage};
+use ringfence_trace::Options as TraceOptions;
+
+use super::json;
+use crate::args::SizeArgs;
+use crate::failure::Failure;
+use crate::inputs::Input;
+use crate::output::{look, print};
+use crate::profile_file;
+use crate::progress::Progress;
+
+/// Counts what traces ask of rings and of the IOTLB, tries sizes, and prints advice.
+pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
+    let profile = profile(args)?;
+    let inputs = Input::all(&args.traces);
+    if inputs
+        .iter()
+        .filter(|&input| *input == Input::Stdin)
+        .count()
+        > 1
+    {
+        return Err(Failure::StdinTwice);
+    }
+    if let Some(dir) = &args.plot {
+        fs::create_dir_all(dir).map_err(Failure::io(dir))?;
+    }
+    let mut reading = TraceOptions::default();
+    reading.lenient = args.lenient;
+    // A trace is read twice: counted, then replayed.
+    let inputs = inputs.into_iter().map(Input::kept);
+    let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+    let mut sizing = Sizing::new(profile.clone());
+    for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
+        let devices = (!args.devices.is_empty()).then(|| args.devices.clone());
+        if let Some(names) = &devices {
+            check_devices(&name, input.operations(reading.clone())?, names)?;
+        }
+        let lines = Progress::is_visible().then(|| input.lines()).flatten();
+        let bar = Progress::new(&format!("{name}, counted"), lines);
+        let operations = input.operations(reading.clone())?;
+        let usage = take_usage(operations, devices.as_deref(), |line| bar.at(line))?;
+        drop(bar);
+        let options = Options {
+            profile: profile.clone(),
+            devices,
+            entries: args.ring_entries.clone(),
+            modes: args.modes.clone(),
+        };
+        let bar = Progress::new(&format!("{name}, replayed"), lines);
+        let operations = input.operations(reading.clone())?;
+        let advice = advise(&name, operations, &usage, &options, |line| bar.at(line))?;
+        drop(bar);
+        sizing.traces.push(advice);
+    }
+
+    let text = if args.format.json {
+        json(&sizing)
+    } else if args.format.csv {
+        sizing_csv(&sizing)
+    } else if args.format.markdown {
+        sizing_markdown(&sizing)
+    } else {
+        sizing_terminal(&sizing, look())
+    };
+    print(&text)?;
+    match &args.plot {
+        Some(dir) => draw(&sizing, dir),
+        None => Ok(()),
+    }
+}
+
+fn profile(args: &SizeArgs) -> Result<Profile, Failure> {
+    let profile = profile_file::load(&args.profile)?;
+    profile.validate().map_err(Failure::Platform)?;
+    Ok(profile)
+}
+
+/// Writes the plots and says where, on standard error: standard output is the report's.
+fn draw(sizing: &Sizing, dir: &Path) -> Result<(), Failure> {
+    for plot in sizing_plots(sizing) {
+        let path = dir.join(&plot.file);
+        fs::write(&path, plot.svg).map_err(Failure::io(&path))?;
+        eprintln!("ringfence: wrote {}", path.display());
+    }
+    Ok(())
+}

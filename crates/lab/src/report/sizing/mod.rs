@@ -1,0 +1,42 @@
+//! Advice on sizes: as JSON, at a terminal, as Markdown, as rows, as plots.
+
+mod plots;
+mod rows;
+mod tables;
+
+pub use plots::sizing_plots;
+pub use rows::sizing_csv;
+pub use tables::{sizing_markdown, sizing_terminal};
+
+use serde::Serialize;
+
+use crate::Profile;
+use crate::size::TraceSizing;
+
+/// Version of the JSON form: under one version fields may be added, and none is removed or given another meaning.
+const SCHEMA: u32 = 1;
+
+/// The advice of one call.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Sizing {
+    /// Version of this form.
+    pub schema: u32,
+    /// Version of the program.
+    pub version: &'static str,
+    /// The hardware that was modelled, but for what was swept.
+    pub profile: Profile,
+    /// One object a trace.
+    pub traces: Vec<TraceSizing>,
+}
+
+impl Sizing {
+    /// Without advice yet.
+    pub fn new(profile: Profile) -> Self {
+        Self {
+            schema: SCHEMA,
+            version: env!("CARGO_PKG_VERSION"),
+            profile,
+            traces: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! The advice for people.
+
+use super::Sizing;
+use crate::report::grid::{Cell, Column, Grid, Look, Tone, wrap};
+use crate::report::markdown::table;
+use crate::report::number::{bytes, count, percent_of};
+use crate::size::{ENTRIES, Fit, IotlbAdvice, IotlbPoint, RingAdvice, Stalls, TraceSizing, WAYS};
+
+/// Everything as text.
+pub fn sizing_terminal(sizing: &Sizing, look: Look) -> String {
+    let mut out = String::new();
+    for trace in &sizing.traces {
+        out.push_str(&format!("{}\n\n", headline(trace)));
+        if !trace.rings.is_empty() {
+            out.push_str("Rings: what the trace asks of each, and N\n");
+            out.push_str(&rings(trace).render(look));
+            out.push('\n');
+            for ring in &trace.rings {
+                let line = format!("{} {}: {}.", ring.device, ring.direction, ring.why);
+                out.push_str(&wrap(&line, look, 2));
+                out.push('\n');
+            }
+            out.push_str("\nMaps that wait, by N: as predicted from slots alone, and as replayed on the driver\n");
+            out.push_str(&sweep(trace).render(look));
+            out.push('\n');
+        }
+        if !trace.iotlb.is_empty() {
+            out.push_str("IOTLB of page-granular modes: hits when a buffer's pages are touched at its map and before its unmap\n");
+            out.push_str(&iotlb(&trace.iotlb).render(look));
+            out.push('\n');
+        }
+        for line in remarks(trace) {
+            out.push_str(&wrap(&line, look, 2));
+            out.push('\n');
+        }
+        out.push_str("\nRecommendation\n");
+        out.push_str(&wrap(&trace.recommendation, look, 0));
+        out.push_str("\n\n");
+    }
+    out
+}
+
+/// The same as Markdown, for an issue or a merge request.
+pub fn sizing_markdown(sizing: &Sizing) -> String {
+    let mut out = String::new();
+    for trace in &sizing.traces {
+        out.push_str(&format!("## {}\n\n", headline(trace)));
+        if !trace.rings.is_empty() {
+            out.push_str("### Rings\n\n");
+            out.push_str(&table(&rings(trace)));
+            for ring in &trace.rings {
+                out.push_str(&format!(
+                    "- {} {}: {}.\n",
+                    ring.device, ring.direction, ring.why
+                ));
+            }
+            out.push_str("\n### Maps that wait, by N\n\n");
+            out.push_str(&table(&sweep(trace)));
+        }
+        if !trace.iotlb.is_empty() {
+            out.push_str("### IOTLB\n\n");
+            out.push_str(&table(&iotlb(&trace.iotlb)));
+        }
+        for line in remarks(trace) {
+            out.push_str(&format!("- {line}\n"));
+        }
+        out.push_str(&format!(
+            "\n**Recommendation.** {}\n\n",
+            trace.recommendation
+        ));
+    }
+    out
+}
+
+fn headline(trace: &TraceSizing) -> String {
+    let (maps, unmaps) = trace.rings.iter().fold((0, 0), |(maps, unmaps), ring| {
+        (maps + ring.maps, unmaps + ring.unmaps)
+    });
+    let (entries, memory) = trace.total();
+    format!(
+        "{}: {} rings, {} maps, {} unmaps; {} slots in all, {}",
+        trace.trace,
+        trace.rings.len(),
+        count(maps),
+        count(unmaps),
+        count(entries),
+        bytes(memory)
+    )
+}
+
+fn rings(trace: &TraceSizing) -> Grid {
+    const NEED: &str = "N without a stall";
+    const RULE: &str = "N by rule";
+    const ORDER: &str = "unmaps";
+    let mut grid = Grid::new(&[
+        Column::left("ring"),
+        Column::right("", "maps"),
+        Column::right("", "live L"),
+        Column::right("", "burst B"),
+        Column::right(RULE, "L + B"),
+        Column::right(RULE, "D x K + B"),
+        Column::right(NEED, "any slot"),
+        Column::right(NEED, "tail only"),
+        Column::right(ORDER, "out of order"),
+        Column::right(ORDER, "overtaken"),
+        Column::right(ORDER, "next in turn"),
+        Column::left("fits"),
+        Column::right("choose", "N"),
+        Column::right("choose", "memory"),
+    ]);
+    for ring in &trace.rings {
+        let tone = match ring.fit {
+            Fit::InOrder | Fit::Static => Tone::Good,
+            Fit::AnyOrder => Tone::Plain,
+            Fit::None => Tone::Bad,
+        };
+        grid.rows.push(vec![
+            Cell::toned(format!("{} {}", ring.device, ring.direction), Tone::Strong),
+            Cell::new(count(ring.maps)),
+            Cell::new(count(ring.live_max)),
+            Cell::new(count(ring.withheld_max)),
+            Cell::new(count(ring.rule)),
+            Cell::new(count(ring.descriptor_rule)),
+            Cell::new(count(ring.any_order_need)),
+            Cell::new(count(ring.in_order_need)),
+            Cell::new(percent_of(share(ring), ring.unmaps)),
+            Cell::new(count(ring.overtaken_max)),
+            Cell::new(percent_of(ring.next_in_turn, ring.unmaps)),
+            Cell::toned(ring.fit.name(), tone),
+            Cell::toned(count(ring.entries.into()), Tone::Strong),
+            Cell::new(bytes(ring.bytes)),
+        ]);
+    }
+    grid
+}
+
+fn share(ring: &RingAdvice) -> f64 {
+    ring.out_of_order as f64 / ring.unmaps.max(1) as f64
+}
+
+fn sweep(trace: &TraceSizing) -> Grid {
+    const TAIL: &str = "tail only (riommu)";
+    const ANY: &str = "any slot (riommu-ooo)";
+    let mut grid = Grid::new(&[
+        Column::left("ring"),
+        Column::right("", "N"),
+        Column::right("", "memory"),
+        Column::right(TAIL, "predicted"),
+        Column::right(TAIL, "stalls"),
+        Column::right(TAIL, "in vain"),
+        Column::right(ANY, "predicted"),
+        Column::right(ANY, "stalls"),
+        Column::right(ANY, "in vain"),
+    ]);
+    for ring in &trace.rings {
+        for (place, point) in ring.sweep.iter().enumerate() {
+            let name = match place {
+                0 => format!("{} {}", ring.device, ring.direction),
+                _ => String::new(),
+            };
+            let mut cells = vec![
+                Cell::toned(name, Tone::Strong),
+                Cell::new(count(point.entries.into())),
+                Cell::new(bytes(point.bytes)),
+            ];
+            for (predicted, measured) in [
+                (point.in_order_predicted, point.in_order),
+                (point.any_order_predicted, point.any_order),
+            ] {
+                cells.extend(waits(predicted, measured));
+            }
+            grid.rows.push(cells);
+        }
+    }
+    grid
+}
+
+/// What is refused for good is shown with what waited in vain: neither was mapped.
+fn waits(predicted: Stalls, measured: Stalls) -> [Cell; 3] {
+    let tone = |number: u64| match number {
+        0 => Tone::Good,
+        _ => Tone::Plain,
+    };
+    let agrees = match predicted == measured {
+        true => Tone::Plain,
+        false => Tone::Bad,
+    };
+    let vain = measured.stalled_out + measured.refused;
+    [
+        Cell::toned(count(predicted.stalls), agrees),
+        Cell::toned(count(measured.stalls), tone(measured.stalls)),
+        Cell::toned(count(vain), tone(vain)),
+    ]
+}
+
+fn iotlb(advice: &[IotlbAdvice]) -> Grid {
+    const HITS: &str = "hits with so many entries";
+    const ENOUGH: &str = "entries for";
+    let mut columns = vec![
+        Column::left("mode"),
+        Column::right("", "lookups"),
+        Column::right(ENOUGH, "90%"),
+        Column::right(ENOUGH, "99%"),
+        Column::right("", "ways"),
+    ];
+    columns.extend(["16", "64", "256", "1024", "4096"].map(|name| Column::right(HITS, name)));
+    let mut grid = Grid::new(&columns);
+    for mode in advice {
+        for (place, ways) in WAYS.into_iter().enumerate() {
+            let mut cells = match place {
+                0 => vec![
+                    Cell::toned(&mode.mode, Tone::Strong),
+                    Cell::new(count(mode.lookups)),
+                    Cell::new(enough(mode.entries_90)),
+                    Cell::new(enough(mode.entries_99)),
+                ],
+                _ => vec![Cell::default(); 4],
+            };
+            cells.push(Cell::new(ways.to_string()));
+            cells.extend(ENTRIES.map(|entries| {
+                let of = |point: &&IotlbPoint| point.ways == ways && point.entries == entries;
+                let point = mode.points.iter().find(of);
+                Cell::new(point.map_or_else(String::new, |point| {
+                    percent_of(point.hit_rate, mode.lookups)
+                }))
+            }));
+            grid.rows.push(cells);
+        }
+    }
+    grid
+}
+
+fn enough(entries: Option<u32>) -> String {
+    entries.map_or("-".into(), |entries| count(entries.into()))
+}
+
+/// What one has to know to read the tables.
+fn remarks(trace: &TraceSizing) -> Vec<String> {
+    let mut out = vec![
+        "L, D: slots and mappings alive at once; K: slots of a mapping; B: slots withheld at once in open bursts, which are not given \
+         out before their invalidation. N >= L + B serves a ring that takes any free slot, whatever the trace; the needs are this trace's own."
+            .to_owned(),
+    ];
+    if !trace.iotlb.is_empty() {
+        out.push(
+            "A trace records mappings and no accesses. For the IOTLB the device touches each page twice, when its buffer is mapped and before \
+             it is unmapped, so that half of the lookups can hit at most."
+                .into(),
+        );
+    }
+    let differs = |ring: &&RingAdvice| {
+        ring.sweep.iter().any(|point| {
+            point.in_order != point.in_order_predicted
+                || point.any_order != point.any_order_predicted
+        })
+    };
+    for ring in trace.rings.iter().filter(differs) {
+        out.push(format!(
+            "{} {}: the replay stalled otherwise than predicted; please report this trace.",
+            ring.device, ring.direction
+        ));
+    }
+    if trace.status != "ok" {
+        out.push(format!("Trace: {}.", trace.status));
+    }
+    out
+}

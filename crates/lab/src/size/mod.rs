@@ -1,0 +1,20 @@
+//! How large a trace wants its rings and its IOTLB: what `ringfence size` computes.
+//!
+//! One pass counts what the trace asks of each ring ([`Usage`]); from that follow the sizes that need no trial. A second pass replays the
+//! trace with rings of several sizes, on the shipped driver and unit, and says where maps had to wait ([`size`]); beside it
+//! stands what a model of slots that shares no code with the driver predicts ([`Slots`]). The same pass tries IOTLBs of several shapes.
+//!
+//! A ring is a (device, direction), as in every replay (decision 0012).
+
+mod advice;
+mod bursts;
+mod iotlb;
+mod slots;
+mod sweep;
+mod usage;
+
+pub use advice::{Fit, IotlbAdvice, IotlbPoint, RingAdvice, SizePoint, Stalls, TraceSizing};
+pub use iotlb::{ENTRIES, WAYS, geometries};
+pub use slots::Slots;
+pub use sweep::{Options, size};
+pub use usage::{RingUse, Usage, take_usage};

@@ -1,0 +1,130 @@
+//! Which maps would wait in a ring of N slots: a model of slots and nothing else, to stand beside what the driver does.
+
+use std::collections::VecDeque;
+
+use ringfence_dma::ring::SlotChoice;
+use ringfence_trace::MappingId;
+
+use super::advice::Stalls;
+use super::bursts::Bursts;
+use crate::plan::Step;
+
+/// A ring of N slots, free, live or withheld, and the maps that wait for it in line (decision 0012).
+#[derive(Debug, Clone)]
+pub struct Slots {
+    choice: SlotChoice,
+    size: u32,
+    used: u32,
+    tail: u32,
+    /// Whether each slot is in use; only looked at where the tail alone is taken.
+    busy: Vec<bool>,
+    /// First slot and number of slots of each mapping; no slots, no mapping.
+    held: Vec<(u32, u32)>,
+    bursts: Bursts<(u32, u32)>,
+    waiting: VecDeque<(MappingId, u32)>,
+    stalls: Stalls,
+}
+
+impl Slots {
+    /// A ring of `size` slots, all free.
+    pub fn new(choice: SlotChoice, size: u32) -> Self {
+        Self {
+            choice,
+            size,
+            used: 0,
+            tail: 0,
+            busy: match choice {
+                SlotChoice::Tail => vec![false; size as usize],
+                SlotChoice::NextFree => Vec::new(),
+            },
+            held: Vec::new(),
+            bursts: Bursts::default(),
+            waiting: VecDeque::new(),
+            stalls: Stalls::default(),
+        }
+    }
+
+    /// One step of a plan, of this ring.
+    pub fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Map { id, count, .. } => {
+                if !self.waiting.is_empty() || !self.map(id, count) {
+                    self.stalls.stalls += 1;
+                    self.waiting.push_back((id, count));
+                }
+            }
+            Step::Unmap { id, cpu, .. } => {
+                if let Some(place) = self.waiting.iter().position(|(of, _)| *of == id) {
+                    self.waiting.remove(place);
+                    self.stalls.stalled_out += 1;
+                } else if let Some(held) = self.held.get_mut(id.index())
+                    && held.1 > 0
+                {
+                    let held = std::mem::take(held);
+                    for part in self.bursts.withhold(cpu, held) {
+                        self.release(part);
+                    }
+                }
+                self.retry();
+            }
+            Step::EndBurst { cpu, .. } => {
+                for held in self.bursts.end(cpu) {
+                    self.release(held);
+                }
+                self.retry();
+            }
+            Step::Doorbell { .. } | Step::Tick => {}
+        }
+    }
+
+    /// Who still waits when the trace ends has waited in vain.
+    pub fn finish(mut self) -> Stalls {
+        self.stalls.stalled_out += self.waiting.len() as u64;
+        self.stalls
+    }
+
+    /// Whether the map need not wait: it has its slots, or never will.
+    fn map(&mut self, id: MappingId, count: u32) -> bool {
+        if count > self.size {
+            self.stalls.refused += 1;
+            return true;
+        }
+        if self.size - self.used < count {
+            return false;
+        }
+        let size = self.size;
+        let first = self.tail;
+        if self.choice == SlotChoice::Tail {
+            let wanted = (first..first + count).map(|slot| (slot % size) as usize);
+            if wanted.clone().any(|slot| self.busy[slot]) {
+                return false;
+            }
+            wanted.for_each(|slot| self.busy[slot] = true);
+            self.tail = (first + count) % size;
+        }
+        self.used += count;
+        if self.held.len() <= id.index() {
+            self.held.resize(id.index() + 1, (0, 0));
+        }
+        self.held[id.index()] = (first, count);
+        true
+    }
+
+    fn release(&mut self, (first, count): (u32, u32)) {
+        self.used -= count;
+        if self.choice == SlotChoice::Tail {
+            for slot in first..first + count {
+                self.busy[(slot % self.size) as usize] = false;
+            }
+        }
+    }
+
+    fn retry(&mut self) {
+        while let Some((id, count)) = self.waiting.pop_front() {
+            if !self.map(id, count) {
+                self.waiting.push_front((id, count));
+                break;
+            }
+        }
+    }
+}

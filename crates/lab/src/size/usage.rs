@@ -1,0 +1,245 @@
+//! What a trace asks of each ring, counted in one pass: the numbers from which a ring's size follows.
+
+use std::collections::VecDeque;
+use std::io::Read;
+
+use ringfence_trace::{Chunk, DeviceIndex, Devices, Operations};
+use ringfence_types::Direction;
+
+use super::bursts::Bursts;
+use crate::error::LabError;
+use crate::plan::{Plan, Planner, Step};
+use crate::ring::{RINGS, place_of};
+
+/// What is asked of one ring, with as many slots as it could ever want.
+#[derive(Debug, Clone, Default)]
+pub struct RingUse {
+    /// Mappings made; a scatterlist is one.
+    pub maps: u64,
+    /// Mappings ended.
+    pub unmaps: u64,
+    /// Slots taken: a piece of a scatterlist has one of its own.
+    pub slots: u64,
+    /// L: most slots mapped at once.
+    pub live_max: u64,
+    /// D: most mappings alive at once.
+    pub mappings_max: u64,
+    /// K: most slots of one mapping.
+    pub pieces_max: u64,
+    /// B: slots of the longest burst of unmaps.
+    pub burst_max: u64,
+    /// Most slots withheld at once, in the open bursts of all processors.
+    pub withheld_max: u64,
+    /// Most slots mapped or withheld at a map: what a ring needs that takes any free slot.
+    pub any_order_need: u64,
+    /// Most slots from the oldest one that is mapped or withheld to the youngest: what a ring needs that takes only the slot at its tail.
+    pub in_order_need: u64,
+    /// Unmaps of another mapping than the oldest.
+    pub out_of_order: u64,
+    /// Older mappings alive at such an unmap, at most.
+    pub overtaken_max: u64,
+    /// Their sum over all unmaps.
+    pub overtaken_sum: u64,
+    /// Unmaps of the slot after the one unmapped before: those for which a prefetched next entry would have been right.
+    pub next_in_turn: u64,
+    /// Mappings alive at the end of the trace.
+    pub live_at_end: u64,
+    live: u64,
+    withheld: u64,
+    burst: Vec<(u16, u64)>,
+    bursts: Bursts<(u64, u32)>,
+    /// Ordinal of the first slot that is not free again, and whether it and those behind it are.
+    oldest: u64,
+    free_again: VecDeque<bool>,
+    /// Ordinals of the live mappings' first slots, ascending.
+    alive: VecDeque<u64>,
+    /// Ordinal of the slot after the one unmapped last.
+    next: u64,
+}
+
+impl RingUse {
+    /// Returns the ordinal of the first slot.
+    fn map(&mut self, count: u32) -> u64 {
+        let first = self.oldest + self.free_again.len() as u64;
+        self.maps += 1;
+        self.slots += u64::from(count);
+        self.live += u64::from(count);
+        for _ in 0..count {
+            self.free_again.push_back(false);
+        }
+        self.alive.push_back(first);
+        self.live_max = self.live_max.max(self.live);
+        self.mappings_max = self.mappings_max.max(self.alive.len() as u64);
+        self.pieces_max = self.pieces_max.max(u64::from(count));
+        self.any_order_need = self.any_order_need.max(self.live + self.withheld);
+        self.in_order_need = self.in_order_need.max(self.free_again.len() as u64);
+        first
+    }
+
+    fn unmap(&mut self, cpu: u16, first: u64, count: u32) {
+        self.unmaps += 1;
+        self.live -= u64::from(count);
+        if let Ok(place) = self.alive.binary_search(&first) {
+            self.alive.remove(place);
+            self.out_of_order += u64::from(place > 0);
+            self.overtaken_sum += place as u64;
+            self.overtaken_max = self.overtaken_max.max(place as u64);
+        }
+        self.next_in_turn += u64::from(first == self.next);
+        self.next = first + u64::from(count);
+        match self.burst.iter_mut().find(|(of, _)| *of == cpu) {
+            Some((_, slots)) => *slots += u64::from(count),
+            None => self.burst.push((cpu, u64::from(count))),
+        }
+        let longest = self.burst.iter().map(|(_, slots)| *slots).max();
+        self.burst_max = self.burst_max.max(longest.unwrap_or(0));
+        for part in self.bursts.withhold(cpu, (first, count)) {
+            self.release(part);
+        }
+        self.withheld += u64::from(count);
+        self.withheld_max = self.withheld_max.max(self.withheld);
+    }
+
+    fn end_burst(&mut self, cpu: u16) {
+        self.burst.retain(|(of, _)| *of != cpu);
+        for item in self.bursts.end(cpu) {
+            self.release(item);
+        }
+    }
+
+    fn release(&mut self, (first, count): (u64, u32)) {
+        self.withheld -= u64::from(count);
+        for slot in first..first + u64::from(count) {
+            if let Some(free) = self.free_again.get_mut((slot - self.oldest) as usize) {
+                *free = true;
+            }
+        }
+        while self.free_again.front() == Some(&true) {
+            self.free_again.pop_front();
+            self.oldest += 1;
+        }
+    }
+
+    /// Share of the unmaps that were not of the oldest mapping.
+    pub fn out_of_order_share(&self) -> f64 {
+        self.out_of_order as f64 / self.unmaps.max(1) as f64
+    }
+
+    /// N that suffices whatever the order, L and what bursts withhold: the document's N >= L with the term that safety adds.
+    pub fn rule(&self) -> u64 {
+        self.live_max + self.withheld_max
+    }
+
+    /// N by the document's other rule, D x K, with the same term.
+    pub fn descriptor_rule(&self) -> u64 {
+        let all = self.mappings_max.saturating_mul(self.pieces_max);
+        all.saturating_add(self.withheld_max)
+    }
+}
+
+/// What is asked of each ring of a trace.
+#[derive(Debug, Clone, Default)]
+pub struct Usage {
+    devices: Vec<[RingUse; RINGS]>,
+    names: Vec<String>,
+    held: Vec<Option<(DeviceIndex, Direction, u64, u32)>>,
+    /// Lines that the steps stand for.
+    pub lines: u64,
+}
+
+impl Usage {
+    /// Counts the steps of `plan`.
+    pub fn add(&mut self, plan: &Plan) {
+        self.lines += plan.lines;
+        for timed in &plan.steps {
+            match timed.step {
+                Step::Map {
+                    id,
+                    device,
+                    direction,
+                    count,
+                    ..
+                } => {
+                    let first = self.ring(device, direction).map(count);
+                    if self.held.len() <= id.index() {
+                        self.held.resize(id.index() + 1, None);
+                    }
+                    self.held[id.index()] = Some((device, direction, first, count));
+                }
+                Step::Unmap { id, cpu, .. } => {
+                    let held = self.held.get_mut(id.index()).and_then(Option::take);
+                    if let Some((device, direction, first, count)) = held {
+                        self.ring(device, direction).unmap(cpu, first, count);
+                    }
+                }
+                Step::EndBurst {
+                    device,
+                    cpu,
+                    direction,
+                } => self.ring(device, direction).end_burst(cpu),
+                Step::Doorbell { .. } | Step::Tick => {}
+            }
+        }
+    }
+
+    /// Ends the count.
+    pub fn finish(&mut self, devices: &Devices) {
+        self.names = devices
+            .iter()
+            .map(|(_, device)| device.name.clone())
+            .collect();
+        for ring in self.devices.iter_mut().flatten() {
+            ring.live_at_end = ring.alive.len() as u64;
+        }
+    }
+
+    fn ring(&mut self, device: DeviceIndex, direction: Direction) -> &mut RingUse {
+        if self.devices.len() <= device.index() {
+            self.devices
+                .resize_with(device.index() + 1, Default::default);
+        }
+        &mut self.devices[device.index()][place_of(direction)]
+    }
+
+    /// The rings that are used, with their device's name.
+    pub fn rings(&self) -> impl Iterator<Item = (DeviceIndex, &str, Direction, &RingUse)> {
+        let devices = (0..).map(DeviceIndex).zip(&self.devices);
+        devices.flat_map(|(device, rings)| {
+            let name = self.names.get(device.index()).map_or("", String::as_str);
+            Direction::ALL
+                .into_iter()
+                .map(move |direction| (device, name, direction, &rings[place_of(direction)]))
+                .filter(|(.., ring)| ring.maps > 0)
+        })
+    }
+}
+
+/// Reads a trace to its end and counts the operations of `devices`, or all. `progress` is told the lines so far.
+///
+/// # Errors
+/// The trace is malformed.
+pub fn take_usage<R: Read>(
+    mut operations: Operations<R>,
+    devices: Option<&[String]>,
+    mut progress: impl FnMut(u64),
+) -> Result<Usage, LabError> {
+    let mut usage = Usage::default();
+    let mut planner = Planner::new();
+    let mut chunk = Chunk::default();
+    let mut plan = Plan::default();
+    let mut more = true;
+    while more {
+        more = operations.next_chunk(&mut chunk)?;
+        if let Some(names) = devices {
+            planner.keep_only(operations.devices(), names);
+        }
+        planner.plan(&chunk, &mut plan);
+        if !more {
+            planner.finish(&mut plan);
+        }
+        usage.add(&plan);
+        progress(usage.lines);
+    }
+    usage.finish(operations.devices());
+    Ok(usage)
+}

@@ -1,0 +1,323 @@
+//! What `size` counts and predicts, against the driver's own replay and against counts on paper.
+
+use proptest::prelude::*;
+use ringfence_dma::ring::SlotChoice;
+use ringfence_lab::Profile;
+use ringfence_lab::compare::{Options, runner};
+use ringfence_lab::modes::Mode;
+use ringfence_lab::plan::{Plan, Planner};
+use ringfence_lab::replay::Outcomes;
+use ringfence_lab::ring::{RingSizes, place_of};
+use ringfence_lab::size::{
+    Fit, Options as SizeOptions, RingUse, Slots, Stalls, Usage, geometries, size, take_usage,
+};
+use ringfence_trace::{Devices, Operations, Options as TraceOptions, SAMPLE, Source};
+use ringfence_types::PhysRange;
+
+use crate::script::*;
+
+const US: u64 = 1_000;
+
+fn buffer(number: u64) -> PhysRange {
+    memory((16 << 12) + number * 128 + 0x40, 100)
+}
+
+fn usage(plan: &Plan) -> Usage {
+    let mut usage = Usage::default();
+    usage.add(plan);
+    usage.finish(&Devices::new());
+    usage
+}
+
+/// What is asked of the only ring of a plan.
+fn only(plan: &Plan) -> RingUse {
+    let usage = usage(plan);
+    let mut rings = usage.rings();
+    let ring = rings.next().unwrap().3.clone();
+    assert!(rings.next().is_none());
+    ring
+}
+
+fn replayed(mode: &str, plan: &Plan, planner: &Planner, slots: u32) -> Outcomes {
+    let options = Options {
+        rings: RingSizes::Every(slots),
+        ..judged_only(false)
+    };
+    let mut runner = runner(&Mode::find(mode).unwrap(), &options).unwrap();
+    runner.metered.run(plan, &Devices::new()).unwrap();
+    runner.metered.finish(&planner.alive())
+}
+
+/// By direction: what the driver did, and what the model of slots says.
+fn both(choice: SlotChoice, plan: &Plan, planner: &Planner, slots: u32) -> Vec<(Stalls, Stalls)> {
+    let mode = match choice {
+        SlotChoice::Tail => "riommu",
+        SlotChoice::NextFree => "riommu-ooo",
+    };
+    let outcomes = replayed(mode, plan, planner, slots);
+    assert_eq!(outcomes.tally.violations() + outcomes.tally.false_faults, 0);
+    let rings = &outcomes.rings;
+    let sums = rings.iter().fold((0, 0, 0), |sum, ring| {
+        (
+            sum.0 + ring.stalls,
+            sum.1 + ring.stalled_out,
+            sum.2 + ring.refused,
+        )
+    });
+    let whole = (outcomes.stalls, outcomes.stalled_out, outcomes.refused_maps);
+    assert_eq!(sums, whole, "rings add up");
+    [RX, TX]
+        .into_iter()
+        .map(|direction| {
+            let mut model = Slots::new(choice, slots);
+            for timed in &plan.steps {
+                let of = match timed.step {
+                    ringfence_lab::plan::Step::Map { direction, .. }
+                    | ringfence_lab::plan::Step::Unmap { direction, .. }
+                    | ringfence_lab::plan::Step::EndBurst { direction, .. } => Some(direction),
+                    _ => None,
+                };
+                if of == Some(direction) {
+                    model.step(&timed.step);
+                }
+            }
+            let found = rings.get(place_of(direction)).copied().unwrap_or_default();
+            let found = Stalls {
+                stalls: found.stalls,
+                stalled_out: found.stalled_out,
+                refused: found.refused,
+            };
+            (found, model.finish())
+        })
+        .collect()
+}
+
+/// One operation of a random trace: how long after the one before, on which processor, towards which direction, with how many pieces,
+/// or the unmap of which mapping.
+type Drawn = (u64, u16, bool, u64, bool, prop::sample::Index);
+
+fn drawn(operations: &[Drawn]) -> Script {
+    let mut script = Script::default();
+    let mut alive: Vec<(u32, bool)> = Vec::new();
+    let (mut time, mut next, mut bytes) = (0, 0, 0);
+    for (wait, cpu, towards, pieces, unmap, which) in operations {
+        time += wait * US;
+        if *unmap && !alive.is_empty() {
+            let (id, _) = alive.remove(which.index(alive.len()));
+            script.unmap(time, (0, *cpu), id);
+        } else {
+            let direction = if *towards { TX } else { RX };
+            let list: Vec<PhysRange> = (0..*pieces).map(|piece| buffer(bytes + piece)).collect();
+            bytes += pieces;
+            script.map(time, (0, *cpu, direction), next, &list);
+            alive.push((next, *towards));
+            next += 1;
+        }
+    }
+    script
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 48,
+        rng_seed: prop::test_runner::RngSeed::Fixed(9),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// The model of slots shares no code with the driver: it says how many maps wait, and for how many in vain. And it is no use to
+    /// count what is needed if one slot less would do.
+    #[test]
+    fn the_driver_stalls_as_predicted_and_where_the_counts_say(
+        operations in prop::collection::vec(
+            (0..40_u64, 0..3_u16, any::<bool>(), prop_oneof![3 => Just(1_u64), 1 => 1..5_u64], any::<bool>(), any::<prop::sample::Index>()),
+            1..160,
+        ),
+        slots in 1..40_u32,
+    ) {
+        let (plan, planner) = planned(&drawn(&operations).chunk);
+        for choice in [SlotChoice::Tail, SlotChoice::NextFree] {
+            for (found, model) in both(choice, &plan, &planner, slots) {
+                prop_assert_eq!(found, model, "{:?} of {}", choice, slots);
+            }
+        }
+        let usage = usage(&plan);
+        for (_, _, direction, ring) in usage.rings() {
+            let place = usize::from(direction == TX);
+            for (choice, need) in [
+                (SlotChoice::Tail, ring.in_order_need),
+                (SlotChoice::NextFree, ring.any_order_need),
+            ] {
+                prop_assert!(need <= ring.in_order_need && ring.any_order_need <= ring.rule());
+                let at = |slots: u64| both(choice, &plan, &planner, slots as u32)[place].0;
+                prop_assert_eq!(at(need), Stalls::default(), "{:?} of {}", choice, need);
+                if need > 1 {
+                    prop_assert_ne!(at(need - 1), Stalls::default(), "{:?} of one less", choice);
+                }
+            }
+        }
+    }
+}
+
+/// Eight maps, then unmaps in the order of `order` within one burst.
+fn burst(order: impl IntoIterator<Item = u32>) -> Script {
+    let mut script = Script::default();
+    for id in 0..8 {
+        script.map(u64::from(id) * US, (0, 0, RX), id, &[buffer(u64::from(id))]);
+    }
+    for (turn, id) in order.into_iter().enumerate() {
+        script.unmap((20 + turn as u64) * US, (0, 0), id);
+    }
+    script
+}
+
+#[test]
+fn order_is_counted() {
+    let (plan, _) = planned(&burst(0..8).chunk);
+    let ring = only(&plan);
+    assert_eq!(
+        (ring.live_max, ring.burst_max, ring.withheld_max),
+        (8, 8, 8)
+    );
+    assert_eq!((ring.rule(), ring.descriptor_rule()), (16, 16));
+    assert_eq!((ring.out_of_order, ring.overtaken_max), (0, 0));
+    assert_eq!((ring.any_order_need, ring.in_order_need), (8, 8));
+    assert_eq!(ring.next_in_turn, 8);
+    assert_eq!(ring.live_at_end, 0);
+
+    let (plan, _) = planned(&burst((0..8).rev()).chunk);
+    let ring = only(&plan);
+    // 7 overtakes seven others, 6 six, ... and 0 none.
+    assert_eq!(
+        (ring.out_of_order, ring.overtaken_max, ring.overtaken_sum),
+        (7, 7, 28)
+    );
+    assert_eq!(ring.next_in_turn, 0);
+}
+
+/// One buffer that stays while others come and go: a tail that must not pass it needs a slot for each of them.
+#[test]
+fn a_buffer_that_stays_makes_a_ring_in_order_long() {
+    let mut script = Script::default();
+    script.map(0, (0, 0, RX), 0, &[buffer(0)]);
+    for turn in 0..50 {
+        let id = 1 + turn as u32;
+        script.map((1 + turn) * 200 * US, (0, 0, RX), id, &[buffer(1 + turn)]);
+        script.unmap(((1 + turn) * 200 + 1) * US, (0, 0), id);
+    }
+    let (plan, planner) = planned(&script.chunk);
+    let ring = only(&plan);
+    assert_eq!((ring.live_max, ring.withheld_max), (2, 1));
+    assert_eq!((ring.any_order_need, ring.in_order_need), (2, 51));
+    assert_eq!(replayed("riommu", &plan, &planner, 51).stalls, 0);
+    assert!(replayed("riommu", &plan, &planner, 50).stalls > 0);
+    assert_eq!(replayed("riommu-ooo", &plan, &planner, 2).stalls, 0);
+}
+
+/// A burst longer than the layer invalidates at once: its first part is free again before its end.
+#[test]
+fn long_bursts_are_released_in_parts() {
+    let mut script = Script::default();
+    for id in 0..600 {
+        script.map(0, (0, 0, RX), id, &[buffer(u64::from(id))]);
+    }
+    for id in 0..600 {
+        script.unmap(10 * US + u64::from(id), (0, 0), id);
+    }
+    // Another processor maps while the first one's burst is open.
+    for id in 600..900 {
+        script.map(11 * US, (0, 1, RX), id, &[buffer(u64::from(id))]);
+    }
+    let (plan, planner) = planned(&script.chunk);
+    let ring = only(&plan);
+    assert_eq!((ring.burst_max, ring.withheld_max), (600, 256));
+    for slots in [299, 300, 599, 600] {
+        for choice in [SlotChoice::Tail, SlotChoice::NextFree] {
+            let (found, model) = both(choice, &plan, &planner, slots)[0];
+            assert_eq!(found, model, "{choice:?} of {slots}");
+        }
+    }
+}
+
+fn sample() -> Operations<Source> {
+    let source = Source::from_reader("sample", SAMPLE).unwrap();
+    Operations::new("sample", source, TraceOptions::default())
+}
+
+#[test]
+fn a_trace_is_advised_on_and_the_advice_holds() {
+    let usage = take_usage(sample(), None, |_| {}).unwrap();
+    let options = SizeOptions {
+        profile: Profile::r210_2015(),
+        devices: None,
+        entries: Vec::new(),
+        modes: vec![mode("linux-lazy")],
+    };
+    let advice = size("sample", sample(), &usage, &options, |_| {}).unwrap();
+    assert_eq!(advice.status, "ok");
+    assert!(!advice.rings.is_empty());
+    for ring in &advice.rings {
+        assert!(ring.entries.is_power_of_two() && u64::from(ring.entries) >= ring.rule);
+        assert_eq!(ring.bytes, 16 * u64::from(ring.entries));
+        for point in &ring.sweep {
+            assert_eq!(point.in_order, point.in_order_predicted, "{point:?}");
+            assert_eq!(point.any_order, point.any_order_predicted, "{point:?}");
+            let enough = u64::from(point.entries) >= ring.any_order_need;
+            assert_eq!(point.any_order == Stalls::default(), enough, "{point:?}");
+            let enough = u64::from(point.entries) >= ring.in_order_need;
+            assert_eq!(point.in_order == Stalls::default(), enough, "{point:?}");
+        }
+        let advised = ring
+            .sweep
+            .iter()
+            .find(|point| point.entries == ring.entries);
+        if let (Some(point), Fit::InOrder) = (advised, ring.fit) {
+            assert_eq!(point.in_order, Stalls::default());
+        }
+    }
+    let [iotlb] = &advice.iotlb[..] else {
+        panic!("one mode");
+    };
+    assert_eq!(iotlb.points.len(), geometries().count());
+    let of = |sets, ways| {
+        let point = iotlb
+            .points
+            .iter()
+            .find(|p| (p.sets, p.ways) == (sets, ways));
+        point.unwrap().hit_rate
+    };
+    // Half of the touches are a page's first. What an IOTLB of all live pages would keep, one of 4096 entries keeps.
+    assert!((0.3..=0.5).contains(&of(256, 16)), "{iotlb:?}");
+    // LRU: a set that is larger holds all that a smaller one holds.
+    assert!(of(16, 1) <= of(16, 4) && of(16, 4) <= of(16, 16));
+    assert!(of(64, 1) <= of(64, 4) && of(64, 4) <= of(64, 16));
+    let best = iotlb
+        .points
+        .iter()
+        .map(|point| point.hit_rate)
+        .fold(0.0, f64::max);
+    assert_eq!(iotlb.attainable, best);
+    assert!(iotlb.entries_90 <= iotlb.entries_99);
+    assert_eq!(
+        advice.recommendation.matches(". ").count(),
+        1,
+        "two sentences"
+    );
+}
+
+#[test]
+fn sizes_that_are_asked_for_are_tried() {
+    let usage = take_usage(sample(), None, |_| {}).unwrap();
+    let options = SizeOptions {
+        profile: Profile::r210_2015(),
+        devices: None,
+        entries: vec![1, 7],
+        modes: Vec::new(),
+    };
+    let advice = size("sample", sample(), &usage, &options, |_| {}).unwrap();
+    assert!(advice.iotlb.is_empty());
+    for ring in &advice.rings {
+        let tried: Vec<u32> = ring.sweep.iter().map(|point| point.entries).collect();
+        assert_eq!(tried, [1, 7]);
+    }
+}

@@ -26,7 +26,8 @@ use crate::plan::{Plan, Step, Timed};
 /// unmapped (rIOMMU Fig. 7). Only timers see it.
 pub const CALL_NS: u64 = 146;
 
-const NIC: DeviceId = DeviceId::new(0x0300);
+/// The device whose calls are recorded.
+pub(super) const NIC: DeviceId = DeviceId::new(0x0300);
 
 /// What the calls of a run add up to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -176,7 +177,7 @@ impl Log {
 }
 
 /// The layer without protection, with its calls noted.
-struct Tap<'a> {
+pub struct Tap<'a> {
     layer: LayerApi<'a, Identity, Never, Buffer, Machine, Attachment, ()>,
     log: &'a mut Log,
 }
@@ -232,8 +233,8 @@ impl DmaApi for Tap<'_> {
     }
 }
 
-/// A machine whose IOMMU is off.
-struct Unprotected {
+/// A machine whose IOMMU is off, and what its driver has asked for.
+pub(super) struct Unprotected {
     arena: Rc<Arena>,
     machine: Machine,
     dma: Dma<Identity, Never, Buffer>,
@@ -243,7 +244,7 @@ struct Unprotected {
 }
 
 impl Unprotected {
-    fn new() -> Result<Self, LabError> {
+    pub(super) fn new() -> Result<Self, LabError> {
         let machine = Machine::<Vtd>::new(&Profile::r210_2015(), false)?;
         let mut dma = Dma::new(Never);
         let at = dma
@@ -259,6 +260,13 @@ impl Unprotected {
             at,
             log: Log::default(),
         })
+    }
+
+    /// The calls so far, which are forgotten. Whoever counts frames does so itself.
+    pub(super) fn take_run(&mut self) -> Run {
+        let run = std::mem::take(&mut self.log.run);
+        self.log.run.rings.clone_from(&run.rings);
+        run
     }
 }
 
@@ -377,8 +385,7 @@ impl<W: Workload> Capture<W> {
             received: stats.received,
             bytes: stats.bytes,
         };
-        let mut run = std::mem::take(&mut self.world.log.run);
-        self.world.log.run.rings.clone_from(&run.rings);
+        let mut run = self.world.take_run();
         run.traffic = Traffic {
             packets: now.packets - self.before.packets,
             received: now.received - self.before.received,

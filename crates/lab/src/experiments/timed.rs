@@ -278,7 +278,7 @@ impl Timed {
 }
 
 /// Cycles of the replay's own loop: of each block the least of a few tries, since nothing but disturbance makes it longer.
-fn own_loop(plan: &Plan) -> f64 {
+pub(super) fn own_loop(plan: &Plan) -> f64 {
     const TRIES: usize = 3;
     let tries: Vec<Vec<u64>> = (0..TRIES)
         .map(|_| {

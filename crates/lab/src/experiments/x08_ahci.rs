@@ -1,0 +1,238 @@
+//! X08: a SATA disk behind strict protection and without any (rIOMMU section 4, "Applicability").
+
+use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
+use ringfence_devices::block::{BLOCK_BYTES, Io, Operation, PAGE_BYTES, RamDisk};
+use ringfence_devices::nic::World;
+use ringfence_devices::{Buffer, Pool};
+use ringfence_types::{PhysAddr, PhysRange};
+
+use super::capture::{NIC, Run, Unprotected};
+use super::catalogue::{Experiment, Setting};
+use super::figure::{Figure, Series};
+use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
+use super::printed::{CLOCK_GHZ, Sheet};
+use super::timed::{Cost, Subject, Timed};
+use crate::error::LabError;
+use crate::plan::Step;
+
+pub(super) const EXPERIMENT: Experiment = Experiment {
+    id: "X08",
+    title: "A SATA disk, strict against none",
+    source: "rIOMMU section 4, Applicability",
+    measure,
+};
+
+/// Bytes of a sequential request: what Linux merges neighbouring pages into by default (`max_sectors_kb` of a disk is above it).
+const REQUEST: u32 = 128 << 10;
+/// Commands that the file system keeps outstanding: all slots of the port.
+const DEPTH: usize = 32;
+/// Megabytes a second: a disk with plates, one of flash, and the link itself (SATA 3: 6 Gbit/s of which 8b/10b coding leaves 80%).
+const DISKS: [(&str, f64); 3] = [
+    ("hard disk, 150 MB/s", 150.0),
+    ("flash, 550 MB/s", 550.0),
+    ("the link, 600 MB/s", 600.0),
+];
+
+/// The driver's calls for `requests` sequential requests, half of them writes; they are executed out of order, as a drive pleases.
+fn calls(requests: u64) -> Result<Run, LabError> {
+    let failed = |_| LabError::Internal("the AHCI driver");
+    let mut world = Unprotected::new()?;
+    let pages = u64::from(REQUEST) / PAGE_BYTES;
+    let memory = PhysRange::new(
+        PhysAddr::new(1 << 20),
+        (DEPTH as u64 + 1) * pages * PAGE_BYTES,
+    );
+    let memory = memory.ok_or(LabError::Internal("buffers"))?;
+    let mut pool =
+        Pool::new(memory, PAGE_BYTES).map_err(|_| LabError::Internal("a pool of pages"))?;
+    let mut driver = AhciDriver::open(&mut world.api()).map_err(failed)?;
+    let mut port = AhciPort::new(NIC, driver.addresses(), 1);
+    let blocks = u64::from(REQUEST) / BLOCK_BYTES;
+    let span = DEPTH as u64 * 4;
+    let mut disk = RamDisk::new((span * blocks) as usize);
+    let mut back: Vec<Buffer> = Vec::new();
+    let (mut submitted, mut done) = (0, 0);
+    while done < requests {
+        while submitted < requests && driver.outstanding().count_ones() < DEPTH as u32 {
+            let buffers = (0..pages).map_while(|_| pool.take()).collect();
+            let io = Io {
+                operation: match submitted % 2 {
+                    0 => Operation::Read,
+                    _ => Operation::Write,
+                },
+                block: submitted % span * blocks,
+                bytes: REQUEST,
+                buffers,
+            };
+            let tag = driver.submit(&mut world.api(), io);
+            tag.map_err(|rejected| failed(rejected.error))?;
+            submitted += 1;
+        }
+        port.issue(driver.publish(&mut world.api()));
+        let ran = port.run(&mut world.bus(), &mut disk, 4);
+        ran.map_err(|_| LabError::Internal("the AHCI port"))?;
+        let mut wrong = false;
+        let completed = driver.complete(&mut world.api(), port.registers(), |request| {
+            wrong |= !request.succeeded;
+            back.extend(request.buffers);
+        });
+        done += u64::from(completed.map_err(failed)?);
+        if wrong {
+            return Err(LabError::Internal("a request of the disk failed"));
+        }
+        for buffer in back.drain(..) {
+            let given = pool.give(buffer);
+            given.map_err(|_| LabError::Internal("a buffer of another pool"))?;
+        }
+    }
+    driver.close(&mut world.api(), |_| {}).map_err(failed)?;
+    Ok(world.take_run())
+}
+
+/// Unmaps of another mapping than the oldest of their direction, as a share.
+fn out_of_order(run: &Run) -> f64 {
+    let mut alive: [std::collections::VecDeque<u32>; 3] = Default::default();
+    let (mut unmaps, mut out) = (0_u64, 0_u64);
+    for timed in &run.plan.steps {
+        match timed.step {
+            Step::Map { id, direction, .. } => {
+                alive[crate::ring::place_of(direction)].push_back(id.0);
+            }
+            Step::Unmap { id, direction, .. } => {
+                let alive = &mut alive[crate::ring::place_of(direction)];
+                unmaps += 1;
+                if let Some(place) = alive.iter().position(|live| *live == id.0) {
+                    out += u64::from(place > 0);
+                    alive.remove(place);
+                }
+            }
+            Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {}
+        }
+    }
+    out as f64 / unmaps.max(1) as f64
+}
+
+/// Cycles of a request in a mode: executed, charged.
+fn of_request(cost: &Cost, setting: &Setting, requests: u64) -> Measured {
+    let charged = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
+    let each = |cycles: f64| cycles / requests.max(1) as f64;
+    Measured::cost(each(cost.executed), each(charged), cost.spread)
+}
+
+/// Cycles of the documents' clock in which a disk moves a request.
+fn of_disk(megabytes: f64) -> f64 {
+    f64::from(REQUEST) / (megabytes * 1e6) * CLOCK_GHZ * 1e9
+}
+
+fn measure(setting: &Setting) -> Result<Findings, LabError> {
+    found(setting, 256 * setting.runs.clamp(1, 8) as u64)
+}
+
+fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
+    let mut found = Findings::by(format!(
+        "{requests} sequential requests of 128 KiB through the AHCI driver, 32 outstanding, page by page; the driver's calls are performed \
+         again in each mode. A disk delivers in its own time, while the processor works on the next request: throughput is that of the \
+         slower of the two."
+    ));
+    let run = calls(requests)?;
+    let pages = run.plan.maps as f64 / requests as f64;
+    found.push(FindingRow::new(
+        "maps of a request",
+        "",
+        Measured::counted(pages),
+    ));
+    found.push(FindingRow::new(
+        "unmaps of another mapping than the oldest",
+        "",
+        Measured::counted(out_of_order(&run)),
+    ));
+    let mut costs = Vec::new();
+    for mode in ["none", "strict"] {
+        let mut timed = Timed::new(Subject::named(mode)?, &setting.profile, setting.repetitions)?;
+        let cost = of_request(&timed.run(&run)?, setting, requests);
+        found.push(FindingRow::new(
+            format!("{mode}: maps and unmaps of a request"),
+            "cycles",
+            cost,
+        ));
+        costs.push(cost);
+    }
+    let [none, strict] = costs[..] else {
+        return Err(LabError::Internal("two modes"));
+    };
+    let claim = Sheet::named("claims")?;
+    for (disk, megabytes) in DISKS {
+        let device = of_disk(megabytes);
+        let rate = |cost: &Measured| 1.0 / device.max(cost.median);
+        let ratio = rate(&strict) / rate(&none);
+        let printed: Printed = claim.text(&[("id", "R59")], "value").map(|text| Printed {
+            text: text.to_owned(),
+            value: 1.0,
+            source: "claims.csv R59".into(),
+        })?;
+        let row = FindingRow::new(
+            format!("{disk}: throughput, strict / none"),
+            "",
+            Measured::timed(ratio, 0.0),
+        );
+        found.push(row.beside(printed).held_to(Demand::Near));
+        found.push(FindingRow::new(
+            format!("{disk}: share of a core for maps and unmaps in strict"),
+            "",
+            Measured::timed(strict.median / device, strict.spread),
+        ));
+    }
+    let breaks_even = f64::from(REQUEST) / (strict.median / (CLOCK_GHZ * 1e9)) / 1e6;
+    found.push(FindingRow::new(
+        "a disk would have to deliver, for strict to be the slower",
+        "MB/s",
+        Measured::timed(breaks_even, strict.spread),
+    ));
+    let speeds = (0..=40).map(|step| 100.0 * 1.12_f64.powi(step));
+    let points = speeds.map(|speed| (speed, (of_disk(speed) / strict.median).min(1.0)));
+    found.figures.push(Figure {
+        title: "Strict over none, by what a disk delivers".into(),
+        x: "MB/s",
+        y: "throughput over that of none",
+        log_x: true,
+        series: vec![Series::line("strict", points.collect())],
+    });
+    found.note(
+        "What the file system and the block layer cost is left out of both modes; it would bring strict nearer to none. The disks' speeds are \
+         no measurements: they are what such devices and the link reach at most.",
+    );
+    found.note(
+        "The document says why rings are not for AHCI: 32 slots in arbitrary order. The share of unmaps out of order is this driver's under a \
+         drive that chooses at random.",
+    );
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_mapped_page_by_page_and_ends_out_of_order() {
+        let run = calls(100).unwrap();
+        assert_eq!(run.plan.maps, 100 * 32);
+        assert_eq!(run.plan.unmaps, run.plan.maps);
+        assert!(out_of_order(&run) > 0.3, "{}", out_of_order(&run));
+    }
+
+    #[test]
+    fn a_sata_disk_is_slower_than_strict_and_a_faster_one_would_not_be() {
+        let found = found(&Setting::smoke(), 64).unwrap();
+        let of = |what: &str| {
+            let row = found.rows.iter().find(|row| row.what.contains(what));
+            row.unwrap().measured.unwrap()
+        };
+        // 32 unmaps of a request, each with its invalidation.
+        assert_eq!(of("strict: maps").charged, Some(32.0 * 2150.0));
+        assert_eq!(of("none: maps").charged, Some(0.0));
+        let judged = found.rows.iter().filter(|row| row.holds.is_some());
+        assert_eq!(judged.count(), DISKS.len());
+        let curve = &found.figures[0].series[0].points;
+        assert!(curve.last().unwrap().1 < 0.9);
+    }
+}

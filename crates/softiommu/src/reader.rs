@@ -31,7 +31,7 @@ pub struct Reader<M> {
 /// A burst of work: while it lives, unmap waits for its next [`pin`](Self::pin) or its end. It must not live across anything that
 /// blocks.
 ///
-/// It stays on its thread. If it is leaked, unmap refuses on that thread and waits on all others, until its reader goes
+/// It stays on its thread. If it is leaked, that thread is refused every change from then on, and others wait until the reader goes
 /// online again or is dropped.
 pub struct Online<'r, M> {
     reader: &'r mut Reader<M>,

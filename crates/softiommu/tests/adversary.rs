@@ -136,7 +136,8 @@ fn unmap_returns_while_a_burst_goes_on() {
 /// Neither unmap nor detach, alone or as a commit, returns while a pin is held.
 #[test]
 fn nothing_returns_while_a_pin_is_held() {
-    let changes: [(&str, fn(&mut SoftIommu<Memory>)); 4] = [
+    type Change = fn(&mut SoftIommu<Memory>);
+    let changes: [(&str, Change); 4] = [
         ("unmap", |unit| {
             unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
         }),

@@ -302,7 +302,8 @@ Examples:
   ringfence reproduce --list
   ringfence reproduce X10 X13
   ringfence reproduce --all --out findings            a page, JSON and text in one directory
-  ringfence reproduce --all --json > findings.json";
+  ringfence reproduce --all --json > findings.json
+  ringfence reproduce X07 --trace traces/*.zst        recorded devices beside synthetic rings";
 
 /// Arguments of `reproduce`.
 #[derive(Debug, Args)]
@@ -317,6 +318,9 @@ pub(crate) struct ReproduceArgs {
     /// Print what there is, and run nothing
     #[arg(long)]
     pub list: bool,
+    /// Recorded traces for X07, which feeds their devices to the prefetchers as well
+    #[arg(long = "trace", value_name = "FILE", num_args = 1.., conflicts_with = "list", value_hint = ValueHint::FilePath)]
+    pub traces: Vec<PathBuf>,
     /// Also write a page, JSON and text into this directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub out: Option<PathBuf>,

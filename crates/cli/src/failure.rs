@@ -59,6 +59,8 @@ pub(crate) enum Failure {
     ReadTwice,
     /// Standard input was named as two traces.
     StdinTwice,
+    /// Traces for experiments of which none reads any.
+    TraceUnread,
     /// The reader of our output has gone.
     Closed,
 }
@@ -74,7 +76,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Held(_) | Self::Worse(_) => CONDITION,
-            Self::Condition(_) | Self::Platform(_) | Self::StdinTwice => USAGE,
+            Self::Condition(_) | Self::Platform(_) | Self::StdinTwice | Self::TraceUnread => USAGE,
             Self::Closed => 0,
             _ => ERROR,
         })
@@ -134,6 +136,9 @@ impl fmt::Display for Failure {
                 f.write_str("anonymising reads the trace twice: it has to be a file")
             }
             Self::StdinTwice => f.write_str("standard input is one trace: name - once"),
+            Self::TraceUnread => {
+                f.write_str("--trace: only X07 reads recorded traces; name it, or --all")
+            }
             Self::Closed => f.write_str("output closed"),
         }
     }

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use ringfence_lab::experiments::prefetch::{PrefetchRow, of_trace};
 use ringfence_lab::experiments::{Experiment, Setting};
 use ringfence_lab::report::{
     Look, Reproduction, experiments_table, finding_terminal, findings_page, findings_terminal,
@@ -13,6 +14,7 @@ use super::compare::executed_on;
 use super::json;
 use crate::args::ReproduceArgs;
 use crate::failure::Failure;
+use crate::inputs::Input;
 use crate::output::{look, print};
 
 /// Runs experiments of the documents and prints what came of them.
@@ -28,7 +30,13 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
     if let Some(dir) = &args.out {
         fs::create_dir_all(dir).map_err(Failure::io(dir))?;
     }
-    let setting = Setting::full();
+    let mut setting = Setting::full();
+    if !args.traces.is_empty() {
+        if !experiments.iter().any(|experiment| experiment.id == "X07") {
+            return Err(Failure::TraceUnread);
+        }
+        setting.recorded = recorded(&args.traces)?;
+    }
     let mut reproduction = Reproduction::new(executed_on(), setting.profile.clone());
     for (place, experiment) in experiments.iter().enumerate() {
         progress(place, experiments.len(), experiment);
@@ -47,6 +55,24 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
         Some(dir) => write(&reproduction, dir),
         None => Ok(()),
     }
+}
+
+/// What prefetchers predict of the devices of recorded traces.
+fn recorded(paths: &[PathBuf]) -> Result<Vec<PrefetchRow>, Failure> {
+    let inputs = Input::all(paths);
+    let stdin = inputs.iter().filter(|input| **input == Input::Stdin);
+    if stdin.count() > 1 {
+        return Err(Failure::StdinTwice);
+    }
+    let mut rows = Vec::new();
+    let names = Input::names(&inputs);
+    for (place, (input, name)) in inputs.iter().zip(&names).enumerate() {
+        if std::io::stderr().is_terminal() {
+            eprintln!("ringfence: trace {}/{} {name}", place + 1, inputs.len());
+        }
+        rows.extend(of_trace(name, input.source()?)?);
+    }
+    Ok(rows)
 }
 
 /// Says on standard error what runs, if anybody is there to read it.

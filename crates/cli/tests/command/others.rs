@@ -261,7 +261,11 @@ fn experiments_are_listed_run_and_written_down() {
         &["reproduce"][..],
         &["reproduce", "X99"],
         &["reproduce", "X10", "--all"],
+        &["reproduce", "X10", "--trace", "-"],
     ] {
         assert_eq!(ringfence(wrong).status.code(), Some(2), "{wrong:?}");
     }
+    let unknown = ringfence(&["reproduce", "X99"]);
+    let said = String::from_utf8_lossy(&unknown.stderr);
+    assert!(said.contains("X01, X02") && said.contains("X26"), "{said}");
 }

@@ -3,10 +3,49 @@
 use crate::experiments::{Demand, FindingRow};
 use crate::report::number::{cycles, percent};
 
-/// Names of the columns.
+/// Names of the columns. The last two are the parts of `measured`, where it is a cost.
 pub(super) const COLUMNS: [&str; 8] = [
-    "what", "printed", "measured", "spread", "ratio", "executed", "charged", "holds",
+    "what", "printed", "measured", "spread", "ratio", "holds", "executed", "charged",
 ];
+
+/// Rows that stand together.
+#[derive(Debug, PartialEq)]
+pub(super) struct Group<'a> {
+    /// What their names begin with, if they begin alike.
+    pub(super) heading: Option<&'a str>,
+    /// Each by the rest of its name.
+    pub(super) rows: Vec<(&'a str, &'a FindingRow)>,
+}
+
+/// Rows whose names begin alike, up to a colon, one after the other, under a heading; rows that begin like none of their neighbours, without.
+pub(super) fn groups(rows: &[FindingRow]) -> Vec<Group<'_>> {
+    let beginning = |row: &FindingRow| row.what.find(": ");
+    let alike = |one: &FindingRow, other: &FindingRow| {
+        beginning(one).is_some_and(|end| {
+            beginning(other) == Some(end) && one.what.get(..end) == other.what.get(..end)
+        })
+    };
+    let mut out: Vec<Group<'_>> = Vec::new();
+    for rows in rows.chunk_by(alike) {
+        let end = rows.first().and_then(beginning).filter(|_| rows.len() > 1);
+        let named = rows.iter().map(|row| {
+            let rest = end.and_then(|end| row.what.get(end + 2..));
+            (rest.unwrap_or(row.what.as_str()), row)
+        });
+        let heading = end.and_then(|end| rows.first()?.what.get(..end));
+        match out.last_mut() {
+            Some(Group {
+                heading: None,
+                rows,
+            }) if heading.is_none() => rows.extend(named),
+            _ => out.push(Group {
+                heading,
+                rows: named.collect(),
+            }),
+        }
+    }
+    out
+}
 
 /// A number with as many digits as count.
 fn number(value: f64) -> String {
@@ -52,9 +91,9 @@ pub(super) fn cells(row: &FindingRow) -> [String; 8] {
         row.ratio
             .map(|ratio| format!("{ratio:.2}"))
             .unwrap_or_default(),
+        holds(row),
         optional(measured.and_then(|measured| measured.executed)),
         optional(measured.and_then(|measured| measured.charged)),
-        holds(row),
     ]
 }
 
@@ -62,9 +101,9 @@ pub(super) fn cells(row: &FindingRow) -> [String; 8] {
 fn holds(row: &FindingRow) -> String {
     let demand = match row.demand {
         Demand::Exact => "exact",
-        Demand::Near => "within 15%",
-        Demand::AtLeast => "at least",
-        Demand::AtMost => "at most",
+        Demand::Near => "±15%",
+        Demand::AtLeast => "≥",
+        Demand::AtMost => "≤",
         Demand::Shown => "",
     };
     match (row.fitted, row.holds) {
@@ -81,6 +120,28 @@ mod tests {
     use crate::experiments::{Measured, Printed};
 
     #[test]
+    fn rows_that_begin_alike_stand_under_one_heading() {
+        let rows: Vec<FindingRow> = ["alone", "a: x", "a: y", "b: x", "a: z: 1", "a: z: 2"]
+            .map(|what| FindingRow::new(what, "", Measured::counted(0.0)))
+            .to_vec();
+        let got: Vec<(Option<&str>, Vec<&str>)> = groups(&rows)
+            .into_iter()
+            .map(|group| {
+                let names = group.rows.into_iter().map(|(name, _)| name);
+                (group.heading, names.collect())
+            })
+            .collect();
+        let wanted = [
+            (None, vec!["alone"]),
+            (Some("a"), vec!["x", "y"]),
+            (None, vec!["b: x"]),
+            (Some("a"), vec!["z: 1", "z: 2"]),
+        ];
+        assert_eq!(got, wanted);
+        assert!(groups(&[]).is_empty());
+    }
+
+    #[test]
     fn rows_read_as_they_are() {
         let printed = Printed {
             text: "~4".into(),
@@ -95,9 +156,9 @@ mod tests {
             "3650 Gbit/s",
             "±2%",
             "912.50",
+            "not ≤",
             "1500",
             "2150",
-            "not at most",
         ];
         assert_eq!(cells(&row), wanted);
         for (value, text) in [

@@ -3,27 +3,38 @@
 use std::fmt::Write;
 
 use super::Reproduction;
-use super::cells::{COLUMNS, cells};
+use super::cells::{COLUMNS, Group, cells, groups};
 use crate::experiments::{Finding, Verdict};
 use crate::report::plot::lines;
 
-/// Narrow screens scroll tables and figures sideways, each in its own box; colours follow the reader's ground.
+/// On a phone a row of numbers becomes a card, its cells named by the columns, so that nothing has to be scrolled sideways; colours follow
+/// the reader's ground, and none says anything that words do not.
 const STYLE: &str = "\
-:root{color-scheme:light dark;--ground:#fff;--ink:#24292f;--faint:#59636e;--rule:#d1d9e0;--band:#f6f8fa}\
-@media(prefers-color-scheme:dark){:root{--ground:#0d1117;--ink:#e6edf3;--faint:#9198a1;--rule:#2b323b;--band:#151b23}}\
-body{margin:0 auto;max-width:60rem;padding:1rem;background:var(--ground);color:var(--ink);font:16px/1.5 system-ui,'Segoe UI',sans-serif}\
-h1{font-size:1.5rem;line-height:1.25}h2{font-size:1.2rem;line-height:1.3;margin:2.5rem 0 .25rem}\
-p{margin:.5rem 0}.faint{color:var(--faint)}\
-.scroll{overflow-x:auto;margin:.75rem 0;border:1px solid var(--rule);border-radius:6px}\
-table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums;width:100%}\
-th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}\
-th:first-child,td:first-child{text-align:left;white-space:normal;min-width:11rem}\
-tr:last-child td{border-bottom:0}th{background:var(--band)}\
-.verdict{display:inline-block;border-radius:1em;padding:0 .7em;font-size:.85rem;color:#fff;white-space:nowrap}\
-.reproduced{background:#1a7f37}.ordering-only{background:#9a6700}.differs{background:#cf222e}.not-run{background:#59636e}\
-td.no{color:#cf222e;font-weight:600}@media(prefers-color-scheme:dark){td.no{color:#ff7b72}}\
-figure{margin:.75rem 0;overflow-x:auto}figure svg{max-width:100%;min-width:34rem;height:auto;display:block}\
-a{color:inherit}details{margin:.5rem 0}summary{cursor:pointer}";
+:root{color-scheme:light dark;--ground:#fff;--ink:#1f2328;--faint:#59636e;--rule:#d1d9e0;--band:#f6f8fa;--good:#1a7f37;--fair:#8a5a00;--bad:#c1121f;--link:#0a58ca}\
+@media(prefers-color-scheme:dark){:root{--ground:#0d1117;--ink:#e6edf3;--faint:#9198a1;--rule:#2b323b;--band:#151b23;--good:#4cc267;--fair:#e0a63a;--bad:#ff7b72;--link:#79b8ff}}\
+*{box-sizing:border-box}html{-webkit-text-size-adjust:100%}\
+body{margin:0 auto;max-width:64rem;padding:1rem;background:var(--ground);color:var(--ink);font:16px/1.5 system-ui,'Segoe UI',sans-serif;overflow-wrap:break-word}\
+h1{font-size:1.6rem;line-height:1.25;margin:.5rem 0}h2{font-size:1.25rem;line-height:1.3;margin:3rem 0 .25rem;padding-top:1rem;border-top:1px solid var(--rule)}\
+p{margin:.5rem 0}.faint{color:var(--faint)}a{color:var(--link)}\
+table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums;width:100%;margin:.75rem 0}\
+th,td{padding:.3rem .5rem;text-align:right;border-bottom:1px solid var(--rule);vertical-align:bottom}\
+thead th{border-bottom:2px solid var(--rule);color:var(--faint);font-weight:600}\
+th:first-child,td:first-child,.words th,.words td{text-align:left}tbody th{font-weight:400}\
+tr.head th{background:var(--band);font-weight:600;padding-top:.5rem}tr.under th{padding-left:1.25rem}\
+.number td{white-space:nowrap}.words td,.words th{vertical-align:top}\
+.verdict{font-weight:600;white-space:nowrap}.verdict::before{content:'\\25CF\\00A0'}\
+.reproduced{color:var(--good)}.ordering-only{color:var(--fair)}.differs{color:var(--bad)}.not-run{color:var(--faint)}\
+td.no{color:var(--bad);font-weight:600}td.yes{color:var(--good)}\
+dl{margin:.75rem 0}dt{font-weight:600;margin-top:.5rem}dd{margin:0}\
+figure{margin:1.25rem 0}figcaption{font-weight:600}figure svg{width:100%;max-width:34rem;height:auto;display:block}\
+details{margin:.75rem 0}summary{cursor:pointer;color:var(--link)}\
+@media(max-width:44rem){\
+.number,.number tbody,.number tr,.number th,.number td{display:block}.number thead{display:none}\
+.number tr{border-bottom:1px solid var(--rule);padding:.45rem 0}.number th,.number td{border:0;padding:0;text-align:left}\
+.number tr.under{padding-left:.75rem}.number tr.under th{padding-left:0}.number tr.head{border:0;padding:.9rem 0 .1rem}.number tr.head th{background:none}\
+.number td{display:inline-block;margin-right:.9rem;white-space:normal}.number td:empty{display:none}\
+.number td::before{content:attr(data-c) ' ';color:var(--faint);font-weight:400}\
+.words,.words tbody,.words tr,.words td,.words th{display:block}.words thead{display:none}.words tr{border-bottom:1px solid var(--rule);padding:.45rem 0}.words td,.words th{border:0;padding:0}}";
 
 fn escape(text: &str) -> String {
     let text = text
@@ -71,35 +82,60 @@ pub fn page(reproduction: &Reproduction) -> String {
 
 fn introduction(reproduction: &Reproduction, out: &mut String) {
     let executed = &reproduction.executed_on;
+    let profile = &reproduction.profile;
+    let walker = if profile.coherent {
+        "snoops the processor's caches"
+    } else {
+        "does not snoop the processor's caches, but for riommu"
+    };
     let _ = write!(
         out,
-        "<p>What the rIOMMU, EIOVAR and Fujita documents print, beside what was measured here. <b>Reproduced</b>: every order is the \
-         document's and every number within {:.0}%. <b>Ordering only</b>: numbers are further off. <b>Differs</b>: an order or an exact \
-         number is another one.</p>\n\
+        "<p>What the rIOMMU, EIOVAR and Fujita documents print, beside what was measured here.</p>\n\
          <p class=\"faint\">Executed on {} ({}, {} build, cycles by {}). Profile {} charges {} cycles an invalidation, {} a miss, and what a \
-         packet costs without protection; all else was executed. {}.</p>\n",
-        100.0 * reproduction.tolerance,
+         packet costs without protection; all else was executed. Its page walker {walker}. {}.</p>\n",
         escape(&executed.cpu),
         escape(executed.arch),
         executed.build,
         executed.unit,
-        escape(&reproduction.profile.name),
-        reproduction.profile.invalidation_cycles,
-        reproduction.profile.miss_cycles,
-        escape(&reproduction.profile.source),
+        escape(&profile.name),
+        profile.invalidation_cycles,
+        profile.miss_cycles,
+        escape(&profile.source),
     );
-    out.push_str("<div class=\"scroll\"><table><tr><th>experiment</th><th>verdict</th><th>document</th></tr>\n");
+    let percent = 100.0 * reproduction.tolerance;
+    out.push_str("<h2 id=\"verdicts\">Verdicts</h2>\n<dl>\n");
+    for (verdict, meaning) in [
+        (
+            Verdict::Reproduced,
+            format!("every order is the document's, and every number that is held to one is within {percent:.0}% of it, or is it exactly."),
+        ),
+        (
+            Verdict::OrderingOnly,
+            "the orders are the document's; numbers are further off, and the finding says why.".to_owned(),
+        ),
+        (
+            Verdict::Differs,
+            "an order or an exact number is another one, or nothing is ordered and a number is off; the finding says why.".to_owned(),
+        ),
+        (Verdict::NotRun, "no row says anything.".to_owned()),
+    ] {
+        let count = reproduction.count(verdict);
+        if count > 0 {
+            let _ = writeln!(out, "<dt>{} ({count})</dt><dd>{meaning}</dd>", chip(verdict));
+        }
+    }
+    out.push_str("</dl>\n<table class=\"words\"><thead><tr><th>experiment</th><th>verdict</th><th>document</th></tr></thead>\n<tbody>\n");
     for finding in &reproduction.findings {
         let _ = writeln!(
             out,
-            "<tr><td><a href=\"#{id}\">{id}</a> {}</td><td>{}</td><td>{}</td></tr>",
+            "<tr><td><a href=\"#{id}\">{id} {}</a></td><td>{}</td><td class=\"faint\">{}</td></tr>",
             escape(finding.title),
             chip(finding.verdict),
             escape(finding.source),
             id = finding.id,
         );
     }
-    out.push_str("</table></div>\n");
+    out.push_str("</tbody></table>\n");
     if !reproduction.not_built.is_empty() {
         let _ = writeln!(
             out,
@@ -107,12 +143,19 @@ fn introduction(reproduction: &Reproduction, out: &mut String) {
             reproduction.not_built.join(", ")
         );
     }
+    out.push_str(
+        "<h2 id=\"reading\">How to read the tables</h2>\n\
+         <p><b>printed</b> is the document's number, <b>measured</b> the median here, <b>spread</b> half of the difference between the \
+         largest and the smallest repetition, <b>ratio</b> measured over printed. <b>holds</b> says what a number is held to, and whether it holds: \
+         the number itself (exact), 15% of it (±15%), or one side of it (≥, ≤); a row without is shown and not judged, and one \
+         that was fitted says so. Of a cost, <b>executed</b> is what this processor did and <b>charged</b> what the profile says.</p>\n",
+    );
 }
 
 fn section(finding: &Finding, out: &mut String) {
     let _ = write!(
         out,
-        "<h2 id=\"{id}\">{id} {} {}</h2>\n<p class=\"faint\">{}. {:.1} s.</p>\n<p>{}</p>\n",
+        "<h2 id=\"{id}\">{id} {}</h2>\n<p>{} <span class=\"faint\">{}. {:.1} s.</span></p>\n<p>{}</p>\n",
         escape(finding.title),
         chip(finding.verdict),
         escape(finding.source),
@@ -120,48 +163,74 @@ fn section(finding: &Finding, out: &mut String) {
         escape(&finding.method),
         id = finding.id,
     );
-    out.push_str("<div class=\"scroll\"><table><tr>");
-    for name in COLUMNS {
-        let _ = write!(out, "<th>{name}</th>");
-    }
-    out.push_str("</tr>\n");
-    for row in &finding.rows {
-        out.push_str("<tr>");
-        let last = COLUMNS.len() - 1;
-        for (place, cell) in cells(row).iter().enumerate() {
-            let source = row.printed.as_ref().filter(|_| place == 1);
-            match source {
-                Some(printed) => {
-                    let _ = write!(
-                        out,
-                        "<td title=\"{}\">{}</td>",
-                        escape(&printed.source),
-                        escape(cell)
-                    );
-                }
-                None if place == last && row.holds == Some(false) => {
-                    let _ = write!(out, "<td class=\"no\">{}</td>", escape(cell));
-                }
-                None => {
-                    let _ = write!(out, "<td>{}</td>", escape(cell));
-                }
-            }
-        }
-        out.push_str("</tr>\n");
-    }
-    out.push_str("</table></div>\n");
     for (name, lines) in [("Why", &finding.explanation), ("Note", &finding.notes)] {
         for line in lines {
             let _ = writeln!(out, "<p><b>{name}.</b> {}</p>", escape(line));
         }
     }
     for figure in &finding.figures {
-        let _ = write!(out, "<figure>\n{}</figure>\n", lines(figure));
+        let _ = write!(
+            out,
+            "<figure>\n<figcaption>{}</figcaption>\n{}</figure>\n",
+            escape(&figure.title),
+            lines(figure)
+        );
+    }
+    // Hundreds of rows are unfolded by whoever wants them.
+    const MANY: usize = 60;
+    let folded = finding.rows.len() > MANY;
+    if folded {
+        let _ = writeln!(
+            out,
+            "<details><summary>All {} numbers</summary>",
+            finding.rows.len()
+        );
+    }
+    numbers(finding, out);
+    if folded {
+        out.push_str("</details>\n");
     }
     sources(finding, out);
 }
 
-/// A phone has no pointer that could rest on a cell: sources once more, to be unfolded.
+/// The rows, under headings where their names begin alike.
+fn numbers(finding: &Finding, out: &mut String) {
+    out.push_str("<table class=\"number\"><thead><tr>");
+    for name in COLUMNS {
+        let _ = write!(out, "<th scope=\"col\">{name}</th>");
+    }
+    out.push_str("</tr></thead>\n<tbody>\n");
+    for Group { heading, rows } in groups(&finding.rows) {
+        if let Some(heading) = heading {
+            let _ = writeln!(
+                out,
+                "<tr class=\"head\"><th colspan=\"{}\">{}</th></tr>",
+                COLUMNS.len(),
+                escape(heading)
+            );
+        }
+        for (name, row) in rows {
+            let under = if heading.is_some() {
+                " class=\"under\""
+            } else {
+                ""
+            };
+            let _ = write!(out, "<tr{under}><th scope=\"row\">{}</th>", escape(name));
+            for (name, cell) in COLUMNS.iter().zip(cells(row)).skip(1) {
+                let class = match (*name, row.holds) {
+                    ("holds", Some(false)) => " class=\"no\"",
+                    ("holds", Some(true)) => " class=\"yes\"",
+                    _ => "",
+                };
+                let _ = write!(out, "<td data-c=\"{name}\"{class}>{}</td>", escape(&cell));
+            }
+            out.push_str("</tr>\n");
+        }
+    }
+    out.push_str("</tbody></table>\n");
+}
+
+/// Where each printed number stands, to be unfolded.
 fn sources(finding: &Finding, out: &mut String) {
     let printed = finding
         .rows
@@ -171,17 +240,20 @@ fn sources(finding: &Finding, out: &mut String) {
     if printed.peek().is_none() {
         return;
     }
-    out.push_str("<details><summary>Where the printed numbers stand</summary><div class=\"scroll\"><table>\n");
+    out.push_str(
+        "<details><summary>Where the printed numbers stand</summary><table class=\"words\"><thead><tr><th>what</th><th>printed</th>\
+         <th>source</th></tr></thead>\n<tbody>\n",
+    );
     for (row, printed) in printed {
         let _ = writeln!(
             out,
-            "<tr><td>{}</td><td>{}</td><td>{}</td></tr>",
+            "<tr><td>{}</td><td>{}</td><td class=\"faint\">{}</td></tr>",
             escape(&row.what),
             escape(&printed.text),
             escape(&printed.source)
         );
     }
-    out.push_str("</table></div></details>\n");
+    out.push_str("</tbody></table></details>\n");
 }
 
 #[cfg(test)]
@@ -212,7 +284,20 @@ mod tests {
             assert!(!own.contains(foreign), "{foreign}");
         }
         for tag in [
-            "table", "tr", "td", "th", "p", "div", "figure", "svg", "details",
+            "table",
+            "thead",
+            "tbody",
+            "tr",
+            "td",
+            "th",
+            "p",
+            "dl",
+            "dt",
+            "dd",
+            "figure",
+            "figcaption",
+            "svg",
+            "details",
         ] {
             let opened = text.matches(&format!("<{tag}>")).count()
                 + text.matches(&format!("<{tag} ")).count();

@@ -1,8 +1,10 @@
 //! Findings at a terminal.
 
+use unicode_width::UnicodeWidthStr;
+
 use super::Reproduction;
-use super::cells::{COLUMNS, cells};
-use crate::experiments::{Experiment, Finding, Verdict};
+use super::cells::{COLUMNS, Group, cells, groups};
+use crate::experiments::{Experiment, Finding, FindingRow, Verdict};
 use crate::report::data::ExecutedOn;
 use crate::report::grid::{Cell, Column, Grid, Look, Tone, wrap};
 
@@ -29,22 +31,7 @@ pub fn finding(found: &Finding, look: Look) -> String {
     };
     say(&format!("{}. {:.1} s.", found.source, found.seconds));
     say(&found.method);
-    let mut columns = vec![Column::left(COLUMNS[0])];
-    columns.extend(COLUMNS.iter().skip(1).map(|name| Column::right("", name)));
-    let mut grid = Grid::new(&columns);
-    for row in &found.rows {
-        let tone = match row.holds {
-            Some(true) => Tone::Good,
-            Some(false) => Tone::Bad,
-            None => Tone::Plain,
-        };
-        let mut line: Vec<Cell> = cells(row).into_iter().map(Cell::new).collect();
-        if let Some(last) = line.last_mut() {
-            last.tone = tone;
-        }
-        grid.rows.push(line);
-    }
-    out.push_str(&grid.render(look));
+    out.push_str(&table(&found.rows, look));
     for (name, lines) in [("Why", &found.explanation), ("Note", &found.notes)] {
         for line in lines {
             out.push_str(&wrap(&format!("{name}: {line}"), look, 2));
@@ -54,23 +41,124 @@ pub fn finding(found: &Finding, look: Look) -> String {
     out
 }
 
-/// The verdicts of all findings, a line each.
+/// Columns that stand beside the names; the parts of a cost follow in a table of their own where both do not fit.
+const PARTS: usize = 6;
+
+/// The rows, under headings where their names begin alike.
+fn table(rows: &[FindingRow], look: Look) -> String {
+    let every: Vec<usize> = (1..COLUMNS.len()).collect();
+    let widest = |place: usize| {
+        let cells = rows
+            .iter()
+            .filter_map(|row| cells(row).get(place).map(|cell| cell.width()));
+        let name = COLUMNS.get(place).map_or(0, |name| name.width());
+        cells.max().unwrap_or(0).max(name) + 2
+    };
+    let room = |places: &[usize]| {
+        let taken: usize = places.iter().map(|place| widest(*place)).sum();
+        look.width.map(|width| width.saturating_sub(taken))
+    };
+    // Names of fewer letters a line are no longer read as names.
+    const NAME: usize = 28;
+    if room(&every).is_none_or(|room| room >= NAME) {
+        return part(rows, &every, room(&every), look);
+    }
+    let (first, second) = every.split_at(PARTS - 1);
+    let mut out = part(rows, first, room(first).map(|room| room.max(NAME)), look);
+    let costs: Vec<FindingRow> = rows
+        .iter()
+        .filter(|row| {
+            row.measured
+                .is_some_and(|measured| measured.executed.is_some())
+        })
+        .cloned()
+        .collect();
+    if !costs.is_empty() {
+        out.push('\n');
+        out.push_str(&part(
+            &costs,
+            second,
+            room(second).map(|room| room.max(NAME)),
+            look,
+        ));
+    }
+    out
+}
+
+/// The columns in `places`, behind names of at most `room` letters a line.
+fn part(rows: &[FindingRow], places: &[usize], room: Option<usize>, look: Look) -> String {
+    let mut columns = vec![Column::left(COLUMNS[0])];
+    let names = places
+        .iter()
+        .filter_map(|place| COLUMNS.get(*place).copied());
+    columns.extend(names.map(|name| Column::right("", name)));
+    let mut grid = Grid::new(&columns);
+    let narrow = Look {
+        width: room,
+        colour: false,
+    };
+    for Group { heading, rows } in groups(rows) {
+        let indent = if let Some(heading) = heading {
+            for line in wrap(heading, narrow, 0).lines() {
+                grid.rows.push(vec![Cell::toned(line, Tone::Strong)]);
+            }
+            "  "
+        } else {
+            ""
+        };
+        for (name, row) in rows {
+            let name = format!("{indent}{name}");
+            let mut lines: Vec<Vec<Cell>> = wrap(&name, narrow, 4)
+                .lines()
+                .map(|line| vec![Cell::new(line)])
+                .collect();
+            let all = cells(row);
+            let picked = places.iter().map(|place| {
+                let text = all.get(*place).cloned().unwrap_or_default();
+                Cell::toned(
+                    text,
+                    if *place == HOLDS {
+                        held(row)
+                    } else {
+                        Tone::Plain
+                    },
+                )
+            });
+            if let Some(last) = lines.last_mut() {
+                last.extend(picked);
+            }
+            grid.rows.extend(lines);
+        }
+    }
+    grid.render(look)
+}
+
+/// The column that says whether a row holds what it is held to.
+const HOLDS: usize = 5;
+
+fn held(row: &FindingRow) -> Tone {
+    match row.holds {
+        Some(true) => Tone::Good,
+        Some(false) => Tone::Bad,
+        None => Tone::Plain,
+    }
+}
+
+/// The verdicts of all findings.
 pub fn summary(reproduction: &Reproduction, look: Look) -> String {
     let mut grid = Grid::new(&[
         Column::left("id"),
         Column::left("verdict"),
-        Column::left("experiment"),
-        Column::left("document"),
         Column::right("", "seconds"),
+        Column::left("experiment, document"),
     ]);
     for found in &reproduction.findings {
-        grid.rows.push(vec![
+        let cells = [
             Cell::new(found.id),
             Cell::toned(found.verdict.name(), tone(found.verdict)),
-            Cell::new(found.title),
-            Cell::new(found.source),
             Cell::new(format!("{:.1}", found.seconds)),
-        ]);
+        ];
+        titled(&mut grid, cells.to_vec(), found.title, found.source, look);
     }
     let mut out = grid.render(look);
     let ExecutedOn { cpu, build, .. } = &reproduction.executed_on;
@@ -88,16 +176,89 @@ pub fn summary(reproduction: &Reproduction, look: Look) -> String {
     out
 }
 
+/// Puts `title` and `source` behind `cells`: in one cell, or under one another where that does not fit.
+fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look: Look) {
+    // Beside id, verdict and seconds.
+    const BESIDE: usize = 32;
+    let room = look.width.map(|width| width.saturating_sub(BESIDE));
+    let narrow = Look {
+        width: room,
+        colour: false,
+    };
+    let text = format!("{title} ({source})");
+    let blank = vec![Cell::default(); cells.len()];
+    let wrapped = wrap(&text, narrow, 0);
+    for (place, line) in wrapped.lines().enumerate() {
+        let mut row = if place == 0 {
+            std::mem::take(&mut cells)
+        } else {
+            blank.clone()
+        };
+        row.push(Cell::new(line));
+        grid.rows.push(row);
+    }
+}
+
 /// What there is to run.
 pub fn experiments(look: Look) -> String {
-    let mut grid = Grid::new(&[
-        Column::left("id"),
-        Column::left("experiment"),
-        Column::left("document"),
-    ]);
+    let mut grid = Grid::new(&[Column::left("id"), Column::left("experiment, document")]);
     for experiment in Experiment::ALL {
-        let cells = [experiment.id, experiment.title, experiment.source];
-        grid.rows.push(cells.into_iter().map(Cell::new).collect());
+        let cells = vec![Cell::new(experiment.id)];
+        titled(&mut grid, cells, experiment.title, experiment.source, look);
     }
     grid.render(look)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiments::{Demand, Measured, Printed, Setting};
+
+    const NARROW: Look = Look {
+        width: Some(80),
+        colour: false,
+    };
+
+    #[test]
+    fn nothing_is_wider_than_eighty_columns() {
+        let mut found = Experiment::find("X10")
+            .unwrap()
+            .run(&Setting::smoke())
+            .unwrap();
+        let printed = Printed {
+            text: "most accesses".into(),
+            value: 0.5,
+            source: "test".into(),
+        };
+        for (what, value) in [
+            (
+                "Scattered addresses, rings of [512, 256], bursts up to 16: two entries a ring, invalidated by bursts",
+                1234.5,
+            ),
+            (
+                "Scattered addresses, rings of [512, 256], bursts up to 16: best as published",
+                0.123,
+            ),
+        ] {
+            let row = FindingRow::new(what, "cycles", Measured::cost(value, 123_456.0, 0.35));
+            found
+                .rows
+                .push(row.beside(printed.clone()).held_to(Demand::Near));
+        }
+        let text = finding(&found, NARROW);
+        for line in text.lines() {
+            assert!(line.width() <= 80, "{} {line}", line.width());
+        }
+        assert!(
+            text.contains("executed") && text.contains("123,456"),
+            "{text}"
+        );
+        // In a pipe a row stays a line.
+        assert!(
+            finding(&found, Look::PLAIN).contains("two entries a ring, invalidated by bursts  ")
+        );
+        for line in experiments(NARROW).lines() {
+            assert!(line.width() <= 80, "{line}");
+        }
+    }
 }

@@ -5,10 +5,11 @@ use super::svg::{Anchor, Svg, text_width};
 use crate::experiments::Figure;
 use crate::report::number::cycles;
 
-const WIDTH: f64 = 760.0;
-const LEFT: f64 = 72.0;
-const RIGHT: f64 = 24.0;
-const PLOT: f64 = 260.0;
+/// So narrow that letters stay readable where a phone shrinks the drawing to its screen.
+const WIDTH: f64 = 400.0;
+const LEFT: f64 = 56.0;
+const RIGHT: f64 = 26.0;
+const PLOT: f64 = 210.0;
 const LEGEND_LINE: f64 = 18.0;
 const COLOURS: usize = 7;
 
@@ -76,7 +77,7 @@ impl Across {
     }
 }
 
-/// The figure as a drawing. Values that cannot be drawn are left out.
+/// The figure as a drawing, without its title: the page has that above it, where it can break. Values that cannot be drawn are left out.
 pub(in crate::report) fn lines(figure: &Figure) -> String {
     // Names and their places in the legend first: how many lines it takes decides where the plot begins.
     let mut places = Vec::new();
@@ -86,13 +87,12 @@ pub(in crate::report) fn lines(figure: &Figure) -> String {
         if x + width > WIDTH - RIGHT && x > LEFT {
             (x, line) = (LEFT, line + 1.0);
         }
-        places.push((x, 44.0 + line * LEGEND_LINE));
+        places.push((x, LEGEND_LINE + line * LEGEND_LINE));
         x += width;
     }
-    let top = 44.0 + (line + 1.0) * LEGEND_LINE + 12.0;
+    let top = (line + 2.0) * LEGEND_LINE + 20.0;
     let bottom = top + PLOT;
     let mut svg = Svg::new(WIDTH, bottom + 46.0);
-    svg.text(14.0, 24.0, Anchor::Start, "title", &figure.title);
 
     let across = Across::of(figure);
     let ys = figure.series.iter().flat_map(|series| &series.points);
@@ -123,7 +123,7 @@ pub(in crate::report) fn lines(figure: &Figure) -> String {
     }
     let middle = (LEFT + WIDTH - RIGHT) / 2.0;
     svg.text(middle, bottom + 36.0, Anchor::Middle, "faint", figure.x);
-    svg.text(14.0, top - 6.0, Anchor::Start, "faint", figure.y);
+    svg.text(14.0, top - 12.0, Anchor::Start, "faint", figure.y);
 
     for (place, (series, (x, y))) in figure.series.iter().zip(places).enumerate() {
         let class = format!("s{}", place % COLOURS);

@@ -101,8 +101,10 @@ pub struct Counts {
     pub longest: u32,
     /// Allocations that found a freed range in a list.
     pub from_list: u64,
-    /// Freed ranges in the lists after each allocation, added up.
+    /// Freed ranges in the lists after each allocation and each deallocation, added up.
     pub held: u64,
+    /// Deallocations.
+    pub frees: u64,
 }
 
 impl Counts {
@@ -111,9 +113,10 @@ impl Counts {
         self.steps as f64 / self.allocs.max(1) as f64
     }
 
-    /// Freed ranges that wait in the lists.
+    /// Freed ranges that wait in the lists, over all allocations and deallocations: "every allocation and deallocation contributes to the
+    /// average" (EIOVAR section 6.1).
     pub fn mean_held(&self) -> f64 {
-        self.held as f64 / self.allocs.max(1) as f64
+        self.held as f64 / (self.allocs + self.frees).max(1) as f64
     }
 
     /// Share of allocations that the lists satisfied.
@@ -186,6 +189,8 @@ impl Driven {
                     if self.waiting.len() >= self.batch {
                         for range in std::mem::take(&mut self.waiting) {
                             self.store.free(range)?;
+                            counts.frees += 1;
+                            counts.held += self.store.held() as u64;
                         }
                     }
                     let unused = self.most - (self.live.len() + self.waiting.len()) as u64;

@@ -2,13 +2,14 @@
 //! protection.
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{Apache, Memcached, RequestResponse, Stream, Workload};
+use ringfence_devices::workload::{Apache, BURST, Memcached, RequestResponse, Stream, Workload};
 
 use super::capture::Capture;
 use super::catalogue::Setting;
 use super::finding::Measured;
 use super::printed::{Benchmark, Nic};
-use super::timed::{Subject, Timed};
+use super::stream::{in_turns, last};
+use super::timed::Subject;
 use crate::error::LabError;
 
 /// Modes beside `none`, in the order of the document's tables.
@@ -40,18 +41,17 @@ pub(super) fn extra(
     nic: Nic,
     benchmark: Benchmark,
 ) -> Result<Vec<(&'static str, Measured)>, LabError> {
-    let mut capture = Capture::new(adapter(nic), workload(benchmark))?;
+    let mut capture = Capture::with(adapter(nic), workload(benchmark), BURST, setting.packets)?;
     let runs = (0..setting.runs.clamp(2, 3)).map(|_| capture.run());
     let runs = runs.collect::<Result<Vec<_>, _>>()?;
+    let subjects = MODES
+        .map(Subject::named)
+        .into_iter()
+        .collect::<Result<_, _>>()?;
+    let packets = runs.last().map_or(1, |run| run.traffic.packets).max(1) as f64;
     let mut out = Vec::new();
-    for mode in MODES {
-        let mut timed = Timed::new(Subject::named(mode)?, &setting.profile, setting.repetitions)?;
-        let mut last = None;
-        for run in &runs {
-            last = Some((timed.run(run)?, run.traffic.packets));
-        }
-        let (cost, packets) = last.ok_or(LabError::Internal("no runs"))?;
-        let packets = packets.max(1) as f64;
+    for (mode, costs) in MODES.into_iter().zip(in_turns(setting, &runs, subjects)?) {
+        let cost = last(&costs)?;
         let charged = cost.invalidations as f64 * setting.profile.invalidation_cycles as f64;
         let measured = Measured::cost(cost.executed / packets, charged / packets, cost.spread);
         out.push((mode, measured));

@@ -1,7 +1,7 @@
 //! What a driver asks of the DMA API under a workload, as plans that any mode can then perform.
 //!
 //! A station runs without protection, so that nothing of a mode is in what is recorded: frames cross the wire and are verified, and every
-//! map, unmap and end of a burst is noted. Decision 0011 fixes what a run is. Descriptors are left out: they are mapped once.
+//! map, unmap, end of a burst and doorbell is noted. Decision 0011 fixes what a run is. Descriptors are left out: they are mapped once.
 
 use ringfence_devices::api::{ApiError, DmaApi, LayerApi, Mapped, NotFreed, Refused, Ring};
 use ringfence_devices::nic::{Nic, Profile as Adapter, Station, World};
@@ -79,15 +79,26 @@ impl Run {
     }
 
     /// What the receive rings alone do: each unmap is followed by a map (EIOVAR section 4).
-    pub fn receive_only(&self) -> Plan {
+    pub fn receive_only(&self) -> Self {
         let received = |lane: &u16| lane.is_multiple_of(2);
         let steps = self.plan.steps.iter().zip(&self.lanes);
-        Plan {
-            steps: steps
-                .filter_map(|(timed, lane)| received(lane).then_some(*timed))
-                .collect(),
-            segments: self.plan.segments.clone(),
-            ..Plan::default()
+        let steps = steps.filter(|(_, lane)| received(lane));
+        let (steps, lanes): (Vec<Timed>, Vec<u16>) = steps.unzip();
+        let count = |wanted: fn(&Step) -> bool| {
+            let steps = steps.iter().filter(|timed| wanted(&timed.step));
+            steps.count() as u64
+        };
+        Self {
+            plan: Plan {
+                maps: count(|step| matches!(step, Step::Map { .. })),
+                unmaps: count(|step| matches!(step, Step::Unmap { .. })),
+                segments: self.plan.segments.clone(),
+                lines: 0,
+                steps,
+            },
+            lanes,
+            rings: self.rings.iter().copied().filter(received).collect(),
+            traffic: self.traffic,
         }
     }
 
@@ -117,6 +128,11 @@ pub fn lane(ring: Ring) -> u16 {
 impl Log {
     fn push(&mut self, ring: Ring, step: Step) {
         self.calls += 1;
+        self.note(ring, step);
+    }
+
+    /// A step at the time of the last call.
+    fn note(&mut self, ring: Ring, step: Step) {
         let time = Nanos(self.calls * CALL_NS);
         self.run.plan.steps.push(Timed { time, step });
         let lane = lane(ring);
@@ -161,6 +177,16 @@ impl Log {
             direction: ring.direction,
         };
         self.push(ring, step);
+    }
+
+    /// What a driver writes to a doorbell is C_none's; that it makes its maps visible before is the layer's.
+    fn doorbell(&mut self, ring: Ring) {
+        let step = Step::Doorbell {
+            device: DeviceIndex(0),
+            cpu: 0,
+            direction: ring.direction,
+        };
+        self.note(ring, step);
     }
 
     fn end_burst(&mut self, ring: Ring) {
@@ -222,6 +248,7 @@ impl DmaApi for Tap<'_> {
 
     fn publish(&mut self, ring: Ring) {
         self.layer.publish(ring);
+        self.log.doorbell(ring);
     }
 
     fn alloc_coherent(&mut self, ring: Ring, pages: usize) -> Result<Coherent, ApiError> {
@@ -433,7 +460,9 @@ mod tests {
             }
             assert!(run.plan.unmaps > 0);
             let received = run.receive_only();
-            assert!(received.steps.len() < run.plan.steps.len());
+            assert!(received.plan.steps.len() < run.plan.steps.len());
+            assert_eq!(received.lanes.len(), received.plan.steps.len());
+            assert!(received.plan.maps >= received.plan.unmaps && received.plan.unmaps > 0);
             assert!(run.bursts() > 0);
         }
         // All receive rings are full.

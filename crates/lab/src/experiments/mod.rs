@@ -4,6 +4,7 @@ pub mod allocators;
 mod benchmarks;
 pub mod capture;
 mod catalogue;
+mod counterfactual;
 mod figure;
 mod finding;
 pub mod model;

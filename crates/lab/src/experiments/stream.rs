@@ -1,16 +1,16 @@
 //! What the experiments about allocators have in common: mlx, stream, many runs on one interface, and throughput by the model.
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::Stream;
+use ringfence_devices::workload::{BURST, Stream};
 use ringfence_iova::Capacity;
 
 use super::allocators::{Counts, Driven};
 use super::capture::{Capture, Run};
 use super::catalogue::Setting;
-use super::finding::Measured;
+use super::finding::{Measured, median};
 use super::model::{cycles_per_packet, gbps};
 use super::printed::{C_NONE, CLOCK_GHZ, IOVAS_PER_PACKET};
-use super::timed::{Cost, Subject, Timed};
+use super::timed::{Cost, Subject, Timed, run_in_turns};
 use crate::Profile;
 use crate::error::LabError;
 use crate::modes::{Alloc, FlushKind, Mode};
@@ -34,13 +34,24 @@ pub(super) fn name(size: Option<Capacity>) -> String {
     }
 }
 
+/// Longest bursts, of received packets and of acknowledgements sent, beside the default of 200.
+pub(super) const BURSTS: [u32; 4] = [BURST, 50, 10, 1];
+
 /// The documents' runs of stream on mlx.
 ///
 /// # Errors
 /// The workload cannot go on.
 pub(super) fn runs(setting: &Setting) -> Result<Vec<Run>, LabError> {
-    let mut capture = Capture::new(Adapter::MLX, Stream::default())?;
+    let mut capture = capture(setting, BURST)?;
     (0..setting.runs.max(1)).map(|_| capture.run()).collect()
+}
+
+/// A station under stream on mlx, whose interrupts come at `burst` completions.
+///
+/// # Errors
+/// The port does not open.
+pub(super) fn capture(setting: &Setting, burst: u32) -> Result<Capture<Stream>, LabError> {
+    Capture::with(Adapter::MLX, Stream::default(), burst, setting.packets)
 }
 
 /// Counts of each run.
@@ -58,18 +69,10 @@ pub(super) fn counted(
         .collect()
 }
 
-/// Costs of each run in a mode of Linux 3.4 with freelists of `size`.
-///
-/// # Errors
-/// No memory.
-pub(super) fn timed(
-    setting: &Setting,
-    runs: &[Run],
-    size: Option<Capacity>,
-    flush: FlushKind,
-) -> Result<Vec<Cost>, LabError> {
+/// Linux 3.4's mode with freelists of `size`.
+fn mode(size: Option<Capacity>, flush: FlushKind) -> Result<Mode, LabError> {
     let base = Mode::find("strict").ok_or(LabError::Internal("mode strict"))?;
-    let mode = Mode {
+    Ok(Mode {
         name: name(size),
         alloc: match size {
             None => Alloc::CachedRbTree,
@@ -78,9 +81,50 @@ pub(super) fn timed(
         },
         flush,
         ..base
-    };
-    let mut timed = Timed::new(Subject::Mode(mode), &setting.profile, setting.repetitions)?;
-    runs.iter().map(|run| timed.run(run)).collect()
+    })
+}
+
+/// Costs of each run with freelists of each of `sizes`: by size, then by run.
+///
+/// # Errors
+/// No memory.
+pub(super) fn timed(
+    setting: &Setting,
+    runs: &[Run],
+    sizes: &[Option<Capacity>],
+    flush: FlushKind,
+) -> Result<Vec<Vec<Cost>>, LabError> {
+    let subjects = sizes
+        .iter()
+        .map(|size| Ok(Subject::Mode(mode(*size, flush)?)));
+    in_turns(
+        setting,
+        runs,
+        subjects.collect::<Result<Vec<_>, LabError>>()?,
+    )
+}
+
+/// Costs of each run with each of `subjects`, which take turns: by subject, then by run.
+///
+/// # Errors
+/// No memory, or a map was refused.
+pub(super) fn in_turns(
+    setting: &Setting,
+    runs: &[Run],
+    subjects: Vec<Subject>,
+) -> Result<Vec<Vec<Cost>>, LabError> {
+    let (profile, repetitions) = (&setting.profile, setting.repetitions);
+    let subjects = subjects.into_iter();
+    let mut timed = subjects
+        .map(|subject| Timed::new(subject, profile, repetitions))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut costs = vec![Vec::new(); timed.len()];
+    for run in runs {
+        for (costs, cost) in costs.iter_mut().zip(run_in_turns(&mut timed, run)?) {
+            costs.push(cost);
+        }
+    }
+    Ok(costs)
 }
 
 /// Cycles of a packet whose buffers cost that much.
@@ -95,19 +139,37 @@ pub(super) fn packet(cost: &Cost, profile: &Profile) -> Measured {
     Measured::cost(executed, charged, cost.spread)
 }
 
-/// Throughput in Gbit/s of the documents' clock by the model, with the spread of the cost.
+/// Cycles of a packet in each repetition by itself.
+pub(super) fn packets(cost: &Cost, profile: &Profile) -> Vec<f64> {
+    let each = cost.each_per_pair(profile).into_iter();
+    each.map(|pair| cycles_per_packet(C_NONE, IOVAS_PER_PACKET, pair, 0.0))
+        .collect()
+}
+
+/// Throughput in Gbit/s of the documents' clock by the model, with the spread of the repetitions.
 pub(super) fn throughput(cost: &Cost, profile: &Profile) -> Measured {
-    let packet = packet(cost, profile);
-    let share = packet.executed.unwrap_or(0.0) / packet.median;
-    Measured::timed(gbps(CLOCK_GHZ, packet.median), cost.spread * share)
+    let speeds = packets(cost, profile).into_iter();
+    let speeds: Vec<f64> = speeds.map(|cycles| gbps(CLOCK_GHZ, cycles)).collect();
+    let median_of_blocks = gbps(CLOCK_GHZ, packet(cost, profile).median);
+    Measured::timed(median_of_blocks, median(&speeds).1)
+}
+
+/// Throughput of `one` over that of `other`, with the spread of that ratio over the repetitions.
+pub(super) fn over(one: &Cost, other: &Cost, profile: &Profile) -> Measured {
+    let pairs = packets(one, profile)
+        .into_iter()
+        .zip(packets(other, profile));
+    let ratios: Vec<f64> = pairs.map(|(one, other)| other / one).collect();
+    let median_of_blocks = packet(other, profile).median / packet(one, profile).median;
+    Measured::timed(median_of_blocks, median(&ratios).1)
 }
 
 /// The last of them.
 ///
 /// # Errors
 /// There are none.
-pub(super) fn last<T: Copy>(of: &[T]) -> Result<T, LabError> {
-    of.last().copied().ok_or(LabError::Internal("no runs"))
+pub(super) fn last<T: Clone>(of: &[T]) -> Result<T, LabError> {
+    of.last().cloned().ok_or(LabError::Internal("no runs"))
 }
 
 /// Runs and a number of each, as points.

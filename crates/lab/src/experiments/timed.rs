@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{Burst, Flush, Never};
-use ringfence_dma::ring::{Ring, RingSetup, SlotChoice, Tables, lay_out};
+use ringfence_dma::flush::{Burst, Flush, LiteralBurst, Never};
+use ringfence_dma::ring::{LiteralRing, Ring, RingSetup, SlotChoice, Tables, lay_out};
 use ringfence_dma::space::{Identity, Paged, Rings, Space};
 use ringfence_hw::RingLogic;
 use ringfence_iova::IovaAllocator;
-use ringfence_memory::{Arena, Frames};
+use ringfence_memory::{Arena, Frames, WriteBack};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
     Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysMemory, PhysRange, Ticket,
@@ -52,9 +52,9 @@ impl Invalidator for Counting {
     }
 }
 
-/// A platform on which write-backs are executed.
-fn bench() -> Result<Bench<Counting>, LabError> {
-    let arena = Rc::new(Arena::new(ARENA)?);
+/// A platform on which write-backs are executed, by that instruction.
+fn bench(write_back: WriteBack) -> Result<Bench<Counting>, LabError> {
+    let arena = Rc::new(Arena::with_write_back(ARENA, write_back)?);
     let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
         .ok_or(LabError::Internal("replica region"))?;
     for page in 0..WARM_FRAMES {
@@ -91,6 +91,7 @@ impl<S: Space, F: Flush<S, u64>> Driven for Replica<S, F, Counting> {
 /// Makes a replica of a mode.
 struct MakeReplica {
     coherency: Coherency,
+    write_back: WriteBack,
 }
 
 impl Job for MakeReplica {
@@ -98,7 +99,7 @@ impl Job for MakeReplica {
 
     fn identity(self, _: TableKind) -> Self::Output {
         let make = |of: &Newcomer, _: &Bench<Counting>| Ok(Identity::new(of.domain));
-        let bench = bench()?;
+        let bench = bench(self.write_back)?;
         Ok(Box::new(Replica::new(Never, bench, make)))
     }
 
@@ -116,7 +117,7 @@ impl Job for MakeReplica {
             Ok(Paged::new(alloc, table, recipe.rounding))
         };
         let flush = (recipe.flush)();
-        Ok(Box::new(Replica::new(flush, bench()?, make)))
+        Ok(Box::new(Replica::new(flush, bench(self.write_back)?, make)))
     }
 
     /// An experiment's rings are a port's, not a trace's: [`rings`] makes them.
@@ -133,9 +134,17 @@ impl Job for MakeReplica {
 /// Slots of the table of a ring's buffers: two buffers for each of 1024 descriptors are live at most, and a burst of 200 packets waits.
 const SLOTS: u32 = 4096;
 
-/// The rings of a port, each a device with one table. Lines of a table that the hardware does not snoop are written back at the end of a
-/// burst; a receive loop rings its doorbell after that, when nothing is left to write.
-fn rings(coherency: Coherency) -> Result<Box<dyn Driven>, LabError> {
+/// The rings of a port, each a device with one table, driven by `D`. Lines of a table that the hardware does not snoop are
+/// written back when a doorbell is rung and at the end of a burst.
+fn rings<D, F>(
+    coherency: Coherency,
+    write_back: WriteBack,
+    flush: F,
+) -> Result<Box<dyn Driven>, LabError>
+where
+    D: ReplayRing,
+    F: Flush<Rings<D, RefCell<D>>, u64> + 'static,
+{
     let make = move |of: &Newcomer, bench: &Bench<Counting>| {
         let bytes = u64::from(SLOTS) * 16 + 4096;
         let base = bench.frames.alloc_contiguous(bytes.div_ceil(4096) + 1);
@@ -145,11 +154,14 @@ fn rings(coherency: Coherency) -> Result<Box<dyn Driven>, LabError> {
         let choice = SlotChoice::Tail;
         let setup = RingSetup { choice, coherency };
         let rings = lay_out(&*bench.arena, &tables, setup).map_err(|_| failed())?;
-        let space = Rings::<Ring, RefCell<Ring>>::new(of.domain, of.device, rings, RefCell::new);
-        Ok(space)
+        Ok(Rings::<D, RefCell<D>>::new(
+            of.domain,
+            of.device,
+            rings,
+            RefCell::new,
+        ))
     };
-    let bench = bench()?;
-    Ok(Box::new(Replica::new(Burst::new(4096), bench, make)))
+    Ok(Box::new(Replica::new(flush, bench(write_back)?, make)))
 }
 
 /// What is timed.
@@ -161,10 +173,12 @@ pub enum Subject {
     Rings,
     /// Rings that it does not (`riommu-`).
     RingsNonCoherent,
+    /// The same as Fig. 11 prints it (`riommu--literal`): a barrier and a write-back at each map and each unmap.
+    RingsLiteralNonCoherent,
 }
 
 impl Subject {
-    /// A mode by its name, `riommu` and `riommu-` included.
+    /// A mode by its name; of the ring modes, `riommu`, `riommu-` and `riommu--literal`.
     ///
     /// # Errors
     /// There is none of that name.
@@ -172,16 +186,20 @@ impl Subject {
         Ok(match name {
             "riommu" => Self::Rings,
             "riommu-" => Self::RingsNonCoherent,
+            "riommu--literal" => Self::RingsLiteralNonCoherent,
             _ => Self::Mode(Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.into()))?),
         })
     }
 }
 
 /// What a run cost.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Cost {
-    /// Cycles that were executed, without the replay's own loop.
+    /// Cycles that were executed, without the replay's own loop: each block of steps by its median over the repetitions, so that what
+    /// else happens on the processor hardly counts.
     pub executed: f64,
+    /// The same of each repetition by itself, in the order in which they ran.
+    pub repetitions: Vec<f64>,
     /// Largest less smallest repetition, as a share.
     pub spread: f64,
     /// Invalidation commands.
@@ -198,13 +216,24 @@ impl Cost {
 
     /// Cycles of a map and an unmap that `profile` charges.
     pub fn charged_per_pair(&self, profile: &Profile) -> f64 {
-        let cycles = self.invalidations as f64 * profile.invalidation_cycles as f64;
-        cycles / self.pairs.max(1) as f64
+        self.invalidations_per_pair() * profile.invalidation_cycles as f64
+    }
+
+    /// Invalidation commands for a map and an unmap.
+    pub fn invalidations_per_pair(&self) -> f64 {
+        self.invalidations as f64 / self.pairs.max(1) as f64
     }
 
     /// Both.
     pub fn per_pair(&self, profile: &Profile) -> f64 {
         self.executed_per_pair() + self.charged_per_pair(profile)
+    }
+
+    /// Both, in each repetition by itself.
+    pub fn each_per_pair(&self, profile: &Profile) -> Vec<f64> {
+        let (pairs, charged) = (self.pairs.max(1) as f64, self.charged_per_pair(profile));
+        let each = self.repetitions.iter();
+        each.map(|executed| executed / pairs + charged).collect()
     }
 }
 
@@ -220,13 +249,41 @@ impl Timed {
     /// # Errors
     /// No memory, or the mode is not built in.
     pub fn new(subject: Subject, profile: &Profile, repetitions: usize) -> Result<Self, LabError> {
+        Self::written_back(subject, profile, repetitions, WriteBack::best())
+    }
+
+    /// The same, whose lines are written back by a given instruction.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), or this processor has no such instruction.
+    pub fn written_back(
+        subject: Subject,
+        profile: &Profile,
+        repetitions: usize,
+        write_back: WriteBack,
+    ) -> Result<Self, LabError> {
+        // More invalidations than a burst of any experiment has unmaps.
+        const LONGEST: usize = 4096;
         let make = || match &subject {
             Subject::Mode(mode) => {
                 let coherency = profile.coherency();
-                dispatch(mode, MakeReplica { coherency })?
+                let make = MakeReplica {
+                    coherency,
+                    write_back,
+                };
+                dispatch(mode, make)?
             }
-            Subject::Rings => rings(Coherency::Coherent),
-            Subject::RingsNonCoherent => rings(Coherency::NonCoherent),
+            Subject::Rings => {
+                let burst = Burst::new(LONGEST);
+                rings::<Ring, _>(Coherency::Coherent, write_back, burst)
+            }
+            Subject::RingsNonCoherent => {
+                let burst = Burst::new(LONGEST);
+                rings::<Ring, _>(Coherency::NonCoherent, write_back, burst)
+            }
+            Subject::RingsLiteralNonCoherent => {
+                rings::<LiteralRing, _>(Coherency::NonCoherent, write_back, LiteralBurst)
+            }
         };
         let replicas = (0..repetitions.max(1)).map(|_| make());
         Ok(Self {
@@ -235,46 +292,69 @@ impl Timed {
         })
     }
 
-    /// Goes through a run. Each block of steps counts with its median over the repetitions, so that what else happens on the
-    /// processor hardly counts.
+    /// Goes through a run, one repetition after the other.
     ///
     /// # Errors
     /// A map was refused.
     pub fn run(&mut self, run: &Run) -> Result<Cost, LabError> {
-        let by_ring;
-        let plan = match self.subject {
-            Subject::Mode(_) => &run.plan,
-            Subject::Rings | Subject::RingsNonCoherent => {
-                by_ring = run.by_ring();
-                &by_ring
+        let costs = run_in_turns(std::slice::from_mut(self), run)?;
+        costs.into_iter().next().ok_or(LabError::Internal("a cost"))
+    }
+}
+
+/// Goes through a run with each of `subjects`, repetition by repetition, another one first each time: what else happens on the processor
+/// happens to all of them.
+///
+/// # Errors
+/// A map was refused.
+pub fn run_in_turns(subjects: &mut [Timed], run: &Run) -> Result<Vec<Cost>, LabError> {
+    let by_ring = run.by_ring();
+    let loops = [&run.plan, &by_ring].map(own_loop);
+    let plan = |subject: &Subject| match subject {
+        Subject::Mode(_) => (&run.plan, loops[0]),
+        _ => (&by_ring, loops[1]),
+    };
+    let mut blocks: Vec<Vec<Vec<u64>>> = vec![Vec::new(); subjects.len()];
+    let mut invalidations = vec![0; subjects.len()];
+    let count = subjects.len();
+    let longest = subjects.iter().map(|subject| subject.replicas.len()).max();
+    for repetition in 0..longest.unwrap_or(0) {
+        for turn in 0..count {
+            let place = (turn + repetition) % count;
+            let Timed { subject, replicas } = &mut subjects[place];
+            if let Some(replica) = replicas.get_mut(repetition) {
+                let mut clock = Clock::blocks();
+                invalidations[place] = replica.drive(plan(subject).0, &mut clock)?;
+                blocks[place].push(clock.blocks);
             }
-        };
-        let mut invalidations = 0;
-        let mut blocks: Vec<Vec<u64>> = Vec::new();
-        for replica in &mut self.replicas {
-            let mut clock = Clock::blocks();
-            invalidations = replica.drive(plan, &mut clock)?;
-            blocks.push(clock.blocks);
         }
-        let own = own_loop(plan);
-        let wholes: Vec<f64> = blocks
+    }
+    let cost = |((subject, blocks), invalidations): ((&Timed, &Vec<Vec<u64>>), u64)| {
+        let (plan, own) = plan(&subject.subject);
+        let repetitions: Vec<f64> = blocks
             .iter()
-            .map(|blocks| blocks.iter().sum::<u64>() as f64)
+            .map(|blocks| (blocks.iter().sum::<u64>() as f64 - own).max(0.0))
             .collect();
-        let count = blocks.iter().map(Vec::len).min().unwrap_or(0);
-        let executed: f64 = (0..count)
-            .map(|block| {
-                let times = blocks.iter().map(|blocks| blocks[block] as f64);
-                median(&times.collect::<Vec<_>>()).0
-            })
-            .sum();
-        Ok(Cost {
-            executed: (executed - own).max(0.0),
-            spread: median(&wholes).1,
+        Cost {
+            executed: (sum_of_medians(blocks) - own).max(0.0),
+            spread: median(&repetitions).1,
+            repetitions,
             invalidations,
             pairs: plan.maps.max(plan.unmaps),
-        })
-    }
+        }
+    };
+    let all = subjects.iter().zip(&blocks).zip(invalidations);
+    Ok(all.map(cost).collect())
+}
+
+/// The median over the repetitions of each block, summed over blocks.
+fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
+    let count = repetitions.iter().map(Vec::len).min().unwrap_or(0);
+    let block = |block: usize| {
+        let times = repetitions.iter().map(|blocks| blocks[block] as f64);
+        median(&times.collect::<Vec<_>>()).0
+    };
+    (0..count).map(block).sum()
 }
 
 /// Cycles of the replay's own loop: of each block the least of a few tries, since nothing but disturbance makes it longer.
@@ -313,6 +393,7 @@ mod tests {
             ("defer", unmaps / 250),
             ("riommu", bursts),
             ("riommu-", bursts),
+            ("riommu--literal", bursts),
         ] {
             let mut timed = Timed::new(Subject::named(name).unwrap(), &profile, 1).unwrap();
             let count: u64 = runs

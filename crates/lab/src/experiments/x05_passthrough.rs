@@ -3,8 +3,8 @@
 use super::catalogue::{Experiment, Setting};
 use super::finding::{Demand, FindingRow, Findings, Measured};
 use super::printed::{C_NONE, IOVAS_PER_PACKET, Sheet};
-use super::stream::{last, runs};
-use super::timed::{Subject, Timed};
+use super::stream::{in_turns, last, runs};
+use super::timed::{Cost, Subject};
 use crate::error::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -21,18 +21,18 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         "mlx stream through the identity modes: what their map and unmap execute beyond that of `none`, for two buffers a packet.",
     );
     let claims = Sheet::named("claims")?;
-    let pair = |mode: &str| -> Result<(f64, f64), LabError> {
-        let mut timed = Timed::new(Subject::named(mode)?, &setting.profile, setting.repetitions)?;
-        let costs = runs
-            .iter()
-            .map(|run| timed.run(run))
-            .collect::<Result<Vec<_>, _>>()?;
-        let cost = last(&costs)?;
-        Ok((cost.executed_per_pair(), cost.spread))
-    };
-    let (none, _) = pair("none")?;
-    for mode in ["hwpt", "swpt"] {
-        let (cycles, spread) = pair(mode)?;
+    let names = ["none", "hwpt", "swpt"];
+    let subjects = names
+        .map(Subject::named)
+        .into_iter()
+        .collect::<Result<_, _>>()?;
+    let mut costs = Vec::new();
+    for costs_of in in_turns(setting, &runs, subjects)? {
+        costs.push(last(&costs_of)?);
+    }
+    let none = costs.first().map_or(0.0, Cost::executed_per_pair);
+    for (mode, cost) in names.into_iter().zip(&costs).skip(1) {
+        let (cycles, spread) = (cost.executed_per_pair(), cost.spread);
         let extra = IOVAS_PER_PACKET * (cycles - none);
         let row = FindingRow::new(
             format!("{mode}: cycles of a packet beyond none"),

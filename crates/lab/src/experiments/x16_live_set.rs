@@ -1,7 +1,7 @@
 //! X16: how many addresses live, and how many wait to be used again (EIOVAR section 6).
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{Apache, Memcached, RequestResponse, Stream, Workload};
+use ringfence_devices::workload::{Apache, BURST, Memcached, RequestResponse, Stream, Workload};
 use ringfence_iova::Capacity;
 
 use super::allocators::{Driven, W};
@@ -48,7 +48,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let fact = |fact: &str| facts.printed(&[("subject", "workload"), ("fact", fact)], "value");
     let (mut most, mut largest, mut means) = (0, 0, Vec::new());
     for (name, workload) in workloads() {
-        let mut capture = Capture::new(Adapter::MLX, workload)?;
+        let mut capture = Capture::with(Adapter::MLX, workload, BURST, setting.packets)?;
         let mut strict = Driven::new(Some(Capacity::Unbounded), 1)?;
         let mut deferred = Driven::new(Some(Capacity::Unbounded), W)?;
         for _ in 0..runs {

@@ -1,7 +1,7 @@
 //! X26: the window of vulnerability, which EIOVAR section 9 leaves to future work.
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::Stream;
+use ringfence_devices::workload::{BURST, Stream};
 use ringfence_trace::{Chunk, Devices, Operations, Options as TraceOptions, Source};
 
 use super::capture::Capture;
@@ -42,7 +42,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         "A run of brcm stream under the oracle, with a device that touches every buffer it has lost. Time is that of the calls: 146 ns \
          each, as a packet without protection takes.",
     );
-    let mut capture = Capture::new(Adapter::BRCM, Stream::default())?;
+    let mut capture = Capture::with(Adapter::BRCM, Stream::default(), BURST, setting.packets)?;
     let run = capture.run()?;
     let operations = device()?;
     let devices: &Devices = operations.devices();

@@ -15,7 +15,6 @@ use ringfence_types::{
 };
 
 use super::capture::Run;
-use super::finding::median;
 use super::timed::{Cost, own_loop};
 use crate::error::LabError;
 use crate::meter::{InvalidationQueue, cycles};
@@ -209,21 +208,7 @@ fn cost(ports: &mut [Port<'_>], plan: &Plan) -> Result<Cost, LabError> {
         blocks.push(port.drive(plan)?);
         invalidations = port.unit.count - before;
     }
-    let wholes: Vec<f64> = blocks
-        .iter()
-        .map(|blocks| blocks.iter().sum::<u64>() as f64)
-        .collect();
-    let count = blocks.iter().map(Vec::len).min().unwrap_or(0);
-    let medians = (0..count).map(|block| {
-        let times: Vec<f64> = blocks.iter().map(|blocks| blocks[block] as f64).collect();
-        median(&times).0
-    });
-    Ok(Cost {
-        executed: (medians.sum::<f64>() - own_loop(plan)).max(0.0),
-        spread: median(&wholes).1,
-        invalidations,
-        pairs: plan.maps.max(plan.unmaps),
-    })
+    Ok(Cost::of(&blocks, plan, own_loop(plan), invalidations))
 }
 
 /// Share of the maps of `run`, from empty rings on, that the driver is told to wait for when each ring has `slots` slots. Such a map is left

@@ -209,6 +209,21 @@ pub struct Cost {
 }
 
 impl Cost {
+    /// Of `repetitions` of `plan`, each by the cycles of its blocks; `own` is what the replay's own loop takes of them.
+    pub(super) fn of(repetitions: &[Vec<u64>], plan: &Plan, own: f64, invalidations: u64) -> Self {
+        let each: Vec<f64> = repetitions
+            .iter()
+            .map(|blocks| (blocks.iter().sum::<u64>() as f64 - own).max(0.0))
+            .collect();
+        Self {
+            executed: (sum_of_medians(repetitions) - own).max(0.0),
+            spread: median(&each).1,
+            repetitions: each,
+            invalidations,
+            pairs: plan.maps.max(plan.unmaps),
+        }
+    }
+
     /// Executed cycles of a map and an unmap.
     pub fn executed_per_pair(&self) -> f64 {
         self.executed / self.pairs.max(1) as f64
@@ -329,21 +344,11 @@ pub fn run_in_turns(subjects: &mut [Timed], run: &Run) -> Result<Vec<Cost>, LabE
             }
         }
     }
+    let all = subjects.iter().zip(&blocks).zip(invalidations);
     let cost = |((subject, blocks), invalidations): ((&Timed, &Vec<Vec<u64>>), u64)| {
         let (plan, own) = plan(&subject.subject);
-        let repetitions: Vec<f64> = blocks
-            .iter()
-            .map(|blocks| (blocks.iter().sum::<u64>() as f64 - own).max(0.0))
-            .collect();
-        Cost {
-            executed: (sum_of_medians(blocks) - own).max(0.0),
-            spread: median(&repetitions).1,
-            repetitions,
-            invalidations,
-            pairs: plan.maps.max(plan.unmaps),
-        }
+        Cost::of(blocks, plan, own, invalidations)
     };
-    let all = subjects.iter().zip(&blocks).zip(invalidations);
     Ok(all.map(cost).collect())
 }
 

@@ -46,7 +46,7 @@ impl Point {
         // The first run fills the rings.
         let runs = [capture.run()?, capture.run()?];
         let cycles = setting.profile.invalidation_cycles;
-        let last = |costs: Vec<Cost>| costs.last().copied().ok_or(LabError::Internal("no runs"));
+        let last = |costs: Vec<Cost>| costs.last().cloned().ok_or(LabError::Internal("no runs"));
         let owned = last(costs(&runs, setting.repetitions, Answer::Counted)?)?;
         let waited = last(costs(&runs, setting.repetitions, Answer::Waited(cycles))?)?;
         let mut timed = Timed::new(Subject::Rings, &setting.profile, setting.repetitions)?;

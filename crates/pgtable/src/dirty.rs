@@ -45,6 +45,10 @@ impl Sink for Deferred<'_> {
 
 /// Slots: as many as a table has lines, and bits in a word.
 const SLOTS: usize = 64;
+/// How many lines ahead the next one of a row is asked for.
+const AHEAD: u64 = 4;
+/// Lines of a table.
+const TABLE_LINES: u64 = 64;
 /// No line: line numbers have 58 bits.
 const NO_LINE: u64 = u64::MAX;
 
@@ -120,8 +124,7 @@ impl Dirty {
 
     #[inline]
     fn add_line<M: PhysMemory + ?Sized>(&mut self, mem: &M, line: u64) {
-        // Tables begin at the first line of a page: without the page's number, all their first lines would meet in one slot.
-        let index = (line ^ (line >> 6)) as usize % SLOTS;
+        let index = slot_of(line);
         if self.slots.get(index) != Some(&line) {
             self.keep(mem, index, line);
         }
@@ -138,7 +141,30 @@ impl Dirty {
             write_back(mem, before);
         }
         self.held |= 1 << index;
+        // What was written back is far away, and allocators hand out addresses in rows, upward or downward.
+        let next = if self.holds(line.wrapping_sub(1)) {
+            line.wrapping_add(AHEAD)
+        } else if self.holds(line.wrapping_add(1)) {
+            line.wrapping_sub(AHEAD)
+        } else {
+            return;
+        };
+        if next / TABLE_LINES == line / TABLE_LINES {
+            mem.prefetch(PhysAddr::new(next.wrapping_mul(LINE)));
+        }
     }
+
+    /// Whether `line` waits.
+    #[inline]
+    fn holds(&self, line: u64) -> bool {
+        self.slots.get(slot_of(line)) == Some(&line)
+    }
+}
+
+/// The slot of `line`. Tables begin at the first line of a page: without the page's number, all their first lines would meet in one.
+#[inline]
+fn slot_of(line: u64) -> usize {
+    (line ^ (line >> 6)) as usize % SLOTS
 }
 
 #[inline]

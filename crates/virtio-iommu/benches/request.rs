@@ -1,0 +1,258 @@
+//! What a whole request costs through `virtio-queue`: with this crate's store, with a store that does nothing, with a balanced tree.
+//!
+//! One request a notification, as Linux sends them in strict mode: the driver's index, the chain, its bytes, the store, the status, the used ring,
+//! the question whether to notify. UNMAP and MAP of a random page take turns, so the number of mappings stays. Sides are interleaved; the medians'
+//! ratios are what counts. The store that does nothing is the shortest correct loop over the queue: it reads the request, tells its type, writes OK.
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::time::Instant;
+
+use ringfence_virtio_iommu::{Device, EndpointId, Limits, Options, Queues};
+use virtio_queue::desc::RawDescriptor;
+use virtio_queue::desc::split::Descriptor;
+use virtio_queue::mock::MockSplitQueue;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap};
+
+const PAGE: u64 = 4096;
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const READABLE: u64 = 0x1_0000;
+const WRITABLE: u64 = 0x2_0000;
+/// Requests in a sample: UNMAP and MAP of half as many pages.
+const REQUESTS: u16 = 128;
+const REPETITIONS: usize = 401;
+
+/// A driver's side of one queue.
+struct Rings {
+    memory: GuestMemoryMmap,
+    queue: Queue,
+    avail: u16,
+}
+
+impl Rings {
+    fn new() -> Self {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x4_0000)]).expect("memory");
+        let mut chains = Vec::new();
+        for number in 0..REQUESTS {
+            let (at, to) = (address(READABLE, number), address(WRITABLE, number));
+            chains.push(Descriptor::new(at.0, 36, NEXT, number * 2 + 1));
+            chains.push(Descriptor::new(to.0, 4, WRITE, 0));
+        }
+        let raw: Vec<RawDescriptor> = chains.into_iter().map(RawDescriptor::from).collect();
+        let rings = MockSplitQueue::new(&memory, 256);
+        rings.build_multiple_desc_chains(&raw).expect("chains");
+        let queue: Queue = rings.create_queue().expect("a queue");
+        // The second half of the ring names the same chains again.
+        for slot in 0..256_u16 {
+            let head = slot % REQUESTS * 2;
+            let at = GuestAddress(queue.avail_ring() + 4 + u64::from(slot) * 2);
+            memory.write_obj(head, at).expect("in memory");
+        }
+        memory
+            .write_obj(0_u16, GuestAddress(queue.avail_ring() + 2))
+            .expect("in memory");
+        Self {
+            memory,
+            queue,
+            avail: 0,
+        }
+    }
+
+    /// Writes the requests of a sample.
+    fn prepare(&self, pages: &[u64]) {
+        for (number, page) in (0..).step_by(2).zip(pages) {
+            let unmap = request(4, *page);
+            let map = request(3, *page);
+            for (number, bytes) in [(number, unmap), (number + 1, map)] {
+                self.memory
+                    .write_slice(&bytes, address(READABLE, number))
+                    .expect("in memory");
+            }
+        }
+    }
+
+    /// The driver makes one more chain available.
+    #[inline]
+    fn publish(&mut self) {
+        self.avail = self.avail.wrapping_add(1);
+        let at = GuestAddress(self.queue.avail_ring() + 2);
+        self.memory
+            .store(self.avail, at, std::sync::atomic::Ordering::Release)
+            .expect("in memory");
+    }
+}
+
+fn address(base: u64, number: u16) -> GuestAddress {
+    GuestAddress(base + u64::from(number) * 64)
+}
+
+fn request(kind: u8, page: u64) -> Vec<u8> {
+    let mut bytes = vec![kind, 0, 0, 0, 0, 0, 0, 0];
+    bytes.extend((page * PAGE).to_le_bytes());
+    bytes.extend((page * PAGE + (PAGE - 1)).to_le_bytes());
+    bytes.extend((page * PAGE).to_le_bytes());
+    bytes.extend([3, 0, 0, 0]);
+    bytes
+}
+
+/// The loop that anybody would write, with `store` for the request.
+#[inline]
+fn plain<M: GuestMemory>(queue: &mut Queue, memory: &M, mut store: impl FnMut(&[u8; 36]) -> u8) {
+    while let Some(chain) = queue.iter(memory).expect("sound").next() {
+        let head = chain.head_index();
+        let mut request = [0; 36];
+        let mut used = 0;
+        for descriptor in chain {
+            if descriptor.is_write_only() {
+                let status = store(&request);
+                memory
+                    .write_slice(&[status, 0, 0, 0], descriptor.addr())
+                    .expect("in memory");
+                used = 4;
+            } else {
+                let bytes = (descriptor.len() as usize).min(36);
+                memory
+                    .read_slice(&mut request[..bytes], descriptor.addr())
+                    .expect("in memory");
+            }
+        }
+        queue.add_used(memory, head, used).expect("in memory");
+    }
+    black_box(queue.needs_notification(memory).expect("in memory"));
+}
+
+fn le64(request: &[u8; 36], at: usize) -> u64 {
+    u64::from_le_bytes(request[at..at + 8].try_into().expect("8 bytes"))
+}
+
+/// MAP and UNMAP in a balanced tree, with the checks that are needed.
+fn tree(mappings: &mut BTreeMap<u64, (u64, u64, u32)>, request: &[u8; 36]) -> u8 {
+    let (start, last) = (le64(request, 8), le64(request, 16));
+    let overlaps = |mappings: &BTreeMap<u64, (u64, u64, u32)>| {
+        mappings
+            .range(..=last)
+            .next_back()
+            .is_some_and(|(_, mapping)| mapping.0 >= start)
+    };
+    match request[0] {
+        3 if overlaps(mappings) => 4,
+        3 => {
+            mappings.insert(start, (last, le64(request, 24), 3));
+            0
+        }
+        _ => match mappings.remove(&start) {
+            Some((end, ..)) if end == last => 0,
+            _ => 5,
+        },
+    }
+}
+
+fn device(live: u64) -> Device<()> {
+    let options = Options {
+        limits: Limits {
+            mappings: 1 << 21,
+            ..Limits::default()
+        },
+        ..Options::default()
+    };
+    let mut device = Device::new(options, ()).expect("sound options");
+    device
+        .add_endpoint(EndpointId::new(1), &[])
+        .expect("an endpoint");
+    device.accept_features(device.features());
+    let mut reply = [0; 4];
+    let attach = [1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    device.handle(&attach, &mut reply).expect("no sink");
+    for page in 0..live {
+        device
+            .handle(&request(3, page * 2), &mut reply)
+            .expect("no sink");
+        assert_eq!(reply, [0; 4]);
+    }
+    device
+}
+
+/// A sample: nanoseconds a request.
+fn timed(rings: &mut Rings, mut serve: impl FnMut(&mut Queue, &GuestMemoryMmap)) -> f64 {
+    let start = Instant::now();
+    for _ in 0..REQUESTS {
+        rings.publish();
+        serve(&mut rings.queue, &rings.memory);
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(REQUESTS)
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn main() {
+    // `cargo test --benches` runs this too: then once is enough.
+    let repetitions = if std::env::args().any(|arg| arg == "--bench") {
+        REPETITIONS
+    } else {
+        1
+    };
+    println!(
+        "nanoseconds a request through virtio-queue, medians of {repetitions}; ratio to no store"
+    );
+    println!(
+        "{:>8} {:>9} {:>16} {:>16} {:>18}",
+        "live", "no store", "this crate", "tree", "without a queue"
+    );
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    for live in [1, 64, 1 << 10, 16 << 10, 1 << 20] {
+        let mut rings = [Rings::new(), Rings::new(), Rings::new()];
+        let mut device = device(live);
+        let mut mappings: BTreeMap<_, _> = (0..live)
+            .map(|page| (page * 2 * PAGE, (page * 2 * PAGE + PAGE - 1, 0, 3)))
+            .collect();
+        let mut queues = Queues::default();
+        let mut samples = [const { Vec::new() }; 4];
+        for _ in 0..repetitions {
+            let pages: Vec<u64> = (0..REQUESTS / 2)
+                .map(|_| {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    random % live * 2
+                })
+                .collect();
+            rings.iter().for_each(|rings| rings.prepare(&pages));
+            let [nothing, ours, other] = &mut rings;
+            samples[0].push(timed(nothing, |queue, memory| {
+                plain(queue, memory, |request| black_box(u8::from(request[0] > 5)));
+            }));
+            samples[1].push(timed(ours, |queue, memory| {
+                let served = queues
+                    .serve_requests(&mut device, queue, memory, |_, handled| {
+                        assert!(handled.result.is_ok());
+                    })
+                    .expect("a sound queue");
+                black_box(served);
+            }));
+            samples[2].push(timed(other, |queue, memory| {
+                plain(queue, memory, |request| tree(&mut mappings, request));
+            }));
+            let requests: Vec<Vec<u8>> = pages
+                .iter()
+                .flat_map(|page| [request(4, *page), request(3, *page)])
+                .collect();
+            let start = Instant::now();
+            for request in &requests {
+                let mut reply = [0; 4];
+                black_box(device.handle(request, &mut reply).expect("no sink"));
+            }
+            samples[3].push(start.elapsed().as_nanos() as f64 / requests.len() as f64);
+        }
+        let [nothing, ours, other, direct] = samples.each_mut().map(|side| median(side));
+        println!(
+            "{live:>8} {nothing:>9.0} {:>16} {:>16} {direct:>18.1}",
+            format!("{ours:.0} ({:.2}x)", ours / nothing),
+            format!("{other:.0} ({:.2}x)", other / nothing),
+        );
+    }
+}

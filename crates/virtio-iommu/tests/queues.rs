@@ -1,0 +1,241 @@
+//! The adapter: what is published when, and chains that no driver should make.
+#![cfg(feature = "virtio-queue")]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use proptest::prelude::*;
+use ringfence_virtio_iommu::{
+    Device, DomainId, EndpointId, Mapping, Options, Queues, ServeError, Sink, SinkError,
+};
+use virtio_queue::desc::RawDescriptor;
+use virtio_queue::desc::split::Descriptor;
+use virtio_queue::mock::MockSplitQueue;
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+const SIZE: u16 = 64;
+const READABLE: u64 = 0x1_0000;
+const WRITABLE: u64 = 0x2_0000;
+
+fn memory() -> GuestMemoryMmap {
+    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x4_0000)]).expect("memory")
+}
+
+fn used_index(memory: &GuestMemoryMmap, used: u64) -> u16 {
+    memory.read_obj(GuestAddress(used + 2)).expect("the index")
+}
+
+/// Looks at the used index whenever it is called.
+struct Watch {
+    memory: GuestMemoryMmap,
+    used: u64,
+    log: Rc<RefCell<Vec<(&'static str, u16)>>>,
+    refuses: bool,
+}
+
+impl Watch {
+    fn note(&self, what: &'static str) {
+        let index = used_index(&self.memory, self.used);
+        self.log.borrow_mut().push((what, index));
+    }
+}
+
+impl Sink for Watch {
+    fn begin(&mut self) -> Result<(), SinkError> {
+        if self.refuses {
+            return Err(SinkError::WouldBlock);
+        }
+        Ok(())
+    }
+
+    fn create(&mut self, _: DomainId) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn destroy(&mut self, _: DomainId) {}
+
+    fn attach(
+        &mut self,
+        _: EndpointId,
+        _: DomainId,
+        _: &mut dyn Iterator<Item = Mapping>,
+    ) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn bypass(&mut self, _: EndpointId) -> Result<(), SinkError> {
+        Ok(())
+    }
+
+    fn block(&mut self, _: EndpointId) {}
+
+    fn map(&mut self, _: DomainId, _: &Mapping) -> Result<(), SinkError> {
+        self.note("map");
+        Ok(())
+    }
+
+    fn unmap(&mut self, _: DomainId, _: &Mapping) -> Result<(), SinkError> {
+        self.note("unmap");
+        Ok(())
+    }
+
+    fn commit(&mut self) {
+        self.note("commit");
+    }
+}
+
+fn device<S: Sink>(sink: S) -> Device<S> {
+    let mut device = Device::new(Options::default(), sink).expect("sound options");
+    device
+        .add_endpoint(EndpointId::new(1), &[])
+        .expect("an endpoint");
+    device.accept_features(device.features());
+    device
+}
+
+fn request(kind: u8) -> Vec<u8> {
+    let mut bytes = vec![kind, 0, 0, 0, 7, 0, 0, 0];
+    if kind == 1 {
+        bytes.extend([1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    } else {
+        bytes.extend(0x1000_u64.to_le_bytes());
+        bytes.extend(0x1fff_u64.to_le_bytes());
+        bytes.extend([0; 8]);
+        bytes.extend([3, 0, 0, 0]);
+    }
+    bytes
+}
+
+/// A queue of one chain for each request.
+fn queue_of(memory: &GuestMemoryMmap, requests: &[Vec<u8>]) -> Queue {
+    let mut chains = Vec::new();
+    for (number, bytes) in (0_u64..).zip(requests) {
+        let (at, to) = (READABLE + number * 256, WRITABLE + number * 256);
+        memory
+            .write_slice(bytes, GuestAddress(at))
+            .expect("written");
+        let next = number as u16 * 2 + 1;
+        chains.push(Descriptor::new(at, bytes.len() as u32, NEXT, next));
+        chains.push(Descriptor::new(to, 4, WRITE, 0));
+    }
+    let raw: Vec<RawDescriptor> = chains.into_iter().map(RawDescriptor::from).collect();
+    let rings = MockSplitQueue::new(memory, SIZE);
+    rings.build_multiple_desc_chains(&raw).expect("chains");
+    rings.create_queue().expect("a queue")
+}
+
+/// Statement 37, at the ring: the driver sees no answer before the sink has committed, and one commit serves the batch.
+#[test]
+fn nothing_is_published_before_the_sink_has_committed() {
+    let memory = memory();
+    let requests: Vec<_> = [1, 3, 4, 3, 4].into_iter().map(request).collect();
+    let mut queue = queue_of(&memory, &requests);
+    let log = Rc::new(RefCell::new(Vec::new()));
+    let mut device = device(Watch {
+        memory: memory.clone(),
+        used: queue.used_ring(),
+        log: log.clone(),
+        refuses: false,
+    });
+    log.borrow_mut().clear();
+    let mut seen = 0;
+    let served = Queues::default()
+        .serve_requests(&mut device, &mut queue, &memory, |_, handled| {
+            assert_eq!(handled.result, Ok(()));
+            seen += 1;
+        })
+        .expect("a sound queue");
+    assert_eq!((served.buffers, seen), (5, 5));
+    let expected = ["map", "unmap", "map", "unmap", "commit"].map(|call| (call, 0));
+    assert_eq!(*log.borrow(), expected);
+    assert_eq!(used_index(&memory, queue.used_ring()), 5);
+    for number in 0..5_u64 {
+        let reply: u32 = memory
+            .read_obj(GuestAddress(WRITABLE + number * 256))
+            .expect("a reply");
+        assert_eq!(reply, 0);
+    }
+}
+
+/// A sink that cannot begin: no answer at all, and the requests are still there.
+#[test]
+fn what_cannot_begin_stays_in_the_queue() {
+    let memory = memory();
+    let mut queue = queue_of(&memory, &[request(1), request(3)]);
+    let mut device = device(Watch {
+        memory: memory.clone(),
+        used: queue.used_ring(),
+        log: Rc::default(),
+        refuses: false,
+    });
+    let mut queues = Queues::default();
+    device.sink_mut().refuses = true;
+    let refused = queues.serve_requests(&mut device, &mut queue, &memory, |_, _| {});
+    assert!(matches!(
+        refused,
+        Err(ServeError::Sink(SinkError::WouldBlock))
+    ));
+    assert_eq!(used_index(&memory, queue.used_ring()), 0);
+    device.sink_mut().refuses = false;
+    let served = queues
+        .serve_requests(&mut device, &mut queue, &memory, |_, _| {})
+        .expect("a sound queue");
+    assert_eq!((served.buffers, device.mappings()), (2, 1));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Loops, nested indirect tables, addresses outside memory, lengths of 2^32 - 1, any order: each chain is returned once or the
+    /// queue is refused, and nothing beyond a reply's length is claimed.
+    #[test]
+    fn hostile_chains_are_returned(
+        table in prop::collection::vec(
+            (0_u64..0x5_0000, any::<bool>(), any::<u16>(), 0_u16..8, 0_u16..SIZE + 2),
+            SIZE as usize,
+        ),
+        heads in prop::collection::vec(0_u16..SIZE + 2, 1..SIZE as usize),
+        bytes in prop::collection::vec(any::<u8>(), 1024),
+        events in any::<bool>(),
+    ) {
+        let memory = memory();
+        memory.write_slice(&bytes, GuestAddress(READABLE)).unwrap();
+        let rings = MockSplitQueue::new(&memory, SIZE);
+        let mut queue: Queue = rings.create_queue().unwrap();
+        for (number, (at, far, length, flags, next)) in (0_u64..).zip(table) {
+            let at = if far { u64::MAX - at } else { at };
+            // Now and then enormous.
+            let length = if length > 60_000 { u32::MAX } else { u32::from(length % 600) };
+            let flags = flags & (NEXT | WRITE | INDIRECT);
+            let raw = RawDescriptor::from(Descriptor::new(at, length, flags, next));
+            memory.write_obj(raw, GuestAddress(queue.desc_table() + number * 16)).unwrap();
+        }
+        for (number, head) in (0_u64..).zip(&heads) {
+            memory.write_obj(*head, GuestAddress(queue.avail_ring() + 4 + number * 2)).unwrap();
+        }
+        memory.write_obj(heads.len() as u16, GuestAddress(queue.avail_ring() + 2)).unwrap();
+        let mut device = device(());
+        for number in 0..100 {
+            let range = ringfence_types::IovaRange::new(ringfence_types::Iova::new(number), 1);
+            let denied = device.translate(
+                EndpointId::new(1), range.unwrap(), ringfence_types::Access::Read,
+            );
+            device.report(denied.unwrap_err());
+        }
+        let mut queues = Queues::default();
+        let served = if events {
+            queues.serve_events(&mut device, &mut queue, &memory)
+        } else {
+            queues.serve_requests(&mut device, &mut queue, &memory, |_, handled| {
+                assert!(handled.used <= 516);
+            })
+        };
+        if let Ok(served) = served {
+            prop_assert!(served.buffers <= heads.len());
+        }
+    }
+}

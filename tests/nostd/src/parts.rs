@@ -14,11 +14,12 @@ use ringfence_types::{
     Access, DeviceId, Direction, DomainId, Iova, Nanos, PageSize, Permissions, Pfn, PfnRange,
     PhysAddr, PhysRange,
 };
+use ringfence_virtio_iommu::{Device, EndpointId, Options};
 
 use crate::ram::Ram;
 
 /// One part a crate, in the order of the layers; then all of them together.
-pub(crate) const ALL: &[fn() -> Option<()>] = &[types, iova, pgtable, hw, dma];
+pub(crate) const ALL: &[fn() -> Option<()>] = &[types, iova, pgtable, hw, dma, virtio_iommu];
 
 const DEVICE: DeviceId = DeviceId::new(0x18);
 const LAST_PAGE: Pfn = Pfn::new(0xf_ffff);
@@ -70,6 +71,20 @@ fn hw() -> Option<()> {
         .translate(&Ram::new(1), DEVICE, Iova::new(0), 8, Access::Read)
         .is_err();
     ensure(denied)
+}
+
+/// A driver whose only endpoint is attached and detached again.
+fn virtio_iommu() -> Option<()> {
+    let mut device = Device::new(Options::default(), ()).ok()?;
+    device.add_endpoint(EndpointId::new(8), &[]).ok()?;
+    device.accept_features(device.features());
+    let mut request = [1, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut reply = [0xff; 4];
+    device.handle(&request, &mut reply).ok()?;
+    ensure(reply == [0; 4] && device.domains() == 1)?;
+    request[0] = 2;
+    device.handle(&request, &mut reply).ok()?;
+    ensure(reply == [0; 4] && device.domains() == 0)
 }
 
 struct Machine<'a> {

@@ -2,7 +2,7 @@
 //!
 //! Two levels: leaves of at most 64 mappings, each a sorted vector, and beside them the first address of each. A search is a binary
 //! search in the vector of firsts, which stays in the processor's cache, then one in a leaf; an insertion moves half a leaf. A request that
-//! arrives beside the last one finds its leaf without a search. What it costs against a balanced tree: `benches/store.rs`.
+//! arrives beside the last one finds its leaf without a search. What it costs against a balanced tree: `benches/request.rs`.
 //!
 //! Memory is bounded: any two neighbouring leaves hold more than half a leaf together, so there are at most `4 n / 64 + 1` leaves for n mappings.
 

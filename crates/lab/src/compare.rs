@@ -223,8 +223,8 @@ pub(crate) fn status_of_trace(summary: &Summary, planner: &Planner) -> Status {
     Status::Ok
 }
 
-/// What a mode did not do that the trace asks for.
-fn of_replay(outcomes: &Outcomes) -> Option<Status> {
+/// What a mode did not do that the trace asks for; `None` if it did all.
+pub fn of_replay(outcomes: &Outcomes) -> Option<Status> {
     if let Some(first) = outcomes.first_refusal {
         let count = outcomes.refused_maps;
         return Some(Status::RefusedMaps { count, first });
@@ -232,5 +232,16 @@ fn of_replay(outcomes: &Outcomes) -> Option<Status> {
     if outcomes.not_flushed > 0 {
         return Some(Status::NotFlushed(outcomes.not_flushed));
     }
-    (outcomes.refused_unmaps > 0).then_some(Status::RefusedUnmaps(outcomes.refused_unmaps))
+    if outcomes.refused_unmaps > 0 {
+        return Some(Status::RefusedUnmaps(outcomes.refused_unmaps));
+    }
+    let stalled_out = outcomes.stalled_out;
+    let wanted = outcomes.maps.saturating_add(stalled_out);
+    (stalled_out > wanted / MOST_IN_VAIN).then_some(Status::RingDoesNotFit {
+        stalled_out,
+        wanted,
+    })
 }
+
+/// One map in so many may wait in vain, and the row still stands for its trace.
+const MOST_IN_VAIN: u64 = 100;

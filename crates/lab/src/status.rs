@@ -30,6 +30,14 @@ pub enum Status {
     RefusedUnmaps(u64),
     /// Buffers never came back, because their invalidation failed.
     NotFlushed(u64),
+    /// More than one map in a hundred never got a slot of its ring: the driver unmaps in another order than a tail can follow, and the row
+    /// stands for the rest of the trace only.
+    RingDoesNotFit {
+        /// Maps that waited in vain.
+        stalled_out: u64,
+        /// Maps that the trace asks for.
+        wanted: u64,
+    },
     /// Maps were refused in a timed replay, and in no other: the cycles stand for less than the trace.
     RefusedInMeter {
         /// How many, in the replay that refused most.
@@ -66,6 +74,7 @@ impl Status {
             Self::RefusedMaps { .. } => "refused-maps",
             Self::RefusedUnmaps(_) => "refused-unmaps",
             Self::NotFlushed(_) => "not-flushed",
+            Self::RingDoesNotFit { .. } => "ring-does-not-fit",
             Self::RefusedInMeter { .. } => "refused-in-meter",
             Self::NotTimed { .. } => "not-timed",
             Self::Broken { .. } => "broken-promise",
@@ -89,6 +98,13 @@ impl fmt::Display for Status {
                     "{count} buffers never came back: their invalidation failed"
                 )
             }
+            Self::RingDoesNotFit {
+                stalled_out,
+                wanted,
+            } => write!(
+                f,
+                "the ring does not fit this driver: {stalled_out} of {wanted} maps never got a slot"
+            ),
             Self::RefusedInMeter { count, first } => {
                 write!(
                     f,

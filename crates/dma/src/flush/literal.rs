@@ -6,15 +6,33 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{Invalidation, InvalidationError, Pending, Unmapped};
 
 use super::{Flush, Home, Lane, ReleasedStale, Retiring};
-use crate::space::{Gone, Space};
+use crate::space::{Gone, ReusesAtOnce};
 use crate::{Owed, Platform};
 
 /// The buffer is back at once and so are its addresses, while the device may still reach both until the burst ends. For showing what
-/// that costs; [`Burst`](super::Burst) is the same with the buffers withheld.
+/// that costs; [`Burst`](super::Burst) is the same with the buffers withheld. Compiles only with the figure's own ring.
+///
+/// ```
+/// # use std::cell::RefCell;
+/// # use ringfence_dma::{Flush, flush::LiteralBurst, ring::LiteralRing, space::Rings};
+/// # type Literal = Rings<LiteralRing, RefCell<LiteralRing>>;
+/// fn goes_with<F: Flush<Literal, ()>>() {}
+/// goes_with::<LiteralBurst>();
+/// ```
+/// ```compile_fail,E0277
+/// # use std::cell::RefCell;
+/// # use ringfence_dma::{Flush, flush::LiteralBurst, space::{Paged, PlainTable}};
+/// # use ringfence_iova::{Bitmap, BitmapState};
+/// # use ringfence_pgtable::SecondStage;
+/// # type Pages = Paged<Bitmap<RefCell<BitmapState>>, PlainTable<SecondStage>>;
+/// fn goes_with<F: Flush<Pages, ()>>() {}
+/// // A bitmap waits for the flush that it asks for, and here nobody says that it was made.
+/// goes_with::<LiteralBurst>();
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LiteralBurst;
 
-impl<S: Space<Gone = Gone, Returned = Unmapped>, B> Flush<S, B> for LiteralBurst {
+impl<S: ReusesAtOnce<Gone = Gone, Returned = Unmapped>, B> Flush<S, B> for LiteralBurst {
     /// The invalidation that ends the open burst of each lane.
     type PerCpu = Vec<Option<Invalidation>>;
     type PerDomain = ();

@@ -5,15 +5,24 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{InvalidationError, Unmapped};
 
 use super::{Flush, Home, ReleasedStale, Retiring};
-use crate::space::{Gone, Space};
+use crate::space::{AsksForFlush, Gone};
 use crate::{Owed, Platform};
 
 /// Nothing is invalidated until the allocator has handed out every address once and asks for a flush (Fujita and Moriai, sections 2.3
-/// and 3.3: 2^20 maps, about 8 s). Compiles only with allocators that take ranges back unflushed.
+/// and 3.3: 2^20 maps, about 8 s). Compiles only with spaces whose allocator takes ranges back unflushed and asks.
+///
+/// ```compile_fail,E0277
+/// # use std::cell::RefCell;
+/// # use ringfence_dma::{Flush, flush::PerWrap, ring::LiteralRing, space::Rings};
+/// # type Literal = Rings<LiteralRing, RefCell<LiteralRing>>;
+/// fn goes_with<F: Flush<Literal, ()>>() {}
+/// // A ring never asks.
+/// goes_with::<PerWrap>();
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PerWrap;
 
-impl<S: Space<Gone = Gone, Returned = Unmapped>, B> Flush<S, B> for PerWrap {
+impl<S: AsksForFlush<Gone = Gone, Returned = Unmapped>, B> Flush<S, B> for PerWrap {
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = ReleasedStale<B>;

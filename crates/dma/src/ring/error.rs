@@ -49,7 +49,7 @@ impl From<RingFormatError> for RingError {
 pub struct RingFull {
     /// The ring.
     pub ring: RingId,
-    /// The first slot in the way.
+    /// The first slot in the way; for a map that takes any free slot, the first of those that free up soonest. Never a free one.
     pub slot: RingSlot,
     /// What frees it.
     pub wait: Wait,

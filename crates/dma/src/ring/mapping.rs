@@ -3,20 +3,21 @@
 use core::fmt;
 use core::mem::ManuallyDrop;
 
-use ringfence_types::{DomainId, Iova, IovaRange, RingIova};
+use ringfence_types::{DeviceId, DomainId, Iova, IovaRange, RingIova};
 
 use super::owned::OwnedRing;
 use crate::mapping::Custody;
 
-/// A domain as mappings keep it: as wide as most names of buffers, since a mapping with a gap is put together bit by bit wherever it is
-/// stored.
+/// A domain and a device as mappings keep them: in one word, as wide as most names of buffers, since a mapping with a gap is put together bit
+/// by bit wherever it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tag(u32);
 
-impl From<DomainId> for Tag {
+impl Tag {
+    /// Of the rings of `device` in `domain`.
     #[inline]
-    fn from(domain: DomainId) -> Self {
-        Self(u32::from(domain.get()))
+    pub(super) const fn new(domain: DomainId, device: DeviceId) -> Self {
+        Self((domain.get() as u32) << 16 | device.get() as u32)
     }
 }
 
@@ -26,17 +27,17 @@ impl From<DomainId> for Tag {
 pub struct RingMapping<B> {
     /// Behind the buffer's last byte: slot and length in one word, since offsets count from the buffer's start.
     end: RingIova,
-    domain: Tag,
+    tag: Tag,
     buffer: Custody<B>,
 }
 
 impl<B> RingMapping<B> {
-    /// The mapping of `buffer` that ends before `end`, in a ring of `domain`.
+    /// The mapping of `buffer` that ends before `end`, in a ring with this tag.
     #[inline]
-    pub(super) fn new(end: RingIova, domain: Tag, buffer: B) -> Self {
+    pub(super) fn new(end: RingIova, tag: Tag, buffer: B) -> Self {
         Self {
             end,
-            domain,
+            tag,
             buffer: ManuallyDrop::new(buffer),
         }
     }
@@ -47,10 +48,10 @@ impl<B> RingMapping<B> {
         self.end
     }
 
-    /// Whether its ring is one of `domain`.
+    /// Whether its ring has this tag.
     #[inline]
-    pub(super) fn is_in(&self, domain: Tag) -> bool {
-        self.domain == domain
+    pub(super) fn is_of(&self, tag: Tag) -> bool {
+        self.tag == tag
     }
 
     /// The buffer, once the mapping is gone.

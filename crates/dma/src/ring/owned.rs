@@ -30,7 +30,7 @@ pub struct OwnedRing<'m, B> {
     clearing: Clearing<'m, B>,
     lines: Lines,
     coherency: Coherency,
-    /// Of `burst.domain`.
+    /// Of `burst.domain` and `device`.
     tag: Tag,
     device: DeviceId,
     /// The ring's table, kept mapped.
@@ -114,7 +114,7 @@ impl<'m, B> OwnedRing<'m, B> {
             },
             lines: Lines::none(),
             coherency,
-            tag: domain.into(),
+            tag: Tag::new(domain, device),
             device,
             entries,
             table,
@@ -220,7 +220,7 @@ impl<'m, B> OwnedRing<'m, B> {
             bytes = self.clearing.next.bytes_to(end);
         }
         match self.clearing.next.entry() {
-            Some(words) if mapping.is_in(self.tag) && RingPte::is_set_to(words, bytes) => {
+            Some(words) if mapping.is_of(self.tag) && RingPte::is_set_to(words, bytes) => {
                 self.clearing.next.step();
                 RingPte::clear(words);
                 if self.coherency == Coherency::NonCoherent {
@@ -289,8 +289,9 @@ impl<'m, B> OwnedRing<'m, B> {
         let Some(ready) = self.slots.take(tail as u32) else {
             // So that its slots count as withheld.
             self.end_run();
-            let live = self.entries.get(tail).is_some_and(RingPte::is_set);
-            let full = self.slots.full(self.id(), tail as u32, live);
+            let (id, entries) = (self.id(), self.entries);
+            let is_live = |slot| entries.get(slot as usize).is_some_and(RingPte::is_set);
+            let full = self.slots.full(id, tail as u32, &(0..0), is_live);
             return Err(MapReason::RingFull(full));
         };
         self.filling.next = self

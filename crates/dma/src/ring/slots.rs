@@ -100,18 +100,32 @@ impl Slots {
         }
     }
 
-    /// The refusal of a map in `ring` because `slot` is not free; `live` if it is mapped.
+    /// The refusal of a map in `ring` that found `slot` in its way or, if it would take any, no other. Slots of `ready` are set aside;
+    /// `is_live` says which are mapped.
     #[cold]
-    pub(super) fn full(&mut self, ring: RingId, slot: u32, live: bool) -> RingFull {
-        let ends_with_burst = match self.choice {
-            SlotChoice::Tail => !live,
-            // Any slot will do.
-            SlotChoice::NextFree => self.withheld > 0,
+    pub(super) fn full(
+        &mut self,
+        ring: RingId,
+        slot: u32,
+        ready: &Range<u32>,
+        is_live: impl Fn(u32) -> bool,
+    ) -> RingFull {
+        let slot = match self.choice {
+            SlotChoice::Tail => slot,
+            SlotChoice::NextFree => {
+                // What the end of a burst frees comes before what a device has to finish with.
+                let live = self.withheld == 0;
+                let taken = |slot: &u32| !self.free.contains(*slot) && !ready.contains(slot);
+                (slot..self.count)
+                    .chain(0..slot)
+                    .find(|slot| taken(slot) && is_live(*slot) == live)
+                    .unwrap_or(slot)
+            }
         };
-        let (wait, count) = if ends_with_burst {
-            (Wait::BurstEnd, &mut self.stalls.burst_end)
-        } else {
+        let (wait, count) = if is_live(slot) {
             (Wait::Unmap, &mut self.stalls.unmap)
+        } else {
+            (Wait::BurstEnd, &mut self.stalls.burst_end)
         };
         *count = count.saturating_add(1);
         RingFull {

@@ -292,14 +292,16 @@ impl Ring {
     /// The refusal of a map because `slot` is not free.
     #[cold]
     fn full<M: PhysMemory + ?Sized>(&mut self, mem: &M, slot: u32) -> MapReason {
-        let live = self.entry(mem, slot).is_some_and(RingPte::is_set);
-        MapReason::RingFull(self.slots.full(self.id, slot, live))
+        let table = self.table;
+        let is_live = |slot| entry_of(&table, mem, slot).is_some_and(RingPte::is_set);
+        let full = self.slots.full(self.id, slot, &self.ready, is_live);
+        MapReason::RingFull(full)
     }
 
     /// The entry of `slot`; `None` if there is no such slot, or it lies outside memory.
     #[inline]
     fn entry<'m, M: PhysMemory + ?Sized>(&self, mem: &'m M, slot: u32) -> Option<&'m RingWords> {
-        ring_words(mem, self.table.entry(RingSlot::new(slot)?)?).ok()
+        entry_of(&self.table, mem, slot)
     }
 
     /// Where the entry of `slot`, which is in the ring, is.
@@ -325,6 +327,16 @@ impl Ring {
         }
         self.slots.withhold(1);
     }
+}
+
+/// The entry of `slot`; `None` if there is no such slot, or it lies outside memory.
+#[inline]
+fn entry_of<'m, M: PhysMemory + ?Sized>(
+    table: &RingTable,
+    mem: &'m M,
+    slot: u32,
+) -> Option<&'m RingWords> {
+    ring_words(mem, table.entry(RingSlot::new(slot)?)?).ok()
 }
 
 /// The refusal of a buffer that an entry cannot express.

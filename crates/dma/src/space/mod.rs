@@ -34,6 +34,14 @@ pub struct Limits {
     pub ring: RingId,
 }
 
+/// A space that asks for a flush of its domain before it gives out again what was freed unflushed: the bitmap's promise, on which
+/// [`PerWrap`](crate::flush::PerWrap) rests.
+pub trait AsksForFlush: Space {}
+
+/// A space whose addresses are free at once, unflushed and for good, as rIOMMU Fig. 11 has it: what
+/// [`LiteralBurst`](crate::flush::LiteralBurst) is the other half of.
+pub trait ReusesAtOnce: Space {}
+
 /// Addresses found for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placed {

@@ -7,7 +7,7 @@ use ringfence_types::{
     PfnRange, PhysRange, Unmapped, WholeDomain,
 };
 
-use super::{Gone, Limits, Placed, Space, Translations, UnmapRefusal};
+use super::{AsksForFlush, Gone, Limits, Placed, Space, Translations, UnmapRefusal};
 use crate::{MapReason, Platform};
 
 const GRANULE: PageSize = PageSize::Size4K;
@@ -155,6 +155,8 @@ fn total_pages(pieces: &[PhysRange]) -> Result<u64, MapReason> {
     }
     Ok(pages)
 }
+
+impl<A: IovaAllocator<Returned = Unmapped>, T: Translations> AsksForFlush for Paged<A, T> {}
 
 impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
     type PerCpu = PagedCpu<A::PerCpu, T::PerCpu>;

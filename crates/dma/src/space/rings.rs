@@ -9,7 +9,7 @@ use ringfence_types::{
     Pfn, PfnRange, PhysMemory, PhysRange, RingId, RingIova, RingSlot, Unmapped, WholeDomain,
 };
 
-use super::{Gone, Limits, Placed, Space, UnmapRefusal};
+use super::{Gone, Limits, Placed, ReusesAtOnce, Space, UnmapRefusal};
 use crate::ring::{Lines, LiteralRing, Ring, RingRefusal};
 use crate::{MapReason, Platform};
 
@@ -232,6 +232,8 @@ impl<R: RingDriver, L: Lock<R>> Rings<R, L> {
         }
     }
 }
+
+impl<L: Lock<LiteralRing>> ReusesAtOnce for Rings<LiteralRing, L> {}
 
 /// The last page that the ring's addresses name.
 fn last_page(ring: RingId, slots: u32) -> Pfn {

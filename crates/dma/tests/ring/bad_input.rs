@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 
 use ringfence_dma::flush::{Burst, Strict};
-use ringfence_dma::ring::{Ring, RingError, RingRefusal, RingSetup, SlotChoice, Tables, lay_out};
+use ringfence_dma::ring::{
+    OwnedRing, Ring, RingError, RingMapping, RingRefusal, RingSetup, SlotChoice, Tables, lay_out,
+};
 use ringfence_dma::space::Rings;
 use ringfence_dma::{
     AttachError, Attachment, Cpu, Dma, Flush, MapReason, Mapping, Outcome, Released, Segment,
@@ -11,7 +13,7 @@ use ringfence_dma::{
 };
 use ringfence_pgtable::{Coherency, RingFormatError};
 use ringfence_types::{
-    DeviceId, Direction, Invalidation, Iova, IovaRange, PhysAddr, PhysRange, RingId,
+    DeviceId, Direction, DomainId, Invalidation, Iova, IovaRange, PhysAddr, PhysRange, RingId,
 };
 
 use crate::rig::*;
@@ -308,4 +310,41 @@ fn a_static_ring_stands_beside_a_dynamic_one() {
     };
     assert_eq!(board.port.log[..invalidated], [ring(1); 9]);
     assert_eq!(board.port.log[invalidated..], [ring(0)]);
+}
+
+/// Owned rings: a mapping is refused by another ring of the device, by the same ring of another device in a domain of the same number, and
+/// by the same ring of the device in another domain; by its own once, and not again.
+#[test]
+fn an_owned_ring_unmaps_nothing_of_others() {
+    let board = Board::new(Coherency::Coherent);
+    let memory = board.memory.clone();
+    let owned = |ring: usize, device, domain| {
+        let arena = Board::new(Coherency::Coherent);
+        let memory: &'static Memory = Box::leak(Box::new(arena.memory.clone()));
+        let ring = arena.rings(SlotChoice::Tail, &[4, 4]).remove(ring);
+        OwnedRing::<u64>::new(ring, &**memory, domain, device).unwrap()
+    };
+    let mut own = owned(0, DEVICE, DOMAIN);
+    let others = [
+        owned(1, DEVICE, DOMAIN),
+        owned(0, DeviceId::new(0x20), DOMAIN),
+        owned(0, DEVICE, DomainId::new(2)),
+    ];
+    let mut mapping = own.map(&*memory, 7, &buffer(9, 9), TO).unwrap();
+    let range = mapping.range().unwrap();
+    for mut other in others {
+        // Something of the same address and length is live there.
+        let theirs = other.map(&*memory, 8, &buffer(9, 9), TO).unwrap();
+        mapping = other.unmap(&*memory, mapping).unwrap_err().0;
+        assert_eq!((other.live(), other.withheld()), (1, 0));
+        let Withheld = other.unmap(&*memory, theirs).unwrap();
+    }
+    assert_eq!((mapping.range(), own.live()), (Some(range), 1));
+    let Withheld = own.unmap(&*memory, mapping).unwrap();
+    let twice = RingMapping::claim(&own, range, 7).unwrap();
+    assert_eq!(
+        own.unmap(&*memory, twice).unwrap_err().0.range(),
+        Some(range)
+    );
+    assert_eq!(own.withheld(), 1);
 }

@@ -466,10 +466,9 @@ impl Checked<'_> {
             Err(MapReason::RingFull(full)) => {
                 assert_eq!(words(&self.board), before, "a stalled map changes nothing");
                 let place = (full.ring.get(), full.slot.get());
-                let of_ring = taken.iter().filter(|((r, _), _)| usize::from(*r) == ring);
-                if choice == SlotChoice::Tail {
-                    assert_eq!(taken.get(&place), Some(&full.wait), "{full}");
-                } else {
+                assert_eq!(taken.get(&place), Some(&full.wait), "{full}");
+                if choice == SlotChoice::NextFree {
+                    let of_ring = taken.iter().filter(|((r, _), _)| usize::from(*r) == ring);
                     let free = SLOTS[ring] as usize - of_ring.clone().count();
                     assert!(free < pieces.len(), "{full}, {free} are free");
                     let any = of_ring.clone().any(|(_, wait)| *wait == Wait::BurstEnd);

@@ -51,6 +51,9 @@ proptest! {
                     prop_assert!(held.len() + withheld == slots, "{}", full);
                     let wait = if withheld > 0 { Wait::BurstEnd } else { Wait::Unmap };
                     prop_assert_eq!(full.wait, wait);
+                    // It names a slot that is what it says it waits for.
+                    let named = board.entry((0, full.slot.get())).is_valid();
+                    prop_assert_eq!(named, wait == Wait::Unmap);
                     stalls += 1;
                 }
                 Err(other) => panic!("{other:?}"),

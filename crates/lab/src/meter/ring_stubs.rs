@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-use ringfence_dma::ring::{Ring, RingFull, Wait};
-use ringfence_dma::space::{Gone, Limits, Placed, RingDriver, Rings, UnmapRefusal};
+use ringfence_dma::ring::{LiteralRing, Ring, RingFull, Wait};
+use ringfence_dma::space::{Gone, Limits, Placed, ReusesAtOnce, RingDriver, Rings, UnmapRefusal};
 use ringfence_dma::{Flush, MapReason, Platform, Space};
 use ringfence_memory::Arena;
 use ringfence_pgtable::{Coherency, RingDevice, RingPte, RingTable, ring_words};
@@ -44,7 +44,7 @@ impl ReplayRing for Ring {
     const WRITES_ENTRIES_BACK: bool = false;
 }
 
-impl ReplayRing for ringfence_dma::ring::LiteralRing {
+impl ReplayRing for LiteralRing {
     const WRITES_ENTRIES_BACK: bool = true;
 }
 
@@ -58,6 +58,8 @@ pub struct TapedRings<D, const ENTRIES: bool> {
     tape: Rc<Tape>,
     driver: PhantomData<fn() -> D>,
 }
+
+impl<const ENTRIES: bool> ReusesAtOnce for TapedRings<LiteralRing, ENTRIES> {}
 
 /// One of them.
 struct Taped {

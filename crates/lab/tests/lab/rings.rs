@@ -1,6 +1,7 @@
 //! Modes with rings, on traces whose counts can be worked out on paper.
 
-use ringfence_lab::compare::{Options, runner};
+use ringfence_lab::Status;
+use ringfence_lab::compare::{Options, of_replay, runner};
 use ringfence_lab::plan::{Plan, Planner, Step};
 use ringfence_lab::replay::Outcomes;
 use ringfence_lab::ring::{Census, RingSizes};
@@ -219,5 +220,42 @@ fn doorbells_follow_runs_of_maps() {
             .steps
             .iter()
             .any(|timed| matches!(timed.step, Step::Doorbell { .. }))
+    );
+}
+
+#[test]
+fn a_row_in_which_many_maps_wait_in_vain_is_not_taken_at_its_word() {
+    // One buffer stays at the head of a ring of four; `more` maps come and go behind it. Three find a slot, the others wait in vain.
+    let row = |more: u32, name: &str| {
+        let mut script = Script::default();
+        script.map(0, (0, 0, RX), 0, &buffer(0));
+        for id in 1..=more {
+            let at = u64::from(id) * 200 * US;
+            script.map(at, (0, 0, RX), id, &buffer(u64::from(id)));
+            script.unmap(at + US, (0, 0), id);
+        }
+        let (plan, planner) = planned(&script.chunk);
+        let (metered, hostile) = replay(name, &plan, &planner, 4);
+        assert_eq!(hostile.tally.violations(), 0, "{name}");
+        of_replay(&metered)
+    };
+    for name in ["riommu", "riommu-"] {
+        let stalled = Status::RingDoesNotFit {
+            stalled_out: 7,
+            wanted: 11,
+        };
+        assert_eq!(row(10, name), Some(stalled), "{name}");
+        assert_eq!(row(3, name), None, "{name}");
+    }
+    assert_eq!(row(10, "riommu-ooo"), None);
+    let told = Status::RingDoesNotFit {
+        stalled_out: 41_273,
+        wanted: 51_529,
+    };
+    assert!(!told.is_ok());
+    assert_eq!(told.code(), "ring-does-not-fit");
+    assert_eq!(
+        told.to_string(),
+        "the ring does not fit this driver: 41273 of 51529 maps never got a slot"
     );
 }

@@ -57,6 +57,8 @@ counters! {
         unmaps,
         /// Accesses that the IOMMU stopped.
         faults,
+        /// Accesses to try the IOMMU that it let through.
+        strays_through,
         /// Flushes.
         flushes,
         /// Bytes of data towards the guest.

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use ringfence_types::DeviceId;
+
 use crate::counters::{DeviceCounters, prometheus};
 use crate::dma::Direct;
 use crate::guest::{IOMMU, Machine, Slot};
@@ -16,7 +18,6 @@ use crate::virtio::blk::Blk;
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::rng::Rng;
 use crate::virtio::{Device, VirtioPci};
-use ringfence_virtio_iommu::EndpointId;
 
 /// Which devices a guest gets.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +26,8 @@ pub struct Devices {
     pub disk: Option<PathBuf>,
     /// The disk cannot be written.
     pub read_only: bool,
+    /// For tests: the disk writes to this address once, which nobody has asked it to.
+    pub stray: Option<u64>,
     /// There is no IOMMU: devices see all of the guest's memory.
     pub untranslated: bool,
     /// Whether there is an entropy device.
@@ -86,8 +89,11 @@ impl Daemon {
             let file = options.read(true).write(!devices.read_only).open(path);
             let file = file.map_err(at(path))?;
             let counters = daemon.count(BLK.1);
-            let disk =
+            let mut disk =
                 Blk::new(file, devices.read_only, Arc::clone(&counters)).map_err(at(path))?;
+            if let Some(address) = devices.stray {
+                disk.stray(address);
+            }
             daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
         }
         if devices.entropy {
@@ -122,7 +128,8 @@ impl Daemon {
         let counters = self.count(IOMMU);
         let iommu = Iommu::new(Arc::clone(&counters)).map_err(|e| (self.machine.dir.clone(), e))?;
         let device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
-        let function = VirtioPci::new(device, Direct::default(), false, Arc::clone(&counters));
+        let dma = iommu.memory();
+        let function = VirtioPci::new(device, dma, false, Arc::clone(&counters));
         self.machine.iommu = Some(IOMMU_SLOT);
         self.listen_for(IOMMU, function, counters, log)?;
         Ok(iommu)
@@ -142,11 +149,9 @@ impl Daemon {
             let function = VirtioPci::new(device, Direct::default(), false, Arc::clone(&counters));
             return self.listen_for(name, function, counters, log);
         };
-        let endpoint = EndpointId::new(slot.address().into());
-        iommu
-            .add_endpoint(endpoint)
+        let dma = iommu
+            .add_endpoint(DeviceId::new(slot.address()))
             .map_err(|error| (self.machine.socket(name), io::Error::other(error)))?;
-        let dma = iommu.translated(endpoint);
         let function = VirtioPci::new(device, dma, true, Arc::clone(&counters));
         self.listen_for(name, function, counters, log)
     }

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ringfence_types::IovaRange;
-use rustix::fs::{SealFlags, fcntl_get_seals};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use crate::wire::errno;
@@ -160,6 +160,15 @@ impl GuestRam {
             return Err(MemoryError::Unsealed { range });
         }
         let unmappable = MemoryError::Unmappable { range };
+        // Mapping past the end of a file succeeds; touching it there kills the process. The seal keeps the size from shrinking below.
+        let size = fstat(&file).map_err(|_| unmappable)?.st_size;
+        let size = u64::try_from(size).unwrap_or(0);
+        if offset
+            .checked_add(range.bytes())
+            .is_none_or(|end| end > size)
+        {
+            return Err(unmappable);
+        }
         let bytes = usize::try_from(range.bytes()).map_err(|_| unmappable)?;
         let file = FileOffset::new(File::from(file), offset);
         let mapping = MmapRegion::from_file(file, bytes).map_err(|_| unmappable)?;

@@ -322,11 +322,9 @@ impl<F: Function> Session<F> {
         &mut self,
         change: impl FnOnce(&mut GuestRam) -> Result<(), MemoryError>,
     ) -> Result<Vec<u8>, Refusal> {
-        // Before a range is gone from the table it is gone from all that was made of it.
-        self.function.memory_changed(&GuestMemoryMmap::default());
-        let result = change(&mut self.ram);
+        change(&mut self.ram).map_err(Refusal::Memory)?;
+        // The client is answered when the function has let go of what is gone.
         self.function.memory_changed(self.ram.memory());
-        result.map_err(Refusal::Memory)?;
         Ok(Vec::new())
     }
 }

@@ -82,7 +82,8 @@ impl Queues {
             let mut done = [(0_u16, 0_u32); BATCH];
             let mut count = 0;
             let mut batch = device.batch().map_err(ServeError::Sink)?;
-            for (chain, done) in queue.iter(memory)?.zip(&mut done) {
+            // The places first: whatever is asked of the ring must have one.
+            for (done, chain) in done.iter_mut().zip(queue.iter(memory)?) {
                 let head = chain.head_index();
                 let most = batch.max_reply_bytes();
                 let mut request = [0; MAX_REQUEST_BYTES];

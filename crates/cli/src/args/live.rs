@@ -36,6 +36,9 @@ pub(crate) struct DeviceArgs {
     /// An entropy device
     #[arg(long, help_heading = "Devices")]
     pub rng: bool,
+    /// The disk misbehaves: after its first request it writes eight bytes at this address, to see what stops it
+    #[arg(long, value_name = "ADDRESS", value_parser = address, help_heading = "Devices")]
+    pub stray_write: Option<u64>,
     /// No virtio-iommu: devices see all of the guest's memory
     #[arg(long, help_heading = "Devices")]
     pub no_iommu: bool,
@@ -109,4 +112,9 @@ pub(crate) struct GuestRunArgs {
     /// The command [default: a shell]
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
+}
+
+fn address(text: &str) -> Result<u64, String> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    u64::from_str_radix(digits, 16).map_err(|_| "it has to be a hexadecimal address".into())
 }

@@ -17,6 +17,7 @@ const MODULES: &[&str] = &[
     "virtio_blk",
     "virtio_net",
     "virtio_rng",
+    "crc32c_generic",
     "ext4",
 ];
 /// Bytes of the disk if none is named.

@@ -38,6 +38,7 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Devices {
         disk: disk.map(Path::to_owned),
         read_only: args.read_only,
         entropy: args.rng,
+        stray: args.stray_write,
         untranslated: args.no_iommu,
     }
 }

@@ -1,36 +1,72 @@
 //! The guest's IOMMU, shared by the thread that serves it and the threads of the devices behind it.
+//!
+//! There is one guest, so there is one memory: what the IOMMU's own client shares. What an endpoint's client shares besides is known to
+//! its session and not used.
 
-mod view;
+mod translated;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ringfence_types::{Iova, IovaRange};
+use ringfence_softiommu::{IommuError, IommuSink, Limits};
+use ringfence_types::{DeviceId, Iova, IovaRange};
 use ringfence_virtio_iommu::{
     Denied, Device, EndpointError, EndpointId, Options, Reserved, ReservedKind,
 };
 use rustix::event::{EventfdFlags, eventfd};
+use vm_memory::GuestMemoryMmap;
 
-pub use view::{Translated, View};
+pub use translated::Translated;
 
 use crate::counters::DeviceCounters;
+use crate::dma::{Direct, Dma};
 
 /// First and last address at which writes are interrupts on a PC (Intel SDM volume 3, section 12.11.1).
 const DOORBELLS: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
+/// What the software IOMMU's tables can map.
+const LAST_IOVA: u64 = (1 << 48) - 1;
+
+type Unit = Device<IommuSink<GuestMemoryMmap>>;
 
 /// The IOMMU. Clones are the same one.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Iommu {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
 struct Shared {
-    device: Mutex<Device<()>>,
+    /// Whoever holds it may wait for readers, and so is none.
+    unit: Mutex<Unit>,
     /// Readable while there may be faults that the driver has not been told of.
     faults: OwnedFd,
     counters: Arc<DeviceCounters>,
+}
+
+/// Why a device cannot stand behind the IOMMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddError {
+    /// The virtio-iommu says no.
+    Endpoint(EndpointError),
+    /// The software IOMMU does.
+    Unit(IommuError),
+}
+
+impl std::fmt::Display for AddError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Endpoint(error) => error.fmt(f),
+            Self::Unit(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for AddError {}
+
+impl std::fmt::Debug for Iommu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Iommu")
+    }
 }
 
 impl Iommu {
@@ -39,45 +75,61 @@ impl Iommu {
     /// # Errors
     /// If the host has no descriptors left.
     pub fn new(counters: Arc<DeviceCounters>) -> io::Result<Self> {
-        let device = Device::new(Options::default(), ()).map_err(io::Error::other)?;
+        let mut options = Options::default();
+        if let Some(input) = IovaRange::inclusive(Iova::ZERO, Iova::new(LAST_IOVA)) {
+            options.input = input;
+        }
+        let sink = IommuSink::new(Limits::default(), GuestMemoryMmap::default());
+        let unit = Device::new(options, sink).map_err(io::Error::other)?;
         let faults = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
             shared: Arc::new(Shared {
-                device: Mutex::new(device),
+                unit: Mutex::new(unit),
                 faults,
                 counters,
             }),
         })
     }
 
-    /// Adds an endpoint: the number under which VIOT names it.
+    /// Adds an endpoint under the number by which VIOT names it; what its accesses go through.
     ///
     /// # Errors
     /// If it is there already, or one too many.
-    pub fn add_endpoint(&self, endpoint: EndpointId) -> Result<(), EndpointError> {
+    pub fn add_endpoint(&self, device: DeviceId) -> Result<Translated, AddError> {
         let (first, last) = DOORBELLS;
         let doorbells = IovaRange::inclusive(Iova::new(first), Iova::new(last));
         let reserved = doorbells.map(|range| Reserved {
             range,
             kind: ReservedKind::Msi,
         });
-        self.device().add_endpoint(endpoint, reserved.as_slice())
+        let endpoint = EndpointId::new(device.get().into());
+        let mut unit = self.unit();
+        let sink = unit.sink_mut();
+        sink.add_endpoint(endpoint, device)
+            .map_err(AddError::Unit)?;
+        let reader = sink.reader(device).map_err(AddError::Unit)?;
+        unit.add_endpoint(endpoint, reserved.as_slice())
+            .map_err(AddError::Endpoint)?;
+        Ok(Translated::new(self.clone(), endpoint, reader))
     }
 
-    /// What an endpoint's accesses go through.
-    pub fn translated(&self, endpoint: EndpointId) -> Translated {
-        Translated::new(self.clone(), endpoint)
+    /// What the IOMMU itself reaches memory through: directly. The memory that its client shares is the guest's.
+    pub fn memory(&self) -> GuestDma {
+        GuestDma {
+            iommu: self.clone(),
+            direct: Direct::default(),
+        }
     }
 
     /// The device. A thread that panicked while it held it has left it whole: it changes nothing before it has checked everything.
-    pub(crate) fn device(&self) -> MutexGuard<'_, Device<()>> {
-        let device = self.shared.device.lock();
-        device.unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn unit(&self) -> MutexGuard<'_, Unit> {
+        let unit = self.shared.unit.lock();
+        unit.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells the driver of an access that was stopped, as soon as it gives a buffer for that.
-    pub(crate) fn report(&self, device: &mut Device<()>, denied: Denied) {
-        device.report(denied);
+    pub(crate) fn report(&self, denied: Denied) {
+        self.unit().report(denied);
         self.shared.counters.faults.add(1);
         let _ = rustix::io::write(&self.shared.faults, &1u64.to_ne_bytes());
     }
@@ -90,5 +142,27 @@ impl Iommu {
     /// The reports up to now are being looked after.
     pub(crate) fn clear_reported(&self) {
         let _ = rustix::io::read(&self.shared.faults, &mut [0; 8]);
+    }
+}
+
+/// The guest's memory as the IOMMU's client shares it.
+#[derive(Debug)]
+pub struct GuestDma {
+    iommu: Iommu,
+    direct: Direct,
+}
+
+impl Dma for GuestDma {
+    type View<'a> = GuestMemoryMmap;
+
+    fn with<R>(&mut self, access: impl FnOnce(&GuestMemoryMmap) -> R) -> R {
+        self.direct.with(access)
+    }
+
+    /// When it returns, no endpoint holds anything of the memory before.
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+        self.direct.set_memory(memory);
+        // This thread is no reader, so it is not refused.
+        let _ = self.iommu.unit().sink_mut().set_memory(memory.clone());
     }
 }

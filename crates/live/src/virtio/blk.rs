@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::chain::{Chain, MAX_SEGMENTS, Segments};
 use super::{Device, QueueBroken};
@@ -51,6 +52,7 @@ pub struct Blk {
     read_only: bool,
     write_through: bool,
     buffer: Vec<u8>,
+    stray: Option<u64>,
     counters: Arc<DeviceCounters>,
 }
 
@@ -68,8 +70,24 @@ impl Blk {
             read_only,
             write_through: true,
             buffer: vec![0; BUFFER_BYTES as usize],
+            stray: None,
             counters,
         })
+    }
+
+    /// Makes it misbehave, to see what stops it: once, after the first request, it writes eight bytes at `address`.
+    pub fn stray(&mut self, address: u64) {
+        self.stray = Some(address);
+    }
+
+    fn go_astray<A: Dma>(&mut self, dma: &mut A) {
+        if let Some(address) = self.stray.take()
+            && dma
+                .with(|memory| memory.write_slice(&[0xff; 8], GuestAddress(address)))
+                .is_ok()
+        {
+            self.counters.strays_through.add(1);
+        }
     }
 
     /// Serves one request; how many bytes of its writable part were written.
@@ -241,6 +259,7 @@ impl Device for Blk {
                     queue.needs_notification(memory)
                 })?;
             }
+            self.go_astray(dma);
             if !dma.with(|memory| queue.enable_notification(memory))? {
                 return Ok(interrupt);
             }

@@ -41,7 +41,7 @@ impl Device for IommuDevice {
     const CLASS: [u8; 3] = [0x08, 0x06, 0x00];
 
     fn features(&self) -> u64 {
-        self.iommu.device().features()
+        self.iommu.unit().features()
     }
 
     fn queue_sizes(&self) -> &[u16] {
@@ -49,20 +49,20 @@ impl Device for IommuDevice {
     }
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
-        self.iommu.device().read_config(offset, data);
+        self.iommu.unit().read_config(offset, data);
     }
 
     fn write_config(&mut self, offset: usize, data: &[u8]) {
         // This sink is always ready.
-        let _ = self.iommu.device().write_config(offset, data);
+        let _ = self.iommu.unit().write_config(offset, data);
     }
 
     fn activate(&mut self, features: u64) {
-        self.iommu.device().accept_features(features);
+        self.iommu.unit().accept_features(features);
     }
 
     fn reset(&mut self) {
-        let _ = self.iommu.device().reset();
+        let _ = self.iommu.unit().reset();
     }
 
     fn waits_for(&self) -> Option<BorrowedFd<'_>> {
@@ -88,14 +88,14 @@ impl Device for IommuDevice {
         } = self;
         let served = dma.with(|memory| {
             if index != REQUESTS {
-                let served = queues.serve_events(&mut iommu.device(), queue, memory)?;
+                let served = queues.serve_events(&mut iommu.unit(), queue, memory)?;
                 queue.enable_notification(memory)?;
                 return Ok(served);
             }
             let mut all = Served::default();
             loop {
                 let served = queues.serve_requests(
-                    &mut iommu.device(),
+                    &mut iommu.unit(),
                     queue,
                     memory,
                     |request, handled| counters.count_request(request, handled),

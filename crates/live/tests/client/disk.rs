@@ -1,0 +1,159 @@
+//! The disk, by a driver: against a model, and with requests that no driver makes.
+
+use proptest::prelude::*;
+
+use crate::rig::*;
+
+const HEADER: u64 = 0x8000;
+const STATUS: u64 = 0x9000;
+const DATA: u64 = 0x1_0000;
+
+const IN: u32 = 0;
+const OUT: u32 = 1;
+
+/// Header, one data descriptor, status. The status byte and the used length.
+fn ask(client: &mut Disk, count: u16, kind: u32, sector: u64, bytes: u32) -> (u8, u32) {
+    client.poke(HEADER, &request(kind, sector));
+    client.poke(STATUS, &[0xee]);
+    client.descriptor(0, HEADER, 16, NEXT, 1);
+    let flags = if kind == OUT { NEXT } else { NEXT | WRITE };
+    client.descriptor(1, DATA, bytes, flags, 2);
+    client.descriptor(2, STATUS, 1, WRITE, 0);
+    client.offer(0, count);
+    let (used, length) = client.used();
+    assert_eq!(used, count, "it is returned");
+    (client.peek(STATUS, 1)[0], length)
+}
+
+type Disk = Client<ringfence_live::virtio::blk::Blk, ringfence_live::dma::Direct>;
+
+#[test]
+fn the_configuration_says_how_large_it_is() {
+    let mut client = ready();
+    assert_eq!(client.register(0x2000, 8), DISK_SECTORS);
+    assert_eq!(client.register(0x200c, 4), 254, "segments");
+    client.set(0x2000, &[9; 8]);
+    assert_eq!(client.register(0x2000, 8), DISK_SECTORS);
+}
+
+#[test]
+fn kinds_of_request() {
+    let mut client = ready();
+    client.begin(1 << 9);
+    let mut count = 0;
+    let mut ask = |kind, sector, bytes| {
+        count += 1;
+        ask(&mut client, count, kind, sector, bytes)
+    };
+    assert_eq!(ask(IN, 0, 512), (0, 513));
+    assert_eq!(ask(OUT, 0, 512), (0, 1));
+    assert_eq!(ask(IN, DISK_SECTORS - 1, 512), (0, 513));
+    assert_eq!(ask(IN, DISK_SECTORS - 1, 1024), (1, 1), "past the end");
+    assert_eq!(ask(IN, DISK_SECTORS, 512).0, 1);
+    assert_eq!(ask(IN, u64::MAX, 512).0, 1);
+    assert_eq!(ask(OUT, u64::MAX / 512, 512).0, 1);
+    assert_eq!(ask(IN, 0, 511).0, 1, "no whole sector");
+    assert_eq!(ask(IN, 0, 0).0, 0, "nothing is a whole number of sectors");
+    assert_eq!(ask(8, 0, 20), (0, 21), "identity");
+    assert_eq!(ask(8, 0, 19).0, 1);
+    assert_eq!(ask(13, 0, 512).0, 2, "unsupported");
+    assert_eq!(ask(u32::MAX, 0, 512).0, 2);
+    assert_eq!(&client.peek(DATA, 9), b"ringfence");
+    assert_eq!(client.counters.requests.get(), 13);
+}
+
+#[test]
+fn a_read_only_disk_is_not_written() {
+    let counters = std::sync::Arc::default();
+    let disk =
+        ringfence_live::virtio::blk::Blk::new(disk_file(), true, std::sync::Arc::clone(&counters))
+            .unwrap();
+    let mut client = Client::new(
+        disk,
+        ringfence_live::dma::Direct::default(),
+        false,
+        counters,
+    );
+    client.agree();
+    client.share_memory();
+    assert_eq!(client.register(0x04, 4) & 1 << 5, 1 << 5, "it says so");
+    client.begin(0);
+    let before = {
+        ask(&mut client, 1, IN, 3, 512);
+        client.peek(DATA, 512)
+    };
+    client.poke(DATA, &[0xaa; 512]);
+    assert_eq!(ask(&mut client, 2, OUT, 3, 512).0, 1);
+    ask(&mut client, 3, IN, 3, 512);
+    assert_eq!(client.peek(DATA, 512), before);
+}
+
+#[test]
+fn buffers_outside_memory_fail_their_request_only() {
+    let mut client = ready();
+    client.begin(0);
+    for (at, data) in [RAM_BYTES, RAM_BYTES - 100, u64::MAX - 511, u64::MAX]
+        .into_iter()
+        .enumerate()
+    {
+        let count = at as u16 + 1;
+        client.poke(HEADER, &request(IN, 0));
+        client.poke(STATUS, &[0xee]);
+        client.descriptor(0, HEADER, 16, NEXT, 1);
+        client.descriptor(1, data, 512, NEXT | WRITE, 2);
+        client.descriptor(2, STATUS, 1, WRITE, 0);
+        client.offer(0, count);
+        assert_eq!(client.used(), (count, 1), "data at {data:#x}");
+        assert_eq!(client.peek(STATUS, 1), [1]);
+    }
+    // A status that cannot be written: returned with nothing written, and counted.
+    client.descriptor(2, RAM_BYTES, 1, WRITE, 0);
+    client.descriptor(1, DATA, 512, NEXT | WRITE, 2);
+    client.offer(0, 5);
+    assert_eq!(client.used(), (5, 0));
+    assert_eq!(client.counters.malformed.get(), 1);
+    assert_eq!(ask(&mut client, 6, IN, 0, 512), (0, 513));
+}
+
+proptest! {
+    /// Reads and writes in scattered pieces against an array of bytes.
+    #[test]
+    fn it_keeps_what_is_written(
+        operations in prop::collection::vec((any::<bool>(), 0u64..DISK_SECTORS, prop::collection::vec(1u32..4, 1..5), any::<u8>()), 1..40),
+        flush in any::<bool>(),
+    ) {
+        let mut client = ready();
+        client.begin(if flush { 1 << 9 } else { 0 });
+        let mut model: Vec<u8> = (0..DISK_SECTORS * 512).map(|i| (i / 7) as u8).collect();
+        for (count, (write, sector, pieces, fill)) in (1u16..).zip(operations) {
+            client.poke(HEADER, &request(if write { OUT } else { IN }, sector));
+            client.descriptor(0, HEADER, 16, NEXT, 1);
+            let mut at = DATA;
+            let mut index = 1;
+            let mut places = Vec::new();
+            for sectors in &pieces {
+                let bytes = sectors * 512;
+                client.descriptor(index, at, bytes, NEXT | if write { 0 } else { WRITE }, index + 1);
+                client.poke(at, &vec![fill ^ index as u8; bytes as usize]);
+                places.push((at, bytes as usize));
+                // With gaps in between.
+                at += u64::from(bytes) + 64;
+                index += 1;
+            }
+            client.descriptor(index, STATUS, 1, WRITE, 0);
+            let total: usize = places.iter().map(|(_, bytes)| bytes).sum();
+            let start = sector as usize * 512;
+            let fits = start + total <= model.len();
+            let contents: Vec<u8> = places.iter().flat_map(|(at, bytes)| client.peek(*at, *bytes)).collect();
+            client.offer(0, count);
+            prop_assert_eq!(client.used().0, count);
+            prop_assert_eq!(client.peek(STATUS, 1)[0], u8::from(!fits));
+            if fits && write {
+                model[start..start + total].copy_from_slice(&contents);
+            } else if fits {
+                let read: Vec<u8> = places.iter().flat_map(|(at, bytes)| client.peek(*at, *bytes)).collect();
+                prop_assert_eq!(&read[..], &model[start..start + total]);
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Vectors: set, signalled, taken away.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::rig::*;
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn copy(fd: &OwnedFd) -> OwnedFd {
+    fd.as_fd().try_clone_to_owned().unwrap()
+}
+
+fn signals(fd: &OwnedFd) -> u64 {
+    let mut count = [0; 8];
+    match rustix::io::read(fd, &mut count) {
+        Ok(_) => u64::from_ne_bytes(count),
+        Err(_) => 0,
+    }
+}
+
+fn set(
+    client: &mut Client<impl ringfence_live::virtio::Device, impl ringfence_live::dma::Dma>,
+    start: u32,
+    count: u32,
+    fds: Vec<OwnedFd>,
+) -> u32 {
+    let body = words(&[20, 4 | 32, 2, start, count]);
+    client.send_with(SET_IRQS, &body, fds).errno
+}
+
+#[test]
+fn a_request_signals_its_queue_s_vector_only() {
+    let mut client = ready();
+    let events = [event(), event()];
+    assert_eq!(set(&mut client, 0, 2, events.iter().map(copy).collect()), 0);
+    client.negotiate(0);
+    client.set(0x16, &[0, 0]);
+    client.set(0x1a, &1u16.to_le_bytes());
+    assert_eq!(client.register(0x1a, 2), 1);
+    client.set(0x1a, &2u16.to_le_bytes());
+    assert_eq!(client.register(0x1a, 2), 0xffff, "there is no vector 2");
+    client.set(0x1a, &1u16.to_le_bytes());
+    client.enable(0, 16, QUEUE);
+    client.set(0x14, &[15]);
+    client.poke(0x8000, &request(4, 0));
+    client.descriptor(0, 0x8000, 16, NEXT, 1);
+    client.descriptor(1, 0x9000, 1, WRITE, 0);
+    client.offer(0, 1);
+    assert_eq!(client.used(), (1, 1));
+    assert_eq!(events.each_ref().map(signals), [0, 1]);
+    assert_eq!(client.register(0x1000, 1), 1, "the status says a queue");
+    assert_eq!(client.register(0x1000, 1), 0, "and reading clears it");
+
+    // Vectors that are taken away are not signalled; the request is served all the same.
+    assert_eq!(set(&mut client, 1, 1, vec![]), 0);
+    client.offer(0, 2);
+    assert_eq!(client.used().0, 2);
+    assert_eq!(events.each_ref().map(signals), [0, 0]);
+}
+
+#[test]
+fn vectors_can_be_signalled_by_the_client_and_taken_down() {
+    let mut client = ready();
+    let event = event();
+    assert_eq!(set(&mut client, 1, 1, vec![copy(&event)]), 0);
+    assert_eq!(
+        client.send(SET_IRQS, &words(&[20, 1 | 32, 2, 0, 2])).errno,
+        0
+    );
+    assert_eq!(signals(&event), 1);
+    let bools = [words(&[20, 2 | 32, 2, 0, 2]), vec![0, 1]].concat();
+    assert_eq!(client.send(SET_IRQS, &bools).errno, 0);
+    assert_eq!(signals(&event), 1);
+    assert_eq!(
+        client.send(SET_IRQS, &words(&[20, 1 | 32, 2, 0, 0])).errno,
+        0
+    );
+    assert_eq!(
+        client.send(SET_IRQS, &words(&[20, 1 | 32, 2, 0, 2])).errno,
+        0
+    );
+    assert_eq!(signals(&event), 0);
+}
+
+/// A counter that is full would block a writer.
+#[test]
+fn a_full_event_does_not_hold_the_device_up() {
+    let mut client = ready();
+    let event = eventfd(0, EventfdFlags::empty()).unwrap();
+    rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    assert_eq!(set(&mut client, 0, 1, vec![copy(&event)]), 0);
+    assert_eq!(
+        client.send(SET_IRQS, &words(&[20, 1 | 32, 2, 0, 1])).errno,
+        0
+    );
+    assert_eq!(signals(&event), u64::MAX - 1);
+}

@@ -1,0 +1,11 @@
+//! A scripted client against the protocol, the devices and the sockets, without QEMU; most of it lies.
+#![allow(missing_docs)]
+
+mod disk;
+mod hostile;
+mod interrupts;
+mod memory;
+mod rig;
+mod rings;
+mod sockets;
+mod translated;

@@ -1,0 +1,100 @@
+//! The guest's memory: what is mapped, what is refused, and that nothing of it is kept.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use crate::rig::*;
+
+const EACCES: u32 = 13;
+
+fn map_file(
+    client: &mut Client<impl ringfence_live::virtio::Device, impl ringfence_live::dma::Dma>,
+    file: File,
+) -> u32 {
+    let body = [words(&[32, 3]), longs(&[0, 1 << 30, 4096])].concat();
+    client
+        .send_with(DMA_MAP, &body, vec![OwnedFd::from(file)])
+        .errno
+}
+
+#[test]
+fn memory_that_could_vanish_is_refused() {
+    let mut client = ready();
+    let unsealed = memfd_create("guest", MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&unsealed, 4096).unwrap();
+    assert_eq!(map_file(&mut client, File::from(unsealed)), EACCES);
+    assert_eq!(
+        map_file(&mut client, File::open("/dev/zero").unwrap()),
+        EACCES
+    );
+    assert_eq!(map_file(&mut client, File::open("/").unwrap()), EACCES);
+    assert_eq!(map_file(&mut client, sealed(4096)), 0);
+}
+
+#[test]
+fn ranges_are_counted() {
+    let mut client = fresh();
+    client.agree();
+    for at in 0..1024 {
+        assert_eq!(client.map(at << 20, 4096, 0, 3).errno, 0);
+    }
+    assert_eq!(client.map(1 << 40, 4096, 0, 3).errno, 28, "ENOSPC");
+    assert_eq!(client.unmap(0, 0, 2).errno, 0, "all of them");
+    assert_eq!(client.map(1 << 40, 4096, 0, 3).errno, 0);
+}
+
+#[test]
+fn one_unmap_takes_several_ranges() {
+    let mut client = fresh();
+    client.agree();
+    for at in [0u64, 0x1000, 0x3000] {
+        assert_eq!(client.map(at, 4096, 0, 3).errno, 0);
+    }
+    let reply = client.unmap(0, 0x3000, 0);
+    assert_eq!(reply.errno, 0);
+    assert_eq!(reply.body, [words(&[24, 0]), longs(&[0, 0x3000])].concat());
+    assert_eq!(client.map(0, 0x3000, 0, 3).errno, 0);
+    assert_eq!(client.map(0x3000, 4096, 0, 3).errno, 17, "the third stands");
+}
+
+/// A disk's queue in memory that is taken away, given back, and made read-only.
+#[test]
+fn a_queue_without_memory_breaks_and_recovers_by_reset() {
+    for (how, flags) in [
+        ("gone", None),
+        ("read-only", Some(1)),
+        ("unreadable", Some(2)),
+    ] {
+        let mut client = ready();
+        client.begin(0);
+        assert_eq!(client.unmap(0, RAM_BYTES, 0).errno, 0);
+        if let Some(flags) = flags {
+            assert_eq!(client.map(0, RAM_BYTES, 0, flags).errno, 0);
+        }
+        client.ring(0);
+        assert_eq!(client.register(0x14, 1) & 64, 64, "{how}: needs a reset");
+        assert_eq!(client.counters.broken_queues.get(), 1, "{how}");
+        // It stays quiet until then.
+        client.ring(0);
+        assert_eq!(client.counters.broken_queues.get(), 1, "{how}");
+        client.unmap(0, 0, 2);
+        client.share_memory();
+        client.begin(0);
+        assert_eq!(client.register(0x14, 1), 15, "{how}: again");
+    }
+}
+
+#[test]
+fn a_range_without_a_file_is_known_and_out_of_reach() {
+    let mut client = fresh();
+    client.agree();
+    let body = [words(&[32, 1]), longs(&[0, 0, RAM_BYTES])].concat();
+    assert_eq!(client.send(DMA_MAP, &body).errno, 0);
+    assert_eq!(client.map(0, 4096, 0, 3).errno, 17);
+    client.begin(0);
+    client.ring(0);
+    assert_eq!(client.counters.broken_queues.get(), 1);
+    assert_eq!(client.unmap(0, RAM_BYTES, 0).errno, 0);
+}

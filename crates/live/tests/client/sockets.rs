@@ -1,0 +1,179 @@
+//! The thin layer: real sockets, descriptors that travel, clients that go away or lose their way.
+
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::{self, JoinHandle};
+
+use ringfence_live::counters::DeviceCounters;
+use ringfence_live::dma::Direct;
+use ringfence_live::server::{Event, Stop, serve};
+use ringfence_live::virtio::VirtioPci;
+use ringfence_live::virtio::blk::Blk;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use crate::rig::*;
+
+struct Server {
+    path: PathBuf,
+    stop: Stop,
+    thread: Option<JoinHandle<()>>,
+    events: Receiver<String>,
+}
+
+impl Server {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("rf-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        let stop = Stop::new().unwrap();
+        let (sender, events) = channel();
+        let counters = Arc::new(DeviceCounters::default());
+        let disk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
+        let function = VirtioPci::new(disk, Direct::default(), false, Arc::clone(&counters));
+        let theirs = stop.clone();
+        let thread = thread::spawn(move || {
+            serve(&listener, function, &counters, &theirs, |event| {
+                let _ = sender.send(match event {
+                    Event::Refused(refusal) => format!("refused: {refusal}"),
+                    Event::Closed(error) => format!("closed: {error}"),
+                    other => format!("{other:?}"),
+                });
+            })
+            .unwrap();
+        });
+        Self {
+            path,
+            stop,
+            thread: Some(thread),
+            events,
+        }
+    }
+
+    fn connect(&self) -> UnixStream {
+        UnixStream::connect(&self.path).unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.stop();
+        let ended = self.thread.take().unwrap().join();
+        let _ = std::fs::remove_file(&self.path);
+        if !thread::panicking() {
+            ended.unwrap();
+        }
+    }
+}
+
+fn send_with(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    }
+    let sent = sendmsg(
+        stream,
+        &[IoSlice::new(bytes)],
+        &mut control,
+        SendFlags::empty(),
+    );
+    assert_eq!(sent.unwrap(), bytes.len());
+}
+
+/// Error number and body of the next reply.
+fn receive(stream: &mut UnixStream) -> (u32, Vec<u8>) {
+    let mut header = [0; 16];
+    stream.read_exact(&mut header).unwrap();
+    let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
+    let mut body = vec![0; word(4) as usize - 16];
+    stream.read_exact(&mut body).unwrap();
+    (word(12), body)
+}
+
+fn agree(stream: &mut UnixStream) {
+    stream.write_all(&encode(7, VERSION, 0, &[0; 4])).unwrap();
+    assert_eq!(receive(stream).0, 0);
+}
+
+fn map_body(start: u64) -> Vec<u8> {
+    [words(&[32, 3]), longs(&[0, start, 4096])].concat()
+}
+
+#[test]
+fn descriptors_stay_with_their_messages() {
+    let server = Server::new("fds");
+    let mut stream = server.connect();
+    agree(&mut stream);
+    let ram = sealed(4096);
+    let fd = ram.as_fd();
+    // Sent together, the first without and the second with a descriptor: only the second may have it.
+    stream.write_all(&encode(7, GET_INFO, 0, &[0; 16])).unwrap();
+    send_with(&stream, &encode(7, DMA_MAP, 0, &map_body(0)), &[fd]);
+    stream.write_all(&encode(7, GET_INFO, 0, &[0; 16])).unwrap();
+    for _ in 0..3 {
+        assert_eq!(receive(&mut stream).0, 0);
+    }
+    // A descriptor with each of two messages, and one message byte by byte.
+    for at in 1..3 {
+        send_with(&stream, &encode(7, DMA_MAP, 0, &map_body(at << 12)), &[fd]);
+    }
+    let bytes = encode(7, DMA_MAP, 0, &map_body(0x3000));
+    send_with(&stream, &bytes[..1], &[fd]);
+    for byte in &bytes[1..] {
+        stream.write_all(&[*byte]).unwrap();
+    }
+    for _ in 0..3 {
+        assert_eq!(receive(&mut stream).0, 0);
+    }
+    // More than a message may have, and on a message that may have none.
+    send_with(
+        &stream,
+        &encode(7, DMA_MAP, 0, &map_body(0x4000)),
+        &[fd; 40],
+    );
+    assert_eq!(receive(&mut stream).0, 22);
+    send_with(&stream, &encode(7, GET_INFO, 0, &[0; 16]), &[fd]);
+    assert_eq!(receive(&mut stream).0, 22);
+    stream.write_all(&encode(7, GET_INFO, 0, &[0; 16])).unwrap();
+    assert_eq!(receive(&mut stream).0, 0);
+}
+
+#[test]
+fn a_lost_stream_is_closed_and_the_next_client_served() {
+    let server = Server::new("lost");
+    let mut stream = server.connect();
+    agree(&mut stream);
+    let mut bytes = encode(7, GET_INFO, 0, &[]);
+    bytes[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+    stream.write_all(&bytes).unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0, "closed");
+    // One goes away in the middle of a message, without a word.
+    let mut half = server.connect();
+    half.write_all(&bytes[..5]).unwrap();
+    drop(half);
+    let mut stream = server.connect();
+    stream.write_all(&encode(7, GET_INFO, 0, &[0; 16])).unwrap();
+    assert_eq!(receive(&mut stream).0, 22, "a new client agrees anew");
+    agree(&mut stream);
+    drop(stream);
+    let events: Vec<String> = server.events.try_iter().collect();
+    assert!(
+        events.contains(&"closed: a message of 4294967295 bytes is longer than 8192".to_owned()),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn it_stops_while_a_client_says_nothing() {
+    let server = Server::new("stop");
+    let mut stream = server.connect();
+    agree(&mut stream);
+    stream.write_all(&[1, 2, 3]).unwrap();
+    drop(server);
+    assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
+}

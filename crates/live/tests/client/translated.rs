@@ -1,0 +1,309 @@
+//! A disk behind the IOMMU: it reaches what the guest maps for it, while it is mapped, and nothing else.
+
+use std::sync::Arc;
+
+use ringfence_live::counters::DeviceCounters;
+use ringfence_live::iommu::{GuestDma, Iommu, Translated};
+use ringfence_live::virtio::blk::Blk;
+use ringfence_live::virtio::iommu::IommuDevice;
+use ringfence_types::DeviceId;
+
+use crate::rig::*;
+
+const ENDPOINT: u32 = 0x20;
+const DOMAIN: u32 = 1;
+/// What IOVAs are away from the addresses behind them.
+const AWAY: u64 = 1 << 44;
+const READ: u32 = 1;
+const READ_WRITE: u32 = 3;
+const ACCESS_PLATFORM: u64 = 1 << 33;
+
+struct Guest {
+    iommu: Client<IommuDevice, GuestDma>,
+    disk: Client<Blk, Translated>,
+    requests: u16,
+}
+
+fn guest() -> Guest {
+    let counters = Arc::new(DeviceCounters::default());
+    let shared = Iommu::new(Arc::clone(&counters)).unwrap();
+    let translated = shared.add_endpoint(DeviceId::new(ENDPOINT as u16)).unwrap();
+    let device = IommuDevice::new(shared.clone(), Arc::clone(&counters));
+    let mut iommu = Client::new(device, shared.memory(), false, counters);
+    let counters = Arc::new(DeviceCounters::default());
+    let blk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
+    let mut disk = Client::new(blk, translated, true, counters);
+    // One guest: both see the same memory.
+    disk.ram = iommu.ram.try_clone().unwrap();
+    for client in [&mut iommu as &mut dyn Share, &mut disk] {
+        client.share();
+    }
+    // Input range, domain range, MAP and UNMAP, PROBE.
+    iommu.negotiate(0b10111);
+    iommu.enable(0, 16, IOMMU_QUEUE);
+    iommu.enable(1, 16, EVENT_QUEUE);
+    iommu.set(0x14, &[15]);
+    Guest {
+        iommu,
+        disk,
+        requests: 0,
+    }
+}
+
+trait Share {
+    fn share(&mut self);
+}
+
+impl<D: ringfence_live::virtio::Device, A: ringfence_live::dma::Dma> Share for Client<D, A> {
+    fn share(&mut self) {
+        self.agree();
+        self.share_memory();
+    }
+}
+
+const IOMMU_QUEUE: u64 = 0x4_0000;
+const EVENT_QUEUE: u64 = 0x5_0000;
+
+impl Guest {
+    /// A request to the IOMMU; its status.
+    fn ask(&mut self, kind: u8, body: &[u8]) -> u8 {
+        self.requests += 1;
+        let (at, reply) = (0x6_0000u64, 0x6_1000u64);
+        let ram = &self.iommu;
+        ram.poke(at, &[vec![kind, 0, 0, 0], body.to_vec()].concat());
+        ram.poke(reply, &[0xee; 4]);
+        ram.poke(IOMMU_QUEUE, &descriptor(at, 4 + body.len() as u32, NEXT, 1));
+        ram.poke(IOMMU_QUEUE + 16, &descriptor(reply, 4, WRITE, 0));
+        let slot = u64::from((self.requests - 1) % 16);
+        ram.poke(IOMMU_QUEUE + 0x1004 + 2 * slot, &[0, 0]);
+        ram.poke(IOMMU_QUEUE + 0x1002, &self.requests.to_le_bytes());
+        self.iommu.ring(0);
+        self.iommu.peek(reply, 1)[0]
+    }
+
+    fn attach(&mut self) -> u8 {
+        self.ask(1, &words(&[DOMAIN, ENDPOINT, 0, 0]))
+    }
+
+    fn detach(&mut self) -> u8 {
+        self.ask(2, &[words(&[DOMAIN, ENDPOINT]), vec![0; 8]].concat())
+    }
+
+    fn map(&mut self, start: u64, bytes: u64, to: u64, flags: u32) -> u8 {
+        let body = [
+            words(&[DOMAIN]),
+            longs(&[start, start + bytes - 1, to]),
+            words(&[flags]),
+        ];
+        self.ask(3, &body.concat())
+    }
+
+    fn unmap(&mut self, start: u64, bytes: u64) -> u8 {
+        let body = [
+            words(&[DOMAIN]),
+            longs(&[start, start + bytes - 1]),
+            vec![0; 4],
+        ];
+        self.ask(4, &body.concat())
+    }
+
+    /// A disk that runs, all its addresses away.
+    fn begin(&mut self) {
+        self.disk.negotiate(ACCESS_PLATFORM);
+        self.disk.enable(0, 16, QUEUE + AWAY);
+        self.disk.set(0x14, &[15]);
+    }
+
+    /// Gives the IOMMU a buffer for a fault.
+    fn wait_for_a_fault(&mut self) {
+        self.iommu
+            .poke(EVENT_QUEUE, &descriptor(0x7_0000, 24, WRITE, 0));
+        self.iommu.poke(EVENT_QUEUE + 0x1002, &[1, 0]);
+        self.iommu.ring(1);
+    }
+
+    /// Endpoint and address of the fault, if one was told.
+    fn fault(&mut self) -> Option<(u32, u64)> {
+        ringfence_live::server::Served::came(self.iommu.session.function());
+        let used = self.iommu.peek(EVENT_QUEUE + 0x2002, 2);
+        (used == [1, 0]).then(|| {
+            let report = self.iommu.peek(0x7_0000, 24);
+            (
+                u32::from_le_bytes(report[8..12].try_into().unwrap()),
+                u64::from_le_bytes(report[16..24].try_into().unwrap()),
+            )
+        })
+    }
+}
+
+/// A read of sector 0 into `data`; how it ended, if it did.
+fn read(guest: &mut Guest, count: u16, data: u64) -> Option<u8> {
+    let disk = &mut guest.disk;
+    disk.poke(0x8000, &request(0, 0));
+    disk.poke(0x9000, &[0xee]);
+    disk.descriptor(0, 0x8000 + AWAY, 16, NEXT, 1);
+    disk.descriptor(1, data, 512, NEXT | WRITE, 2);
+    disk.descriptor(2, 0x9000 + AWAY, 1, WRITE, 0);
+    disk.offer(0, count);
+    (disk.used().0 == count).then(|| disk.peek(0x9000, 1)[0])
+}
+
+/// Rings, header, status: writable; a page for data at 0xb000.
+fn mapped() -> Guest {
+    let mut guest = guest();
+    assert_eq!(guest.attach(), 0);
+    assert_eq!(
+        guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE),
+        0
+    );
+    assert_eq!(guest.map(0xb000 + AWAY, 0x1000, 0xb000, READ_WRITE), 0);
+    guest.begin();
+    guest
+}
+
+#[test]
+fn it_works_once_all_is_mapped() {
+    let mut guest = mapped();
+    assert_eq!(read(&mut guest, 1, 0xb000 + AWAY), Some(0));
+    assert_ne!(guest.disk.peek(0xb000, 512), vec![0; 512]);
+}
+
+#[test]
+fn a_driver_that_ignores_the_iommu_is_refused() {
+    let mut guest = guest();
+    for status in [0, 1, 3] {
+        guest.disk.set(0x14, &[status]);
+    }
+    guest.disk.set(0x08, &1u32.to_le_bytes());
+    guest.disk.set(0x0c, &1u32.to_le_bytes());
+    guest.disk.set(0x14, &[11]);
+    assert_eq!(guest.disk.register(0x14, 1), 3, "features not accepted");
+}
+
+#[test]
+fn nothing_is_reached_before_attach_and_after_detach() {
+    let mut guest = guest();
+    guest.begin();
+    assert_eq!(read(&mut guest, 1, 0xb000), None);
+    assert_eq!(guest.disk.register(0x14, 1) & 64, 64);
+
+    let mut guest = mapped();
+    assert_eq!(guest.detach(), 0);
+    assert_eq!(read(&mut guest, 1, 0xb000 + AWAY), None);
+    assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
+
+    // A reset of the IOMMU detaches, too.
+    let mut guest = mapped();
+    guest.iommu.set(0x14, &[0]);
+    assert_eq!(read(&mut guest, 1, 0xb000 + AWAY), None);
+}
+
+#[test]
+fn stray_accesses_are_stopped_whole_and_told() {
+    // Physical addresses; unmapped ones; the end of a page; the end of the address space.
+    for data in [
+        0xb000,
+        0xdead_0000,
+        0xbf00 + AWAY,
+        u64::MAX - 100,
+        0xfee0_0000,
+    ] {
+        let mut guest = mapped();
+        guest.wait_for_a_fault();
+        assert_eq!(guest.fault(), None);
+        assert_eq!(read(&mut guest, 1, data), Some(1), "{data:#x}");
+        assert_eq!(
+            guest.disk.peek(0xb000, 0x2000),
+            vec![0; 0x2000],
+            "{data:#x}: not a byte"
+        );
+        let at = match data {
+            // What straddles is told where it leaves.
+            0x1000_0000_bf00 => 0xc000 + AWAY,
+            // Doorbells and ranges that wrap are no faults of translation.
+            0xfee0_0000 => continue,
+            _ if data > u64::MAX - 512 => continue,
+            _ => data,
+        };
+        assert_eq!(guest.fault(), Some((ENDPOINT, at)), "{data:#x}");
+        assert_eq!(
+            read(&mut guest, 2, 0xb000 + AWAY),
+            Some(0),
+            "the next is served"
+        );
+    }
+}
+
+#[test]
+fn an_unmapped_page_is_out_of_reach_when_the_answer_is_there() {
+    let mut guest = mapped();
+    assert_eq!(read(&mut guest, 1, 0xb000 + AWAY), Some(0));
+    assert_eq!(guest.unmap(0xb000 + AWAY, 0x1000), 0);
+    guest.disk.poke(0xb000, &[0; 512]);
+    assert_eq!(read(&mut guest, 2, 0xb000 + AWAY), Some(1));
+    assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
+}
+
+#[test]
+fn a_page_to_read_from_is_not_written() {
+    let mut guest = mapped();
+    assert_eq!(guest.unmap(0xb000 + AWAY, 0x1000), 0);
+    assert_eq!(guest.map(0xb000 + AWAY, 0x1000, 0xb000, READ), 0);
+    guest.wait_for_a_fault();
+    assert_eq!(read(&mut guest, 1, 0xb000 + AWAY), Some(1));
+    assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
+    assert_eq!(guest.fault(), Some((ENDPOINT, 0xb000 + AWAY)));
+}
+
+/// Two pages that lie elsewhere: the data is cut, and each part lands where its page is mapped.
+#[test]
+fn data_scatters_over_pages() {
+    let mut guest = mapped();
+    assert_eq!(guest.map(0xc000 + AWAY, 0x1000, 0xf000, READ_WRITE), 0);
+    assert_eq!(read(&mut guest, 1, 0xbf00 + AWAY), Some(0));
+    let whole: Vec<u8> = (0..512u64).map(|i| (i / 7) as u8).collect();
+    assert_eq!(guest.disk.peek(0xbf00, 256), whole[..256]);
+    assert_eq!(guest.disk.peek(0xf000, 256), whole[256..]);
+    assert_eq!(guest.disk.peek(0xc000, 256), vec![0; 256]);
+}
+
+/// As many requests as the queue holds, with one ring of the doorbell: every one is answered.
+#[test]
+fn requests_that_pile_up_are_all_answered() {
+    let mut guest = guest();
+    guest.iommu.set(0x14, &[0]);
+    guest.iommu.negotiate(0b10111);
+    let size = 128u16;
+    guest.iommu.enable(0, size, IOMMU_QUEUE);
+    guest.iommu.set(0x14, &[15]);
+    let ram = &guest.iommu;
+    for at in 0..size / 2 {
+        let (request, reply) = (0x6_0000 + 64 * u64::from(at), 0x7_0000 + 64 * u64::from(at));
+        let detach = [vec![2, 0, 0, 0], words(&[DOMAIN, ENDPOINT]), vec![0; 8]].concat();
+        ram.poke(request, &detach);
+        ram.poke(reply, &[0xee; 4]);
+        let first = IOMMU_QUEUE + 32 * u64::from(at);
+        ram.poke(
+            first,
+            &descriptor(request, detach.len() as u32, NEXT, 2 * at + 1),
+        );
+        ram.poke(first + 16, &descriptor(reply, 4, WRITE, 0));
+        ram.poke(
+            IOMMU_QUEUE + 0x1004 + 2 * u64::from(at),
+            &(2 * at).to_le_bytes(),
+        );
+    }
+    ram.poke(IOMMU_QUEUE + 0x1002, &(size / 2).to_le_bytes());
+    guest.iommu.ring(0);
+    for at in 0..u64::from(size / 2) {
+        assert_ne!(
+            guest.iommu.peek(0x7_0000 + 64 * at, 1),
+            [0xee],
+            "request {at}"
+        );
+    }
+    assert_eq!(
+        guest.iommu.peek(IOMMU_QUEUE + 0x2002, 2),
+        (size / 2).to_le_bytes()
+    );
+}

@@ -13,6 +13,7 @@ pub mod rtranslate;
 pub mod trace_operations;
 pub mod trace_text;
 pub mod translate;
+pub mod vfio_user;
 pub mod virtio_iommu;
 pub mod walk;
 
@@ -55,6 +56,11 @@ pub const TARGETS: &[Target] = &[
         name: "translate",
         run: translate::run,
         outcomes: translate::OUTCOMES,
+    },
+    Target {
+        name: "vfio_user",
+        run: vfio_user::run,
+        outcomes: vfio_user::OUTCOMES,
     },
     Target {
         name: "virtio_iommu",

@@ -1,0 +1,188 @@
+//! A client of the vfio-user server, to which nothing is forbidden, and the driver of the disk behind it.
+//!
+//! Input: messages as they cross the socket, each behind one byte that says what descriptors come with it: bits 0..=1 how many, bits 2..=3
+//! of what kind (sealed memory, an eventfd, memory that could shrink, a directory). A message with command 200 is none: its body is
+//! written to the guest's memory, at the offset in its first four bytes.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use ringfence_live::counters::DeviceCounters;
+use ringfence_live::dma::Direct;
+use ringfence_live::virtio::VirtioPci;
+use ringfence_live::virtio::blk::Blk;
+use ringfence_live::wire::{FramingError, HEADER_BYTES, Inbox, MAX_MESSAGE_BYTES, RequestError};
+use ringfence_live::{FunctionError, MemoryError, Refusal, Session};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+use crate::Reached;
+
+/// What the corpus reaches: every refusal but the one that takes a thousand ranges, and a request that is served.
+pub const OUTCOMES: &[&str] = &[
+    "answered",
+    "served",
+    "refused: version",
+    "refused: index",
+    "request: UnknownCommand",
+    "request: Unsupported",
+    "request: Length",
+    "request: Descriptors",
+    "request: Flags",
+    "request: Range",
+    "request: TooMuchData",
+    "memory: Overlap",
+    "memory: Unsealed",
+    "memory: Unmappable",
+    "memory: Split",
+    "memory: Absent",
+    "function: OutsideRegion",
+    "function: NoSuchVector",
+    "function: IrqUnsupported",
+    "function: NotAnEvent",
+    "framing: Short",
+    "framing: Long",
+    "framing: NotACommand",
+];
+
+const RAM_BYTES: u64 = 1 << 20;
+const POKE: u16 = 200;
+
+struct Files {
+    ram: File,
+    disk: File,
+    kinds: [OwnedFd; 4],
+}
+
+fn memory(bytes: u64, seals: SealFlags) -> File {
+    let fd = memfd_create("fuzz", MemfdFlags::ALLOW_SEALING).expect("memory");
+    ftruncate(&fd, bytes).expect("its size");
+    fcntl_add_seals(&fd, seals).expect("its seals");
+    File::from(fd)
+}
+
+thread_local! {
+    // Made once: a run may leave them changed, not larger or smaller.
+    static FILES: RefCell<Files> = RefCell::new({
+        let ram = memory(RAM_BYTES, SealFlags::SHRINK | SealFlags::GROW);
+        Files {
+            kinds: [
+                ram.as_fd().try_clone_to_owned().expect("a copy"),
+                eventfd(0, EventfdFlags::NONBLOCK).expect("an event"),
+                memory(RAM_BYTES, SealFlags::GROW).into(),
+                File::open("/").expect("a directory").into(),
+            ],
+            ram,
+            disk: memory(1 << 16, SealFlags::SHRINK | SealFlags::GROW),
+        }
+    });
+}
+
+/// Runs one input.
+pub fn run(data: &[u8], reached: Reached<'_>) {
+    FILES.with_borrow(|files| session(data, files, reached));
+}
+
+fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
+    let counters = Arc::new(DeviceCounters::default());
+    let disk = files.disk.try_clone().expect("a copy");
+    let disk = Blk::new(disk, false, Arc::clone(&counters)).expect("a disk");
+    let function = VirtioPci::new(disk, Direct::default(), false, Arc::clone(&counters));
+    let mut session = Session::new(function);
+    let mut inbox = Inbox::default();
+    let mut rest = data;
+    while let Some((about, after)) = rest.split_first() {
+        rest = after;
+        let kind = &files.kinds[usize::from(about >> 2 & 3)];
+        let mut fds: Vec<OwnedFd> = (0..about & 3)
+            .map(|_| kind.as_fd().try_clone_to_owned().expect("a copy"))
+            .collect();
+        let message = loop {
+            let wants = inbox.wants();
+            assert!((1..=MAX_MESSAGE_BYTES).contains(&wants), "bounded");
+            let (piece, after) = rest.split_at(wants.min(rest.len()));
+            rest = after;
+            if piece.is_empty() {
+                return;
+            }
+            match inbox.take(piece, fds.drain(..), false) {
+                Ok(Some(message)) => break message,
+                Ok(None) => {}
+                Err(error) => {
+                    reached(framing(error));
+                    return;
+                }
+            }
+        };
+        if message.header.command == POKE {
+            if let Some((at, bytes)) = message.body.split_first_chunk::<4>() {
+                let at = u64::from(u32::from_le_bytes(*at)) % RAM_BYTES;
+                let room = usize::try_from(RAM_BYTES - at)
+                    .expect("small")
+                    .min(bytes.len());
+                files.ram.write_all_at(&bytes[..room], at).expect("inside");
+            }
+            continue;
+        }
+        let header = message.header;
+        let outcome = session.handle(message);
+        assert_eq!(outcome.reply.is_none(), header.no_reply);
+        if let Some(reply) = outcome.reply {
+            let size = u32::from_le_bytes(reply[4..8].try_into().expect("4 bytes"));
+            assert_eq!(usize::try_from(size), Ok(reply.len()));
+            assert!(reply.len() >= HEADER_BYTES && reply[..2] == header.id.to_le_bytes());
+            assert_eq!(reply[8] & 0x20 != 0, outcome.refusal.is_some());
+        }
+        match outcome.refusal {
+            None => reached("answered"),
+            Some(refusal) => {
+                let _ = refusal.to_string();
+                reached(refused(&refusal));
+            }
+        }
+        if counters.requests.get() > counters.failed.get() + counters.malformed.get() {
+            reached("served");
+        }
+    }
+}
+
+const fn framing(error: FramingError) -> &'static str {
+    match error {
+        FramingError::Short { .. } => "framing: Short",
+        FramingError::Long { .. } => "framing: Long",
+        FramingError::NotACommand { .. } => "framing: NotACommand",
+    }
+}
+
+const fn refused(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::Version { .. } => "refused: version",
+        Refusal::Index { .. } => "refused: index",
+        Refusal::Request(error) => match error {
+            RequestError::UnknownCommand { .. } => "request: UnknownCommand",
+            RequestError::Unsupported { .. } => "request: Unsupported",
+            RequestError::Length { .. } => "request: Length",
+            RequestError::Descriptors { .. } => "request: Descriptors",
+            RequestError::Flags { .. } => "request: Flags",
+            RequestError::Range { .. } => "request: Range",
+            RequestError::TooMuchData { .. } => "request: TooMuchData",
+        },
+        Refusal::Memory(error) => match error {
+            MemoryError::Overlap { .. } => "memory: Overlap",
+            MemoryError::TooMany { .. } => "memory: TooMany",
+            MemoryError::Unsealed { .. } => "memory: Unsealed",
+            MemoryError::Unmappable { .. } => "memory: Unmappable",
+            MemoryError::Split { .. } => "memory: Split",
+            MemoryError::Absent { .. } => "memory: Absent",
+        },
+        Refusal::Function(error) => match error {
+            FunctionError::OutsideRegion { .. } => "function: OutsideRegion",
+            FunctionError::NoSuchVector { .. } => "function: NoSuchVector",
+            FunctionError::IrqUnsupported { .. } => "function: IrqUnsupported",
+            FunctionError::NotAnEvent { .. } => "function: NotAnEvent",
+        },
+    }
+}

@@ -23,7 +23,10 @@ pub(crate) struct Options {
 /// Builds, boots, records and judges. What is missing is installed, which needs root or sudo, and the network.
 pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     if options.live {
-        println!("guests whose disk lives here, each for at most {} s", options.limit);
+        println!(
+            "guests whose disk lives here, each for at most {} s",
+            options.limit
+        );
         let limit = options.limit.to_string();
         let mut command = process::command(&repo.root, LIVE);
         process::show(command.env("GUEST_LIMIT", limit), |_| {})?;

@@ -84,9 +84,9 @@ impl Machine {
 
     /// The kernel's command line. With `strict`, an unmapped page is out of reach when unmapping returns; otherwise unmaps gather.
     pub fn kernel_line(strict: bool) -> String {
-        // A device that is probed without its IOMMU would be given the memory as it is: its driver waits for the IOMMU instead.
+        // On a busy host the kernel's look at its timer takes too long, and fails. A device that is probed without its IOMMU would be given the memory as it is: its driver waits for the IOMMU instead.
         format!(
-            "console=ttyS0 quiet panic=-1 deferred_probe_timeout=-1 iommu.strict={}",
+            "console=ttyS0 quiet panic=-1 no_timer_check deferred_probe_timeout=-1 iommu.strict={}",
             u8::from(strict)
         )
     }

@@ -13,7 +13,7 @@ use ringfence_dma::{
 use ringfence_hw::RingLogic;
 use ringfence_iova::IovaAllocator;
 use ringfence_lab::Profile;
-use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
+use ringfence_lab::build::{Job, Recipe, ReplayTable, dispatch};
 use ringfence_lab::hardware::{Directed, Hardware, Vtd};
 use ringfence_lab::machine::Machine;
 use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayRing};
@@ -582,7 +582,7 @@ impl Job for Build {
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Box<dyn Bench>
     where
         A: IovaAllocator + 'static,
-        T: TableMaker,
+        T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let flush = (recipe.flush)();
@@ -592,7 +592,7 @@ impl Job for Build {
             Ownership::Page,
             |domain, machine| {
                 let (memory, frames) = (machine.arena(), machine.frames());
-                let table = T::make(domain, machine.coherency(), memory, frames).unwrap();
+                let table = (recipe.table)(domain, machine.coherency(), memory, frames).unwrap();
                 let directed = Directed::Table(table.root());
                 let alloc = recipe.allocator(memory, frames, Some(&table)).unwrap();
                 (Paged::new(alloc, table, recipe.rounding), directed)

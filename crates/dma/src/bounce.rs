@@ -122,7 +122,25 @@ impl BouncePool {
         }
     }
 
+    /// A run of slots with the bytes of `original` in it, also for what comes from the device: it may write less than the whole, and what
+    /// it leaves alone must come back as it was.
+    #[cold]
+    #[inline(never)]
+    fn copied(&self, memory: &impl PhysMemory, original: PhysRange) -> Option<BounceSlot> {
+        let slot = self.alloc(original)?;
+        let (from, to) = (original.start(), slot.copy.start());
+        let done = self
+            .scrub(memory, &slot)
+            .and_then(|()| copy(memory, from, to, original.bytes()));
+        if done.is_none() {
+            self.free(&slot);
+        }
+        done.map(|()| slot)
+    }
+
     /// Copies back what the device wrote and frees the run.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn finish(&self, memory: &impl PhysMemory, slot: &BounceSlot, direction: Direction) {
         copy_out(memory, slot, direction);
         self.free(slot);
@@ -181,7 +199,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             let error = refused(at, Some(memory), MapReason::BeyondMask);
             return Err((buffer, error));
         };
-        match self.place(cpu, platform, at, Wanted::one(&slot.copy, direction)) {
+        match self.place_rarely(cpu, platform, at, Wanted::one(&slot.copy, direction)) {
             Ok(placed) => Ok((buffer, slot, placed)),
             Err(reason) => {
                 self.free_slots(&[slot]);
@@ -190,19 +208,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// A run of slots with the bytes of `memory` in it, also for what comes from the device: it may write less than the whole, and what
-    /// it leaves alone must come back as it was.
     fn copied<P: Platform>(&self, platform: &P, memory: PhysRange) -> Option<BounceSlot> {
-        let pool = self.bounce.as_ref()?;
-        let slot = pool.alloc(memory)?;
-        let (from, to) = (memory.start(), slot.copy.start());
-        let done = pool
-            .scrub(platform.memory(), &slot)
-            .and_then(|()| copy(platform.memory(), from, to, memory.bytes()));
-        if done.is_none() {
-            pool.free(&slot);
-        }
-        done.map(|()| slot)
+        self.bounce.as_ref()?.copied(platform.memory(), memory)
     }
 
     /// Copies of a mapping whose domain was detached are of no use to anyone.
@@ -234,11 +241,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let mut bounced = Vec::new();
         let mut failed = None;
         for piece in request.pieces {
-            let placed = match self.place(cpu, platform, at, Wanted::one(piece, direction)) {
+            let placed = match self.place_rarely(cpu, platform, at, Wanted::one(piece, direction)) {
                 Err(MapReason::BeyondMask) => match self.copied(platform, *piece) {
                     Some(slot) => {
                         bounced.push(slot);
-                        self.place(cpu, platform, at, Wanted::one(&slot.copy, direction))
+                        self.place_rarely(cpu, platform, at, Wanted::one(&slot.copy, direction))
                     }
                     None => Err(MapReason::BeyondMask),
                 },
@@ -284,7 +291,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ) -> Result<F::Outcome, UnmapError<B>> {
         let direction = mapping.direction();
         let SgMapping { live, bounced, .. } = mapping;
-        let outcome = self.take_down(cpu, platform, at, live);
+        let outcome = self.take_down_rarely(cpu, platform, at, live);
         let outcome = outcome.inspect_err(|error| self.forget_copies(error, &bounced))?;
         if let Some(pool) = &self.bounce {
             for slot in &bounced {
@@ -326,7 +333,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             });
         };
         let direction = live.direction;
-        let outcome = self.take_down(cpu, platform, at, live);
+        let outcome = self.take_down_rarely(cpu, platform, at, live);
         let outcome = outcome.inspect_err(|error| self.forget_copies(error, &[slot]))?;
         pool.finish(platform.memory(), &slot, direction);
         Ok(outcome)

@@ -126,6 +126,14 @@ fn limits(mask: Iova) -> Option<Limits> {
     })
 }
 
+/// The place that the next domain can have, and its identifier.
+fn vacancy<S>(seats: &[Seat<S>]) -> Option<(usize, DomainId)> {
+    let vacant = seats.iter().position(Seat::is_vacant);
+    let index = vacant.unwrap_or(seats.len());
+    let seat = Seat::<S>::new(index)?;
+    Some((index, seat.tenant().domain()))
+}
+
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// A layer without domains.
     pub fn new(flush: F) -> Self {
@@ -161,10 +169,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         make: impl FnOnce(DomainId) -> Result<S, E>,
     ) -> Result<Attachment, AttachError<E>> {
         let limits = limits(mask).ok_or(AttachError::BadMask)?;
-        let vacant = self.seats.iter().position(Seat::is_vacant);
-        let index = vacant.unwrap_or(self.seats.len());
-        let new = Seat::new(index).ok_or(AttachError::TooManyDomains)?;
-        let domain = new.tenant().domain();
+        let (index, domain) = vacancy(&self.seats).ok_or(AttachError::TooManyDomains)?;
         let space = make(domain).map_err(AttachError::Space)?;
         if space.domain() != domain {
             return Err(AttachError::WrongDomain);
@@ -172,22 +177,28 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if !space.serves(device) {
             return Err(AttachError::OtherDevice);
         }
-        if index == self.seats.len() {
-            self.seats.push(new);
-            self.shared.push(None);
-        }
-        let (Some(seat), Some(shared)) = (self.seats.get_mut(index), self.shared.get_mut(index))
-        else {
-            return Err(AttachError::TooManyDomains);
-        };
-        *shared = Some(self.flush.per_domain());
-        let tenant = seat.take(space, device);
-        self.epoch = self.epoch.wrapping_add(1);
+        let tenant = self.seat(index, space, device);
+        let tenant = tenant.ok_or(AttachError::TooManyDomains)?;
         Ok(Attachment {
             device,
             tenant,
             limits,
         })
+    }
+
+    /// Gives `space` and its first device the place at `index`. Apart from [`attach`](Self::attach), of which there is a copy for each
+    /// closure.
+    fn seat(&mut self, index: usize, space: S, device: DeviceId) -> Option<Tenant> {
+        if index == self.seats.len() {
+            self.seats.push(Seat::new(index)?);
+            self.shared.push(None);
+        }
+        let seat = self.seats.get_mut(index)?;
+        let shared = self.shared.get_mut(index)?;
+        *shared = Some(self.flush.per_domain());
+        let tenant = seat.take(space, device);
+        self.epoch = self.epoch.wrapping_add(1);
+        Some(tenant)
     }
 
     /// Attaches one more device to the domain of `other`: the two see each other's mappings.

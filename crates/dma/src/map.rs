@@ -10,7 +10,7 @@ use ringfence_types::{Direction, InvalidationError, PhysRange};
 
 use crate::flush::{Flush, Home, Lane, Released, Strict};
 use crate::mapping::Live;
-use crate::space::{Placed, Space};
+use crate::space::{Placed, Remains, Space};
 use crate::{
     Attachment, Cpu, Dma, MapError, MapReason, Mapping, Owed, Platform, UnmapError, UnmapReason,
 };
@@ -68,7 +68,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let (buffer, bounce, placed) =
             match self.place(cpu, platform, at, Wanted::one(&memory, direction)) {
                 Ok(placed) => (buffer, None, placed),
-                Err(MapReason::BeyondMask) => {
+                Err(MapReason::BeyondMask) if !S::Gone::INSTALLS => {
                     let bounced = self.map_bounced(cpu, platform, at, buffer, memory, direction);
                     let (buffer, slot, placed) = bounced?;
                     (buffer, Some(slot), placed)
@@ -92,7 +92,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         mapping: Mapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
         let Mapping { live, bounce } = mapping;
-        if let Some(slot) = bounce {
+        // Behind a table nothing is bounced, and nothing of this is compiled.
+        if !S::Gone::INSTALLS
+            && let Some(slot) = bounce
+        {
             return self.unmap_bounced(cpu, platform, at, live, slot);
         }
         self.take_down(cpu, platform, at, live)
@@ -111,6 +114,34 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             Err(MapReason::Alloc(error)) => self.place_again(cpu, platform, at, wanted, error),
             other => other,
         }
+    }
+
+    /// [`place`](Self::place) for callers that are rare.
+    #[cold]
+    pub(crate) fn place_rarely<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        wanted: Wanted<'_>,
+    ) -> Result<Placed, MapReason> {
+        match self.try_rarely(cpu, platform, at, wanted) {
+            Err(MapReason::Alloc(error)) => self.place_again(cpu, platform, at, wanted, error),
+            other => other,
+        }
+    }
+
+    /// [`try_place`](Self::try_place), which is copied into each of its callers, for those that share one copy.
+    #[cold]
+    #[inline(never)]
+    fn try_rarely<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        wanted: Wanted<'_>,
+    ) -> Result<Placed, MapReason> {
+        self.try_place(cpu, platform, at, wanted)
     }
 
     #[inline]
@@ -161,7 +192,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 }
                 other => return Err(MapReason::Alloc(other)),
             }
-            match self.try_place(cpu, platform, at, wanted) {
+            match self.try_rarely(cpu, platform, at, wanted) {
                 Err(MapReason::Alloc(next)) => error = next,
                 other => return other,
             }
@@ -214,6 +245,19 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.flush
             .retire(shared, flush, home, platform, item)
             .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
+    }
+
+    /// [`take_down`](Self::take_down), which is copied into each of its callers, for those that are rare and share one copy.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn take_down_rarely<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        live: Live<B>,
+    ) -> Result<F::Outcome, UnmapError<B>> {
+        self.take_down(cpu, platform, at, live)
     }
 
     /// Why a mapping cannot be taken down as one of another domain, or by an attachment that is none.

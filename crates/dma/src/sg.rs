@@ -214,7 +214,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         mapping: SgMapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
-        if !mapping.bounced.is_empty() {
+        if !S::Gone::INSTALLS && !mapping.bounced.is_empty() {
             return self.unmap_list_bounced(cpu, platform, at, mapping);
         }
         self.take_down(cpu, platform, at, mapping.live)

@@ -329,6 +329,8 @@ impl<L: Lock<BitmapState>> IovaAllocator for Bitmap<L> {
     type PerCpu = BitmapCpu;
     type Returned = Unmapped;
 
+    const FINDS: bool = false;
+
     fn per_cpu(&self) -> BitmapCpu {
         BitmapCpu::default()
     }

@@ -98,6 +98,8 @@ impl<S: RangeStore> Eiovar<S> {
 }
 
 impl<S: RangeStore> RangeStore for Eiovar<S> {
+    const FINDS: bool = S::FINDS;
+
     fn alloc(&mut self, request: &Request) -> Result<Allocation, AllocError> {
         request.validate()?;
         let order = request.order();

@@ -163,6 +163,8 @@ impl FreeSpace {
 }
 
 impl RangeStore for FreeSpace {
+    const FINDS: bool = false;
+
     fn alloc(&mut self, request: &Request) -> Result<Allocation, AllocError> {
         request.validate()?;
         let mut visited = 0;

@@ -245,6 +245,8 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> IovaAllocator for LinuxRcache<S, L
     type PerCpu = RcacheCpu;
     type Returned = Flushed;
 
+    const FINDS: bool = false;
+
     fn per_cpu(&self) -> RcacheCpu {
         RcacheCpu::default()
     }

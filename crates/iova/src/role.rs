@@ -180,6 +180,9 @@ pub trait IovaAllocator {
     /// What a range must have gone through to be freed.
     type Returned: Returned;
 
+    /// Whether [`find`](Self::find) has an index to look into. Without, it answers `None` for every page.
+    const FINDS: bool = true;
+
     /// A handle for one more processor.
     fn per_cpu(&self) -> Self::PerCpu;
 

@@ -38,6 +38,9 @@ impl From<Flushed> for Reusable {
 /// A structure that hands out ranges to one caller at a time. [`Locked`] makes an [`IovaAllocator`] of it; caches
 /// ([`Eiovar`](crate::Eiovar), [`LinuxRcache`](crate::LinuxRcache)) stand in front of any.
 pub trait RangeStore {
+    /// As [`IovaAllocator::FINDS`].
+    const FINDS: bool = true;
+
     /// Finds `request.pages` consecutive free pages and takes them.
     ///
     /// # Errors
@@ -85,6 +88,8 @@ impl<S: RangeStore, L: Lock<S>> Locked<S, L> {
 impl<S: RangeStore, L: Lock<S>> IovaAllocator for Locked<S, L> {
     type PerCpu = ();
     type Returned = Flushed;
+
+    const FINDS: bool = S::FINDS;
 
     #[inline]
     fn per_cpu(&self) {}

@@ -258,6 +258,8 @@ impl<M: PhysMemory, L: Lock<TableCursor>> IovaAllocator for TableBitmap<M, L> {
     type PerCpu = TableBitmapCpu;
     type Returned = Unmapped;
 
+    const FINDS: bool = false;
+
     fn per_cpu(&self) -> TableBitmapCpu {
         TableBitmapCpu::default()
     }

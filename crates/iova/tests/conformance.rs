@@ -239,6 +239,7 @@ fn bad_requests<A: IovaAllocator>(allocator: &A) {
 }
 
 fn conforms<A: IovaAllocator>(rules: Rules, make: impl Fn(PfnRange) -> A) {
+    assert_eq!(A::FINDS, rules.finds);
     bad_requests(&make(pages(1, 99)));
     const SEED: [u8; 32] = *b"the same operations on every run";
     for space in spaces() {

@@ -13,7 +13,7 @@ use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Paged;
 use ringfence_hw::RingLogic;
 use ringfence_iova::IovaAllocator;
-use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
+use ringfence_lab::build::{Job, Recipe, ReplayTable, dispatch};
 use ringfence_lab::compare::{Options, meter};
 use ringfence_lab::meter::{
     Bench, Clock, FlushFor, FlushForRings, Idle, InvalidationQueue, Meter, ReplayRing, Replica,
@@ -131,12 +131,12 @@ impl Job for MakeFull {
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
         A: IovaAllocator + 'static,
-        T: TableMaker,
+        T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let coherency = Profile::r210_2015().coherency();
         let replica = Replica::new((recipe.flush)(), platform()?, move |of, bench| {
-            let table = T::make(of.domain, coherency, &bench.arena, &bench.frames)?;
+            let table = (recipe.table)(of.domain, coherency, &bench.arena, &bench.frames)?;
             let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
         });

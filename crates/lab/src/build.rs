@@ -6,7 +6,6 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ringfence_dma::Platform;
 use ringfence_dma::flush::{
     Burst, Deferred, LiteralBurst, PerCpuQueue, PerWrap, QueueConfig, Ring, Strict,
 };
@@ -19,12 +18,9 @@ use ringfence_iova::{
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    CalgaryTce, Coherency, Levels, MapError, MapRequest, Reclaim, ReclaimingTable, Retired,
-    SecondStage, Table, TableError, UnmapError,
+    CalgaryTce, Coherency, Levels, Reclaim, ReclaimingTable, SecondStage, Table, TableError,
 };
-use ringfence_types::{
-    CachedLevels, DomainId, InvalidationError, PageSize, Pfn, PfnRange, PhysAddr, Unmapped,
-};
+use ringfence_types::{DomainId, PageSize, Pfn, PfnRange, PhysAddr};
 
 use crate::any;
 use crate::error::LabError;
@@ -33,85 +29,110 @@ use crate::meter::{FlushFor, FlushForRings, ReplayRing};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind};
 use crate::ring::RingRecipe;
 
-/// A table that a replay can make.
-pub trait TableMaker: Translations + Sized + 'static {
+/// A table that a replay can have.
+pub trait ReplayTable: Translations + Sized + 'static {
     /// The hardware that looks it up.
     type Hardware: Hardware;
 
     /// The highest page that it translates.
     const LAST_PAGE: u64 = WHOLE_SPACE;
 
-    /// An empty table.
-    ///
-    /// # Errors
-    /// No room.
-    fn make(
-        domain: DomainId,
-        coherency: Coherency,
-        memory: &Arena,
-        frames: &Frames<Rc<Arena>>,
-    ) -> Result<Self, TableError>;
-
     /// Where the hardware begins.
     fn root(&self) -> PhysAddr;
 }
+
+/// Makes the empty table of a domain; fails for want of room.
+pub type MakeTable<T> =
+    fn(DomainId, Coherency, &Arena, &Frames<Rc<Arena>>) -> Result<T, TableError>;
 
 /// The format of every radix table of a replay: four levels, as the documents' machine has.
 fn format() -> SecondStage {
     SecondStage::new(Levels::Four)
 }
 
-impl TableMaker for PlainTable<SecondStage> {
+impl ReplayTable for Plain {
     type Hardware = Vtd;
-
-    fn make(
-        domain: DomainId,
-        coherency: Coherency,
-        memory: &Arena,
-        frames: &Frames<Rc<Arena>>,
-    ) -> Result<Self, TableError> {
-        Table::new(format(), domain, coherency, memory, frames).map(Self)
-    }
 
     fn root(&self) -> PhysAddr {
         self.0.root()
     }
 }
 
-impl TableMaker for CachedTable<SecondStage> {
+impl ReplayTable for Cached {
     type Hardware = Vtd;
-
-    fn make(
-        domain: DomainId,
-        coherency: Coherency,
-        memory: &Arena,
-        frames: &Frames<Rc<Arena>>,
-    ) -> Result<Self, TableError> {
-        Table::new(format(), domain, coherency, memory, frames).map(Self)
-    }
 
     fn root(&self) -> PhysAddr {
         self.0.root()
     }
 }
 
-impl TableMaker for PlainTable<CalgaryTce> {
+impl ReplayTable for Flat {
     type Hardware = Calgary;
     const LAST_PAGE: u64 = LOW_SPACE;
 
-    fn make(
-        domain: DomainId,
-        coherency: Coherency,
-        memory: &Arena,
-        frames: &Frames<Rc<Arena>>,
-    ) -> Result<Self, TableError> {
-        let root = flat_root(frames).ok_or(TableError::OutOfFrames)?;
-        Table::at(CalgaryTce::FULL, domain, coherency, memory, root).map(Self)
-    }
-
     fn root(&self) -> PhysAddr {
         self.0.root()
     }
+}
+
+impl ReplayTable for Reclaimer {
+    type Hardware = Vtd;
+
+    fn root(&self) -> PhysAddr {
+        Reclaiming::root(self)
+    }
+}
+
+pub(crate) fn plain(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+) -> Result<Plain, TableError> {
+    Table::new(format(), domain, coherency, memory, frames).map(PlainTable)
+}
+
+pub(crate) fn cached(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+) -> Result<Cached, TableError> {
+    Table::new(format(), domain, coherency, memory, frames).map(CachedTable)
+}
+
+pub(crate) fn flat(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+) -> Result<Flat, TableError> {
+    let root = flat_root(frames).ok_or(TableError::OutOfFrames)?;
+    Table::at(CalgaryTce::FULL, domain, coherency, memory, root).map(PlainTable)
+}
+
+/// Writes back the whole table page at every unmap, as documented.
+pub(crate) fn reclaimer_of_pages(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+) -> Result<Reclaimer, TableError> {
+    let reclaim = Reclaim::FlushPage;
+    let table = ReclaimingTable::new(format(), domain, coherency, reclaim, memory, frames)?;
+    Ok(Reclaiming::new(table, RefCell::new))
+}
+
+/// Writes back what was touched, as repaired.
+pub(crate) fn reclaimer(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+) -> Result<Reclaimer, TableError> {
+    let reclaim = Reclaim::FlushTouched;
+    let table = ReclaimingTable::new(format(), domain, coherency, reclaim, memory, frames)?;
+    Ok(Reclaiming::new(table, RefCell::new))
 }
 
 /// Room for the one level of a flat table.
@@ -145,8 +166,8 @@ pub struct Recipe<A, T, F> {
     pub flush: fn() -> F,
     /// How much is reserved.
     pub rounding: Rounding,
-    /// The table is the type.
-    pub table: std::marker::PhantomData<fn() -> T>,
+    /// The table of a domain.
+    pub table: MakeTable<T>,
 }
 
 impl<A, T, F> Clone for Recipe<A, T, F> {
@@ -157,8 +178,8 @@ impl<A, T, F> Clone for Recipe<A, T, F> {
 
 impl<A, T, F> Copy for Recipe<A, T, F> {}
 
-impl<A, T: TableMaker, F> Recipe<A, T, F> {
-    /// The allocator of a domain with `table`, which is as [`TableMaker::make`] made it; without one, as if there were.
+impl<A, T: ReplayTable, F> Recipe<A, T, F> {
+    /// The allocator of a domain with `table`, which is as it was made; without one, as if there were.
     ///
     /// # Errors
     /// No room.
@@ -188,7 +209,7 @@ pub trait Job {
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
         A: IovaAllocator + 'static,
-        T: TableMaker,
+        T: ReplayTable,
         F: FlushFor<A, T> + 'static;
     /// For modes whose tables are rings.
     fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
@@ -213,84 +234,8 @@ pub(crate) type Cached = CachedTable<SecondStage>;
 pub(crate) type Flat = PlainTable<CalgaryTce>;
 pub(crate) type TableBits = TableBitmap<Rc<Arena>, Single<TableCursor>>;
 
-/// A table that gives empty pages back (FreeBSD). `WHOLE` writes back the whole table page at every unmap, as documented; else what was
-/// touched, as repaired.
-pub struct Reclaimer<const WHOLE: bool>(
-    Reclaiming<SecondStage, Single<ReclaimingTable<SecondStage>>>,
-);
-
-impl<const WHOLE: bool> TableMaker for Reclaimer<WHOLE> {
-    type Hardware = Vtd;
-
-    fn make(
-        domain: DomainId,
-        coherency: Coherency,
-        memory: &Arena,
-        frames: &Frames<Rc<Arena>>,
-    ) -> Result<Self, TableError> {
-        let reclaim = if WHOLE {
-            Reclaim::FlushPage
-        } else {
-            Reclaim::FlushTouched
-        };
-        let table = ReclaimingTable::new(format(), domain, coherency, reclaim, memory, frames)?;
-        Ok(Self(Reclaiming::new(table, RefCell::new)))
-    }
-
-    fn root(&self) -> PhysAddr {
-        self.0.root()
-    }
-}
-
-impl<const WHOLE: bool> Translations for Reclaimer<WHOLE> {
-    type PerCpu = ();
-    type Pages = Retired;
-
-    fn per_cpu(&self) {}
-
-    #[inline]
-    fn domain(&self) -> DomainId {
-        self.0.domain()
-    }
-
-    #[inline]
-    fn map<P: Platform>(
-        &self,
-        cpu: &mut (),
-        platform: &mut P,
-        request: MapRequest,
-    ) -> Result<(), MapError> {
-        self.0.map(cpu, platform, request)
-    }
-
-    #[inline]
-    fn reveal<P: Platform>(
-        &self,
-        platform: &mut P,
-        range: PfnRange,
-    ) -> Result<(), InvalidationError> {
-        self.0.reveal(platform, range)
-    }
-
-    #[inline]
-    fn unmap<P: Platform>(
-        &self,
-        cpu: &mut (),
-        platform: &mut P,
-        range: PfnRange,
-    ) -> Result<(Unmapped, CachedLevels, Retired), UnmapError> {
-        self.0.unmap(cpu, platform, range)
-    }
-
-    fn is_empty<P: Platform>(&self, platform: &P) -> bool {
-        self.0.is_empty(platform)
-    }
-
-    #[inline]
-    fn sync<P: Platform>(&self, cpu: &mut (), platform: &mut P) {
-        self.0.sync(cpu, platform);
-    }
-}
+/// A table that gives empty pages back (FreeBSD).
+pub(crate) type Reclaimer = Reclaiming<SecondStage, Single<ReclaimingTable<SecondStage>>>;
 
 const WHOLE_SPACE: u64 = (1 << 36) - 1;
 /// The bitmap of the document covers 4 GiB, and so does a flat table.
@@ -371,13 +316,14 @@ pub(crate) fn queues() -> Queues {
 }
 
 /// Calls the job with the types of `mode`. Rows without a name are put together from parts that dispatch at each operation
-/// (`any.rs`).
+/// (`any/`).
 pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
     use Rounding::{Exact, PowerOfTwo};
     use {Alloc as A, FlushKind as F, TableKind as T};
     fn recipe<A, T, F>(
         mode: &Mode,
         alloc: fn(&Site<'_>) -> Result<A, LabError>,
+        table: MakeTable<T>,
         flush: fn() -> F,
         rounding: Rounding,
     ) -> Recipe<A, T, F> {
@@ -386,51 +332,57 @@ pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
             answer: mode.alloc,
             flush,
             rounding,
-            table: std::marker::PhantomData,
+            table,
         }
     }
     let strict = || Strict;
     Ok(match (mode.alloc, mode.table, mode.flush) {
         (A::Identity, table, F::Never) => job.identity(table),
         (A::CachedRbTree, T::Radix, F::PerUnmap) => {
-            job.paged::<Tree, Plain, Strict>(recipe(mode, tree, strict, PowerOfTwo))
+            job.paged::<Tree, Plain, Strict>(recipe(mode, tree, plain, strict, PowerOfTwo))
         }
         (A::CachedRbTree, T::Radix, F::Deferred) => {
-            job.paged::<Tree, Plain, Queue>(recipe(mode, tree, queue, PowerOfTwo))
+            job.paged::<Tree, Plain, Queue>(recipe(mode, tree, plain, queue, PowerOfTwo))
         }
-        (A::Eiovar(_), T::Radix, F::PerUnmap) => {
-            job.paged::<Freelists, Plain, Strict>(recipe(mode, freelists, strict, PowerOfTwo))
-        }
+        (A::Eiovar(_), T::Radix, F::PerUnmap) => job
+            .paged::<Freelists, Plain, Strict>(recipe(mode, freelists, plain, strict, PowerOfTwo)),
         (A::Eiovar(_), T::Radix, F::Deferred) => {
-            job.paged::<Freelists, Plain, Queue>(recipe(mode, freelists, queue, PowerOfTwo))
+            job.paged::<Freelists, Plain, Queue>(recipe(mode, freelists, plain, queue, PowerOfTwo))
         }
         (A::Bitmap, T::Radix, F::PerWrap) => {
-            job.paged::<Next, Plain, PerWrap>(recipe(mode, bitmap, || PerWrap, Exact))
+            job.paged::<Next, Plain, PerWrap>(recipe(mode, bitmap, plain, || PerWrap, Exact))
         }
-        (A::BitmapLiteral, T::Radix, F::PerWrap) => {
-            job.paged::<Next, Plain, PerWrap>(recipe(mode, bitmap_literal, || PerWrap, Exact))
-        }
+        (A::BitmapLiteral, T::Radix, F::PerWrap) => job.paged::<Next, Plain, PerWrap>(recipe(
+            mode,
+            bitmap_literal,
+            plain,
+            || PerWrap,
+            Exact,
+        )),
         (A::Bitmap, T::Radix, F::PerUnmap) => {
-            job.paged::<Next, Plain, Strict>(recipe(mode, bitmap, strict, Exact))
+            job.paged::<Next, Plain, Strict>(recipe(mode, bitmap, plain, strict, Exact))
         }
-        (A::FreeBsd, T::RadixReclaimPage, F::PerUnmap) => {
-            job.paged::<Gas, Reclaimer<true>, Strict>(recipe(mode, gas, strict, Exact))
-        }
+        (A::FreeBsd, T::RadixReclaimPage, F::PerUnmap) => job
+            .paged::<Gas, Reclaimer, Strict>(recipe(mode, gas, reclaimer_of_pages, strict, Exact)),
         (A::FreeBsd, T::RadixReclaim, F::PerUnmap) => {
-            job.paged::<Gas, Reclaimer<false>, Strict>(recipe(mode, gas, strict, Exact))
+            job.paged::<Gas, Reclaimer, Strict>(recipe(mode, gas, reclaimer, strict, Exact))
         }
         (A::LinuxRcache, T::Radix, F::PerUnmap) => {
-            job.paged::<Rcache, Plain, Strict>(recipe(mode, rcache, strict, Exact))
+            job.paged::<Rcache, Plain, Strict>(recipe(mode, rcache, plain, strict, Exact))
         }
         (A::LinuxRcache, T::Radix, F::PerCpuQueue) => {
-            job.paged::<Rcache, Plain, Queues>(recipe(mode, rcache, queues, Exact))
+            job.paged::<Rcache, Plain, Queues>(recipe(mode, rcache, plain, queues, Exact))
         }
         (A::Magazine, T::CachedRadix, F::PerUnmap) => {
-            job.paged::<Product, Cached, Strict>(recipe(mode, product, strict, Exact))
+            job.paged::<Product, Cached, Strict>(recipe(mode, product, cached, strict, Exact))
         }
-        (A::Magazine, T::CachedRadix, F::Burst) => {
-            job.paged::<Product, Cached, Burst>(recipe(mode, product, Burst::default, Exact))
-        }
+        (A::Magazine, T::CachedRadix, F::Burst) => job.paged::<Product, Cached, Burst>(recipe(
+            mode,
+            product,
+            cached,
+            Burst::default,
+            Exact,
+        )),
         (_, T::Ring, _) => rings(mode, Coherency::Coherent, job)?,
         (_, T::RingNonCoherent, _) => rings(mode, Coherency::NonCoherent, job)?,
         (_, T::RingLiteral, _) => literal_rings(mode, Coherency::Coherent, job)?,

@@ -1,6 +1,6 @@
 //! What runs for one mode: its passes under the oracle, and its meter.
 
-use ringfence_devices::{Attacker, Neighbour, Racer, Replayer, Reuse};
+use ringfence_devices::{Attacker, Event, Neighbour, Port, Racer, Replayer, Reuse};
 use ringfence_dma::flush::{Flush, Never};
 use ringfence_dma::space::{Identity, Paged, Rings, StaticTable};
 use ringfence_dma::{Platform, Space};
@@ -10,7 +10,7 @@ use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::{DeviceIndex, Devices, MappingId};
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
 
-use crate::build::{Job, Recipe, Single, TableMaker, dispatch};
+use crate::build::{Job, Recipe, ReplayTable, Single, dispatch};
 use crate::compare::Options;
 use crate::error::LabError;
 use crate::hardware::{Directed, Hardware, Riommu, Vtd};
@@ -19,7 +19,7 @@ use crate::meter::{FlushFor, FlushForRings, Meter, ReplayRing, Sets};
 use crate::modes::{Mode, TableKind};
 use crate::oracle::Ownership;
 use crate::plan::Plan;
-use crate::replay::{Judged, MakeSpace, Newcomer, Nobody, Outcomes};
+use crate::replay::{Judged, MakeSpace, Newcomer, Outcomes};
 use crate::ring::RingRecipe;
 
 /// A replay under the oracle, whatever its mode.
@@ -43,6 +43,45 @@ where
 
     fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes {
         Judged::finish(self, alive)
+    }
+}
+
+/// Who attacks in a pass. A value and no type, so that both passes of a mode are one type.
+enum Party {
+    /// Nobody, in the metered pass.
+    Nobody,
+    /// Whom every mode meets.
+    Pages(Box<(Replayer, Neighbour)>),
+    /// Rings meet the racer too, last: what it keeps warm next takes the place of what the replayer has just tried.
+    Rings(Box<((Replayer, Neighbour), Racer)>),
+}
+
+impl Party {
+    fn pages(reuse: Reuse) -> Self {
+        Self::Pages(Box::new((Replayer::new(reuse), Neighbour)))
+    }
+
+    fn rings() -> Self {
+        let others = (Replayer::new(Reuse::Page), Neighbour);
+        Self::Rings(Box::new((others, Racer::new())))
+    }
+
+    #[inline(never)]
+    fn attack<P: Port>(&mut self, event: &Event, port: &mut P) {
+        match self {
+            Self::Nobody => {}
+            Self::Pages(attackers) => attackers.on(event, port),
+            Self::Rings(attackers) => attackers.on(event, port),
+        }
+    }
+}
+
+impl Attacker for Party {
+    #[inline]
+    fn on<P: Port>(&mut self, event: &Event, port: &mut P) {
+        if !matches!(self, Self::Nobody) {
+            self.attack(event, port);
+        }
     }
 }
 
@@ -70,22 +109,21 @@ impl<'a> Assemble<'a> {
     }
 
     /// The passes under the oracle, without a meter.
-    fn judges<H, S, F, X>(
+    fn judges<H, S, F>(
         &self,
         enabled: bool,
         ownership: Ownership,
         flush: fn() -> F,
-        attackers: impl FnOnce() -> X,
+        attackers: fn() -> Party,
         make: impl Fn() -> MakeSpace<S, H>,
     ) -> Result<Runner, LabError>
     where
         H: Hardware,
         S: Space + 'static,
         F: Flush<S, u64> + 'static,
-        X: Attacker + 'static,
     {
         let machine = || Machine::new(&self.options.profile, enabled);
-        let metered = Judged::new(machine()?, flush(), ownership, Nobody, make())
+        let metered = Judged::new(machine()?, flush(), ownership, Party::Nobody, make())
             .with_early_touches(self.options.early_touches);
         let hostile: Option<Box<dyn Judge>> = if self.options.hostile {
             Some(Box::new(Judged::new(
@@ -136,7 +174,7 @@ impl Job for Assemble<'_> {
             })
         };
         let enabled = kind != TableKind::None;
-        let attackers = || (Replayer::new(Reuse::Byte), Neighbour);
+        let attackers = || Party::pages(Reuse::Byte);
         let mut runner = self.judges(enabled, Ownership::Byte, || Never, attackers, make)?;
         if let Some(meter) = self.meter() {
             runner.meter = Some(meter.identity(kind)?);
@@ -147,19 +185,19 @@ impl Job for Assemble<'_> {
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
         A: IovaAllocator + 'static,
-        T: TableMaker,
+        T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let make = move || -> MakeSpace<Paged<A, T>, T::Hardware> {
             Box::new(move |of: &Newcomer, machine: &Machine<T::Hardware>| {
                 let (memory, frames) = (machine.arena(), machine.frames());
-                let table = T::make(of.domain, machine.coherency(), memory, frames)?;
+                let table = (recipe.table)(of.domain, machine.coherency(), memory, frames)?;
                 let directed = Directed::Table(table.root());
                 let alloc = recipe.allocator(memory, frames, Some(&table))?;
                 Ok((Paged::new(alloc, table, recipe.rounding), directed))
             })
         };
-        let attackers = || (Replayer::new(Reuse::Page), Neighbour);
+        let attackers = || Party::pages(Reuse::Page);
         let mut runner = self.judges(true, Ownership::Page, recipe.flush, attackers, make)?;
         if let Some(meter) = self.meter() {
             runner.meter = Some(meter.paged(recipe)?);
@@ -184,9 +222,7 @@ impl Job for Assemble<'_> {
                 Ok((space, Directed::Table(rings)))
             })
         };
-        // The racer last: what it keeps warm next takes the place of what the replayer has just tried.
-        let attackers = || ((Replayer::new(Reuse::Page), Neighbour), Racer::new());
-        let mut runner = self.judges(true, Ownership::Page, recipe.flush, attackers, make)?;
+        let mut runner = self.judges(true, Ownership::Page, recipe.flush, Party::rings, make)?;
         if let Some(meter) = self.meter() {
             runner.meter = Some(meter.rings(recipe)?);
         }
@@ -220,7 +256,7 @@ impl Job for MeterAlone<'_> {
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
         A: IovaAllocator + 'static,
-        T: TableMaker,
+        T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let repetitions = self.options.repetitions;

@@ -144,6 +144,9 @@ pub trait Space {
     /// Whether [`release`](Self::release) takes ranges that were unmapped one by one, and follow each other, as one.
     const RELEASES_RUNS: bool = false;
 
+    /// Whether a map can be refused with [`MapReason::RingFull`]: for want of room that the next unmap makes.
+    const FILLS_UP: bool = false;
+
     /// A handle for one more processor.
     fn per_cpu(&self) -> Self::PerCpu;
 
@@ -153,7 +156,8 @@ pub trait Space {
     /// Makes `pieces` reachable at consecutive I/O virtual pages, each piece at its own offset in its first page.
     ///
     /// # Errors
-    /// The state is unchanged, but for [`MapReason::NotUndone`].
+    /// The state is unchanged, but for [`MapReason::NotUndone`]. [`MapReason::BeyondMask`] asks for a bounce buffer, and is for spaces that
+    /// install nothing ([`Remains::INSTALLS`]): others place any memory within the mask.
     fn map<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,

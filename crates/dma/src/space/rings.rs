@@ -248,6 +248,8 @@ impl<R: RingDriver, L: Lock<R>> Space for Rings<R, L> {
 
     const JOINS: bool = false;
 
+    const FILLS_UP: bool = true;
+
     const RELEASES_RUNS: bool = true;
 
     fn per_cpu(&self) -> RingsCpu {

@@ -372,6 +372,8 @@ impl<L: Lock<Depot>> IovaAllocator for Magazines<L> {
     type PerCpu = MagazineCpu;
     type Returned = Flushed;
 
+    const FINDS: bool = false;
+
     fn per_cpu(&self) -> MagazineCpu {
         MagazineCpu::new(self.first)
     }

@@ -10,14 +10,12 @@ use ringfence_hw::RingLogic;
 use ringfence_iova::IovaAllocator;
 use ringfence_memory::{Arena, Frames, WriteBack};
 use ringfence_pgtable::Coherency;
-use ringfence_types::{
-    Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysMemory, PhysRange, Ticket,
-};
+use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
 
 use super::capture::Run;
 use super::finding::median;
 use crate::Profile;
-use crate::build::{Job, Recipe, TableMaker, dispatch};
+use crate::build::{Job, Recipe, ReplayTable, dispatch};
 use crate::error::LabError;
 use crate::meter::{
     Bench, Clock, FlushFor, FlushForRings, Idle, InvalidationQueue, ReplayRing, Replica,
@@ -32,28 +30,8 @@ const ARENA: u64 = 256 << 20;
 /// Frames touched beforehand, so that no page fault of this process is taken for work of the layer.
 const WARM_FRAMES: u64 = 256;
 
-/// Writes descriptors as a driver does, and counts.
-#[derive(Debug)]
-struct Counting {
-    queue: InvalidationQueue,
-    count: u64,
-}
-
-impl Invalidator for Counting {
-    #[inline]
-    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
-        self.count += 1;
-        self.queue.submit(request)
-    }
-
-    #[inline]
-    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        self.queue.poll(ticket)
-    }
-}
-
 /// A platform on which write-backs are executed, by that instruction.
-fn bench(write_back: WriteBack) -> Result<Bench<Counting>, LabError> {
+fn bench(write_back: WriteBack) -> Result<Bench<InvalidationQueue>, LabError> {
     let arena = Rc::new(Arena::with_write_back(ARENA, write_back)?);
     let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
         .ok_or(LabError::Internal("replica region"))?;
@@ -63,10 +41,11 @@ fn bench(write_back: WriteBack) -> Result<Bench<Counting>, LabError> {
         }
     }
     let queue = InvalidationQueue::new(Rc::clone(&arena), PhysAddr::new(0), PhysAddr::new(0x1000));
+    // The type of the meter's own replicas, so that theirs serve here too.
     Ok(Bench {
         frames: Frames::new(Rc::clone(&arena), region),
         arena,
-        invalidator: Counting { queue, count: 0 },
+        invalidator: queue,
         now: Nanos(0),
     })
 }
@@ -76,13 +55,13 @@ trait Driven {
     fn drive(&mut self, plan: &Plan, clock: &mut Clock) -> Result<u64, LabError>;
 }
 
-impl<S: Space, F: Flush<S, u64>> Driven for Replica<S, F, Counting> {
+impl<S: Space, F: Flush<S, u64>> Driven for Replica<S, F, InvalidationQueue> {
     fn drive(&mut self, plan: &Plan, clock: &mut Clock) -> Result<u64, LabError> {
         self.prepare(plan)?;
-        let before = self.platform.invalidator.count;
+        let before = self.platform.invalidator.requests();
         self.run(plan, clock, None);
         match self.refusals() {
-            None => Ok(self.platform.invalidator.count - before),
+            None => Ok(self.platform.invalidator.requests() - before),
             Some(_) => Err(LabError::Internal("a map that was refused")),
         }
     }
@@ -98,7 +77,7 @@ impl Job for MakeReplica {
     type Output = Result<Box<dyn Driven>, LabError>;
 
     fn identity(self, _: TableKind) -> Self::Output {
-        let make = |of: &Newcomer, _: &Bench<Counting>| Ok(Identity::new(of.domain));
+        let make = |of: &Newcomer, _: &Bench<InvalidationQueue>| Ok(Identity::new(of.domain));
         let bench = bench(self.write_back)?;
         Ok(Box::new(Replica::new(Never, bench, make)))
     }
@@ -106,13 +85,13 @@ impl Job for MakeReplica {
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
         A: IovaAllocator + 'static,
-        T: TableMaker,
+        T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let coherency = self.coherency;
-        let make = move |of: &Newcomer, bench: &Bench<Counting>| {
+        let make = move |of: &Newcomer, bench: &Bench<InvalidationQueue>| {
             let (memory, frames) = (&bench.arena, &bench.frames);
-            let table = T::make(of.domain, coherency, memory, frames)?;
+            let table = (recipe.table)(of.domain, coherency, memory, frames)?;
             let alloc = recipe.allocator(memory, frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
         };
@@ -145,7 +124,7 @@ where
     D: ReplayRing,
     F: Flush<Rings<D, RefCell<D>>, u64> + 'static,
 {
-    let make = move |of: &Newcomer, bench: &Bench<Counting>| {
+    let make = move |of: &Newcomer, bench: &Bench<InvalidationQueue>| {
         let bytes = u64::from(SLOTS) * 16 + 4096;
         let base = bench.frames.alloc_contiguous(bytes.div_ceil(4096) + 1);
         let base = base.map_err(|_| LabError::Internal("room for a ring"))?;

@@ -7,17 +7,16 @@ use ringfence_devices::api::LayerApi;
 use ringfence_devices::nic::{Choice, Premapped};
 use ringfence_devices::{Buffer, Bus, Seed};
 use ringfence_dma::flush::{Flush, Never, Strict};
-use ringfence_dma::space::{Identity, Paged, PlainTable, Rounding, Space};
+use ringfence_dma::space::{Identity, Paged, Rounding, Space};
 use ringfence_dma::{Attachment, Dma, Platform};
 use ringfence_hw::Stats;
 use ringfence_iova::{CachedTree, Capacity, Eiovar, Locked};
-use ringfence_pgtable::SecondStage;
 use ringfence_types::{DeviceId, Iova, Pfn, PfnRange, PhysAddr, PhysRange};
 
 use super::catalogue::{Experiment, Setting};
 use super::finding::{Demand, FindingRow, Findings, Measured, median};
 use super::printed::Sheet;
-use crate::build::TableMaker;
+use crate::build::{ReplayTable, plain};
 use crate::error::LabError;
 use crate::hardware::{Directed, Vtd};
 use crate::machine::Machine;
@@ -127,7 +126,7 @@ fn translated(setting: &Setting, amount: Amount) -> Result<[Sent; 2], LabError> 
         .attach(NIC, Iova::new((1 << 48) - 1), |domain| {
             let (memory, frames) = (machine.arena(), machine.frames());
             let coherency = machine.coherency();
-            let table = PlainTable::<SecondStage>::make(domain, coherency, memory, frames)?;
+            let table = plain(domain, coherency, memory, frames)?;
             root = table.root();
             let all = PfnRange::inclusive(Pfn::new(1), Pfn::new((1 << 36) - 1));
             let all = all.ok_or(LabError::Internal("all of a space"))?;

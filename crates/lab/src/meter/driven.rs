@@ -13,7 +13,7 @@ use super::{
     Bench, Clock, FlushForRings, Idle, Immediate, InvalidationQueue, NullTable, ReplayRing,
     Replica, Tape, TapedRings,
 };
-use crate::build::{Single, TableMaker};
+use crate::build::{MakeTable, ReplayTable, Single};
 use crate::error::LabError;
 use crate::plan::Plan;
 use crate::replay::Newcomer;
@@ -98,27 +98,35 @@ pub(super) type Memory = Rc<Arena>;
 pub(super) type TableFrames = Frames<Rc<Arena>>;
 
 /// What the spaces of all replicas of a mode have in common.
-#[derive(Clone, Copy)]
-pub(super) struct Site {
+pub(super) struct Site<T> {
     pub(super) rounding: Rounding,
     pub(super) coherency: Coherency,
+    pub(super) table: MakeTable<T>,
 }
+
+impl<T> Clone for Site<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Site<T> {}
 
 pub(super) fn replica<A, T, F, I>(
     flush: fn() -> F,
     alloc: impl Fn(&Memory, &TableFrames, Option<&T>) -> Result<A, LabError> + 'static,
-    site: Site,
+    site: Site<T>,
     invalidator: fn(&Memory) -> I,
 ) -> Result<Box<dyn Driven>, LabError>
 where
     A: ringfence_iova::IovaAllocator + 'static,
-    T: TableMaker,
+    T: ReplayTable,
     F: Flush<Paged<A, T>, u64> + 'static,
     I: Invalidator + 'static,
 {
     let make = move |of: &Newcomer, bench: &Bench<I>| {
         let (memory, frames) = (&bench.arena, &bench.frames);
-        let table = T::make(of.domain, site.coherency, memory, frames)?;
+        let table = (site.table)(of.domain, site.coherency, memory, frames)?;
         let alloc = alloc(memory, frames, Some(&table))?;
         Ok(Paged::new(alloc, table, site.rounding))
     };
@@ -129,12 +137,12 @@ where
 pub(super) fn untabled<A, T, F, I>(
     flush: fn() -> F,
     alloc: impl Fn(&Memory, &TableFrames, Option<&T>) -> Result<A, LabError> + 'static,
-    site: Site,
+    site: Site<T>,
     invalidator: fn(&Memory) -> I,
 ) -> Result<Box<dyn Driven>, LabError>
 where
     A: ringfence_iova::IovaAllocator + 'static,
-    T: TableMaker,
+    T: ReplayTable,
     F: Flush<Paged<A, NullTable>, u64> + 'static,
     I: Invalidator + 'static,
 {

@@ -15,7 +15,7 @@ use super::{
     Bench, Clock, Components, FlushFor, FlushForRings, Idle, Immediate, NoFind, Recorded,
     ReplayRing, Replica, Tape, cycles,
 };
-use crate::build::{Recipe, TableMaker};
+use crate::build::{Recipe, ReplayTable};
 use crate::error::LabError;
 use crate::plan::Plan;
 use crate::replay::Newcomer;
@@ -104,13 +104,14 @@ impl Sets {
     ) -> Result<Self, LabError>
     where
         A: ringfence_iova::IovaAllocator + 'static,
-        T: TableMaker,
+        T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let tape = Rc::new(Tape::default());
         let site = Site {
             rounding: recipe.rounding,
             coherency,
+            table: recipe.table,
         };
         let alloc = move |memory: &Memory, frames: &TableFrames, table: Option<&T>| {
             recipe.allocator(memory, frames, table)
@@ -131,7 +132,11 @@ impl Sets {
             Ok(Set {
                 replicas: [
                     Some(replica(flush, alloc, site, queued)?),
-                    Some(replica(flush, no_find, site, queued)?),
+                    if A::FINDS {
+                        Some(replica(flush, no_find, site, queued)?)
+                    } else {
+                        None
+                    },
                     Some(replica(flush, tape(), site, queued)?),
                     Some(untabled(flush, tape(), site, queued)?),
                     Some(untabled(flush, tape(), site, immediate)?),
@@ -311,7 +316,7 @@ impl Meter for Sets {
     fn finish(&self) -> Components {
         // Identity has only the whole and the idle loop: the whole is "other".
         let partial = self.timed.iter().all(|set| set.replicas[2].is_none());
-        // A ring is not asked to find: there is nothing that could be left out.
+        // Where there is no index to find in there is nothing that could be left out.
         let finds = self.timed.iter().any(|set| set.replicas[1].is_some());
         let sums = |of: &Sums| match *of {
             [full, .., idle] if partial => [full, full, full, full, full, full, full, idle],

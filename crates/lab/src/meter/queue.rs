@@ -35,6 +35,11 @@ impl InvalidationQueue {
         }
     }
 
+    /// Requests that were written so far.
+    pub fn requests(&self) -> u64 {
+        self.sequence
+    }
+
     #[inline]
     fn write(&mut self, descriptor: [u64; 2]) -> Result<(), InvalidationError> {
         let at = self.base.wrapping_add(self.tail as u64 * 16);

@@ -102,59 +102,40 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
 
     /// Makes everything that the steps of `plan` need, so that the timed loop makes nothing.
     pub fn prepare(&mut self, plan: &Plan) -> Result<(), LabError> {
-        let mut longest = 1;
-        for timed in &plan.steps {
-            let (device, cpu) = match timed.step {
-                Step::Map {
-                    id,
-                    device,
-                    cpu,
-                    count,
-                    ..
-                } => {
-                    longest = longest.max(count as usize);
-                    if self.held.len() <= id.index() {
-                        self.held.resize_with(id.index() + 1, Held::default);
-                    }
-                    (device, cpu)
-                }
-                Step::Unmap { device, cpu, .. }
-                | Step::EndBurst { device, cpu, .. }
-                | Step::Doorbell { device, cpu, .. } => (device, cpu),
-                Step::Tick => continue,
-            };
-            while self.cpus.len() <= usize::from(cpu) {
-                self.cpus.push(self.dma.cpu());
-            }
-            if self.attached.len() <= device.index() {
-                self.attached.resize(device.index() + 1, None);
-            }
+        let needs = Needs::of(plan);
+        make_room(
+            &needs,
+            &mut self.held,
+            &mut self.segments,
+            &mut self.attached,
+        )?;
+        for device in needs.devices {
             if self.attached[device.index()].is_none() {
-                let platform = &self.platform;
-                let make = &mut self.make;
-                let at = self
-                    .dma
-                    .attach(DeviceId::new(device.0), Iova::new(u64::MAX), |domain| {
-                        let newcomer = Newcomer {
-                            domain,
-                            device: DeviceId::new(device.0),
-                            row: device,
-                        };
-                        make(&newcomer, platform)
-                    })
-                    .map_err(|error| match error {
-                        AttachError::Space(error) => error,
-                        _ => LabError::TooManyDevices,
-                    })?;
-                self.attached[device.index()] = Some(Attached::new(&self.dma, at));
+                self.attached[device.index()] = Some(self.attach(device)?);
             }
         }
-        if self.segments.len() < longest {
-            let range = ringfence_types::IovaRange::new(Iova::ZERO, 1)
-                .ok_or(LabError::Internal("segment"))?;
-            self.segments.resize(longest, Segment { range });
+        while self.cpus.len() < needs.cpus {
+            self.cpus.push(self.dma.cpu());
         }
         Ok(())
+    }
+
+    fn attach(&mut self, device: DeviceIndex) -> Result<Attached, LabError> {
+        let (platform, make) = (&self.platform, &mut self.make);
+        let id = DeviceId::new(device.0);
+        let at = self.dma.attach(id, Iova::new(u64::MAX), |domain| {
+            let newcomer = Newcomer {
+                domain,
+                device: id,
+                row: device,
+            };
+            make(&newcomer, platform)
+        });
+        let at = at.map_err(|error| match error {
+            AttachError::Space(error) => error,
+            _ => LabError::TooManyDevices,
+        })?;
+        Ok(Attached::new(&self.dma, at))
     }
 
     /// Maps that the layer refused, and the first.
@@ -350,7 +331,7 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
         direction: Direction,
         tape: Option<&Tape>,
     ) {
-        if self.stalled.give_up(device, direction, id) {
+        if S::FILLS_UP && self.stalled.give_up(device, direction, id) {
             self.stalled_out += 1;
             self.retry(device, direction, tape);
         }
@@ -359,6 +340,10 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
     /// Maps what waits for a ring, in order, as far as there are slots.
     #[cold]
     fn retry(&mut self, device: DeviceIndex, direction: Direction, tape: Option<&Tape>) {
+        // Elsewhere nothing ever waits: no need for one more copy of all that maps.
+        if !S::FILLS_UP {
+            return;
+        }
         while let Some(first) = self.stalled.pop(device, direction) {
             let Waiting { id, cpu, pieces } = &first;
             if let Attempt::Full = self.map(*id, device, *cpu, direction, pieces, tape) {
@@ -373,6 +358,73 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
         let waiting = self.stalled.len() as u64;
         (self.stalled_out + waiting, self.stalled_out)
     }
+}
+
+/// What the steps of a plan need.
+#[derive(Debug, Default)]
+struct Needs {
+    mappings: usize,
+    /// Of the longest list.
+    segments: usize,
+    cpus: usize,
+    /// In the order of their first steps.
+    devices: Vec<DeviceIndex>,
+}
+
+impl Needs {
+    fn of(plan: &Plan) -> Self {
+        let mut needs = Self {
+            segments: 1,
+            ..Self::default()
+        };
+        for timed in &plan.steps {
+            let (device, cpu) = match timed.step {
+                Step::Map {
+                    id,
+                    device,
+                    cpu,
+                    count,
+                    ..
+                } => {
+                    needs.mappings = needs.mappings.max(id.index() + 1);
+                    needs.segments = needs.segments.max(count as usize);
+                    (device, cpu)
+                }
+                Step::Unmap { device, cpu, .. }
+                | Step::EndBurst { device, cpu, .. }
+                | Step::Doorbell { device, cpu, .. } => (device, cpu),
+                Step::Tick => continue,
+            };
+            needs.cpus = needs.cpus.max(usize::from(cpu) + 1);
+            if needs.devices.last() != Some(&device) && !needs.devices.contains(&device) {
+                needs.devices.push(device);
+            }
+        }
+        needs
+    }
+}
+
+/// Apart from [`Replica::prepare`], which there is once for every replica's types.
+fn make_room(
+    needs: &Needs,
+    held: &mut Vec<Held>,
+    segments: &mut Vec<Segment>,
+    attached: &mut Vec<Option<Attached>>,
+) -> Result<(), LabError> {
+    if held.len() < needs.mappings {
+        held.resize_with(needs.mappings, Held::default);
+    }
+    if segments.len() < needs.segments {
+        let range =
+            ringfence_types::IovaRange::new(Iova::ZERO, 1).ok_or(LabError::Internal("segment"))?;
+        segments.resize(needs.segments, Segment { range });
+    }
+    let devices = needs.devices.iter().map(|device| device.index() + 1);
+    let devices = devices.max().unwrap_or(0);
+    if attached.len() < devices {
+        attached.resize(devices, None);
+    }
+    Ok(())
 }
 
 /// What became of a map.

@@ -167,6 +167,8 @@ impl<D: ReplayRing, const ENTRIES: bool> Space for TapedRings<D, ENTRIES> {
 
     const JOINS: bool = false;
 
+    const FILLS_UP: bool = true;
+
     fn per_cpu(&self) {}
 
     #[inline]

@@ -66,6 +66,8 @@ impl<R: Returned> IovaAllocator for Recorded<R> {
     type PerCpu = ();
     type Returned = R;
 
+    const FINDS: bool = false;
+
     fn per_cpu(&self) {}
 
     #[inline]
@@ -101,6 +103,8 @@ pub struct NoFind<A>(pub A);
 impl<A: IovaAllocator> IovaAllocator for NoFind<A> {
     type PerCpu = A::PerCpu;
     type Returned = A::Returned;
+
+    const FINDS: bool = false;
 
     fn per_cpu(&self) -> A::PerCpu {
         self.0.per_cpu()

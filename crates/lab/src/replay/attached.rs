@@ -25,6 +25,7 @@ pub struct Attached([Attachment; RINGS]);
 
 impl Attached {
     /// Those of `device`.
+    #[inline(never)]
     pub fn new<S: Space, F: Flush<S, B>, B>(dma: &Dma<S, F, B>, device: Attachment) -> Self {
         let mut all = [device; RINGS];
         for direction in Direction::ALL {

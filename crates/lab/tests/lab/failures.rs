@@ -8,7 +8,7 @@ use ringfence_dma::Platform;
 use ringfence_dma::space::Paged;
 use ringfence_hw::{RingLogic, Stats};
 use ringfence_iova::IovaAllocator;
-use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
+use ringfence_lab::build::{Job, Recipe, ReplayTable, dispatch};
 use ringfence_lab::compare::{Options, compare};
 use ringfence_lab::hardware::{Directed, Hardware, Vtd};
 use ringfence_lab::machine::Machine;
@@ -111,12 +111,12 @@ impl Job for OnFickle<'_> {
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Outcomes
     where
         A: IovaAllocator + 'static,
-        T: TableMaker,
+        T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let make = move |of: &Newcomer, machine: &Machine<Fickle>| {
             let (memory, frames) = (machine.arena(), machine.frames());
-            let table = T::make(of.domain, machine.coherency(), memory, frames)?;
+            let table = (recipe.table)(of.domain, machine.coherency(), memory, frames)?;
             let directed = Directed::Table(table.root());
             let alloc = recipe.allocator(memory, frames, Some(&table))?;
             Ok((Paged::new(alloc, table, recipe.rounding), directed))
@@ -183,7 +183,7 @@ impl Job for Cramped<'_> {
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
         A: IovaAllocator + 'static,
-        T: TableMaker,
+        T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let arena = Rc::new(Arena::new(self.1 << 12).unwrap());
@@ -196,7 +196,7 @@ impl Job for Cramped<'_> {
         };
         let coherency = Profile::r210_2015().coherency();
         let mut replica = Replica::new((recipe.flush)(), bench, move |of, bench| {
-            let table = T::make(of.domain, coherency, &bench.arena, &bench.frames)?;
+            let table = (recipe.table)(of.domain, coherency, &bench.arena, &bench.frames)?;
             let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
         });

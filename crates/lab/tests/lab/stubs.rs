@@ -7,7 +7,7 @@ use ringfence_dma::space::{Paged, Space};
 use ringfence_hw::RingLogic;
 use ringfence_iova::IovaAllocator;
 use ringfence_lab::LabError;
-use ringfence_lab::build::{Job, Recipe, TableMaker, dispatch};
+use ringfence_lab::build::{Job, MakeTable, Recipe, ReplayTable, dispatch};
 use ringfence_lab::meter::{
     Bench, Clock, FlushFor, FlushForRings, Immediate, InvalidationQueue, NoFind, NullTable,
     Recorded, ReplayRing, Replica, Tape, TapedRings,
@@ -18,7 +18,7 @@ use ringfence_lab::replay::Newcomer;
 use ringfence_lab::ring::{RingRecipe, RingSizes};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
-use ringfence_types::{DomainId, Invalidator, Nanos, PhysAddr};
+use ringfence_types::{Invalidator, Nanos, PhysAddr};
 
 use crate::script::*;
 
@@ -72,18 +72,22 @@ impl Job for AllReplicas<'_> {
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
         A: IovaAllocator + 'static,
-        T: TableMaker,
+        T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
         let plan = self.0;
         let flush = recipe.flush;
         let rounding = recipe.rounding;
-        fn table<T: TableMaker, I>(domain: DomainId, bench: &Bench<I>) -> Result<T, LabError> {
-            let coherency = Coherency::Coherent;
-            Ok(T::make(domain, coherency, &bench.arena, &bench.frames)?)
+        fn table<T, I>(recipe: MakeTable<T>, of: &Newcomer, at: &Bench<I>) -> Result<T, LabError> {
+            Ok(recipe(
+                of.domain,
+                Coherency::Coherent,
+                &at.arena,
+                &at.frames,
+            )?)
         }
         let (full, tape) = answers(flush(), bench(queued), plan, None, move |of, bench| {
-            let table = table::<T, _>(of.domain, bench)?;
+            let table = table(recipe.table, of, bench)?;
             let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
             Ok(Paged::new(alloc, table, rounding))
         });
@@ -96,7 +100,7 @@ impl Job for AllReplicas<'_> {
             (
                 "no_find",
                 answers(flush(), bench(queued), plan, None, move |of, bench| {
-                    let table = table::<T, _>(of.domain, bench)?;
+                    let table = table(recipe.table, of, bench)?;
                     let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
                     Ok(Paged::new(NoFind(alloc), table, rounding))
                 })
@@ -112,7 +116,7 @@ impl Job for AllReplicas<'_> {
                     move |of, bench| {
                         Ok(Paged::new(
                             recorded_a(),
-                            table::<T, _>(of.domain, bench)?,
+                            table(recipe.table, of, bench)?,
                             rounding,
                         ))
                     },

@@ -1,0 +1,94 @@
+//! Parts that dispatch at each operation, for rows that nobody has named. Named modes never come here.
+
+mod alloc;
+mod flush;
+mod table;
+
+use ringfence_dma::flush::{Burst, PerWrap, Strict};
+use ringfence_dma::space::Rounding;
+
+use crate::build::{
+    Flat, Job, MakeTable, Recipe, Reclaimer, Site, flat, queue, queues, reclaimer,
+    reclaimer_of_pages,
+};
+use crate::error::LabError;
+use crate::modes::{Alloc, FlushKind, Mode, TableKind};
+use alloc::{AnyAlloc, AnyBitmap};
+use flush::AnyFlush;
+use table::AnyRadix;
+
+/// Calls the job with parts that dispatch.
+pub(crate) fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
+    use {Alloc as A, FlushKind as F, TableKind as T};
+    fn recipe<A, T, F>(
+        mode: &Mode,
+        alloc: fn(&Site<'_>) -> Result<A, LabError>,
+        table: MakeTable<T>,
+        flush: fn() -> F,
+    ) -> Recipe<A, T, F> {
+        let rounding = match mode.alloc {
+            Alloc::CachedRbTree | Alloc::Eiovar(_) => Rounding::PowerOfTwo,
+            _ => Rounding::Exact,
+        };
+        Recipe {
+            alloc,
+            answer: mode.alloc,
+            flush,
+            rounding,
+            table,
+        }
+    }
+    let flush: fn() -> AnyFlush = match mode.flush {
+        F::PerUnmap => || AnyFlush::Strict,
+        F::Deferred => || AnyFlush::Deferred(queue()),
+        F::PerCpuQueue => || AnyFlush::PerCpu(queues()),
+        F::Burst => || AnyFlush::Burst(Burst::default()),
+        F::PerWrap | F::Never | F::BurstLiteral => || AnyFlush::Strict,
+    };
+    let not_built = || Err(LabError::NotBuilt(mode.name.clone()));
+    Ok(match (mode.alloc, mode.table, mode.flush) {
+        (A::Identity | A::RingTail | A::RingFree | A::RingTailLiteral, _, _)
+        | (
+            _,
+            T::None
+            | T::PassThrough
+            | T::StaticRadix
+            | T::Ring
+            | T::RingNonCoherent
+            | T::RingLiteral
+            | T::RingNonCoherentLiteral,
+            _,
+        )
+        | (_, _, F::Never | F::BurstLiteral) => return not_built(),
+        (A::Bitmap | A::BitmapLiteral, T::CachedRadix, F::PerWrap) => {
+            let recipe = recipe(mode, alloc::bitmap_of, table::cached, || PerWrap);
+            job.paged::<AnyBitmap, AnyRadix, PerWrap>(recipe)
+        }
+        (A::Bitmap | A::BitmapLiteral | A::TableBitmap, T::Flat, F::PerWrap) => {
+            let recipe = recipe(mode, alloc::bitmap_of, flat, || PerWrap);
+            job.paged::<AnyBitmap, Flat, PerWrap>(recipe)
+        }
+        (A::BitmapLiteral, _, _) | (_, _, F::PerWrap) => return not_built(),
+        (_, T::Flat, _) => {
+            job.paged::<AnyAlloc, Flat, AnyFlush>(recipe(mode, alloc::alloc, flat, flush))
+        }
+        (A::TableBitmap, _, _) => return not_built(),
+        (_, T::Radix, _) => {
+            let recipe = recipe(mode, alloc::alloc, table::plain, flush);
+            job.paged::<AnyAlloc, AnyRadix, AnyFlush>(recipe)
+        }
+        (_, T::CachedRadix, _) => {
+            let recipe = recipe(mode, alloc::alloc, table::cached, flush);
+            job.paged::<AnyAlloc, AnyRadix, AnyFlush>(recipe)
+        }
+        (_, T::RadixReclaimPage, F::PerUnmap) => {
+            let recipe = recipe(mode, alloc::alloc, reclaimer_of_pages, || Strict);
+            job.paged::<AnyAlloc, Reclaimer, Strict>(recipe)
+        }
+        (_, T::RadixReclaim, F::PerUnmap) => {
+            let recipe = recipe(mode, alloc::alloc, reclaimer, || Strict);
+            job.paged::<AnyAlloc, Reclaimer, Strict>(recipe)
+        }
+        (_, T::RadixReclaimPage | T::RadixReclaim, _) => return not_built(),
+    })
+}

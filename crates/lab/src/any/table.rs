@@ -1,0 +1,119 @@
+//! A radix table of either kind.
+
+use std::rc::Rc;
+
+use ringfence_dma::Platform;
+use ringfence_dma::space::Translations;
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{
+    Coherency, Dirty, LeafCache, MapError, MapRequest, TableError, UnmapError,
+};
+use ringfence_types::{CachedLevels, DomainId, PfnRange, PhysAddr, Unmapped};
+
+use crate::build::{Cached, Plain, ReplayTable};
+use crate::hardware::Vtd;
+
+/// A radix table that keeps its pages, with or without a leaf cache in front.
+pub(super) enum AnyRadix {
+    Plain(Plain),
+    Cached(Cached),
+}
+
+pub(super) fn plain(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+) -> Result<AnyRadix, TableError> {
+    crate::build::plain(domain, coherency, memory, frames).map(AnyRadix::Plain)
+}
+
+pub(super) fn cached(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+) -> Result<AnyRadix, TableError> {
+    crate::build::cached(domain, coherency, memory, frames).map(AnyRadix::Cached)
+}
+
+impl ReplayTable for AnyRadix {
+    type Hardware = Vtd;
+
+    fn root(&self) -> PhysAddr {
+        match self {
+            Self::Plain(table) => table.root(),
+            Self::Cached(table) => table.root(),
+        }
+    }
+}
+
+impl Translations for AnyRadix {
+    /// The cache stays empty where there is none.
+    type PerCpu = (LeafCache, Dirty);
+    type Pages = ();
+
+    fn per_cpu(&self) -> (LeafCache, Dirty) {
+        match self {
+            Self::Plain(table) => (table.0.leaf_cache(), table.per_cpu()),
+            Self::Cached(table) => table.per_cpu(),
+        }
+    }
+
+    fn domain(&self) -> DomainId {
+        match self {
+            Self::Plain(table) => table.domain(),
+            Self::Cached(table) => table.domain(),
+        }
+    }
+
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut (LeafCache, Dirty),
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        match self {
+            Self::Plain(table) => table.map(&mut cpu.1, platform, request),
+            Self::Cached(table) => table.map(cpu, platform, request),
+        }
+    }
+
+    fn map_deferred<P: Platform>(
+        &self,
+        cpu: &mut (LeafCache, Dirty),
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        match self {
+            Self::Plain(table) => table.map_deferred(&mut cpu.1, platform, request),
+            Self::Cached(table) => table.map_deferred(cpu, platform, request),
+        }
+    }
+
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut (LeafCache, Dirty),
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
+        match self {
+            Self::Plain(table) => table.unmap(&mut cpu.1, platform, range),
+            Self::Cached(table) => table.unmap(cpu, platform, range),
+        }
+    }
+
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool {
+        match self {
+            Self::Plain(table) => table.is_empty(platform),
+            Self::Cached(table) => table.is_empty(platform),
+        }
+    }
+
+    fn sync<P: Platform>(&self, cpu: &mut (LeafCache, Dirty), platform: &mut P) {
+        match self {
+            Self::Plain(table) => table.sync(&mut cpu.1, platform),
+            Self::Cached(table) => table.sync(cpu, platform),
+        }
+    }
+}

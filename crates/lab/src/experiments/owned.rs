@@ -3,11 +3,14 @@
 //! Invalidations are counted and charged, or waited for: the document simulated its hardware by running `none` under the real driver code and
 //! spinning for 2150 cycles at each invalidation of a ring (RI19, rIOMMU section 5.1). Both ways are here, so that they can be compared.
 
+use std::collections::VecDeque;
 use std::hint::black_box;
 use std::rc::Rc;
 
 use ringfence_dma::MapReason;
-use ringfence_dma::ring::{OwnedRing, RingMapping, RingSetup, SlotChoice, Tables, lay_out};
+use ringfence_dma::ring::{
+    OwnedRing, RingError, RingMapping, RingSetup, SlotChoice, Tables, lay_out,
+};
 use ringfence_memory::Arena;
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
@@ -66,12 +69,31 @@ impl Invalidator for Unit {
     }
 }
 
-/// A port's rings, and what its driver remembers of each buffer.
+/// A ring, and its mappings in their order: a driver keeps them beside its descriptors.
+struct Lane<'m> {
+    ring: OwnedRing<'m, u64>,
+    held: VecDeque<RingMapping<u64>>,
+}
+
+/// A port's rings.
 struct Port<'m> {
     memory: &'m Arena,
-    rings: Vec<OwnedRing<'m, u64>>,
-    held: Vec<Option<RingMapping<u64>>>,
+    lanes: Vec<Lane<'m>>,
     unit: Unit,
+}
+
+const LOST: LabError = LabError::Internal("an owned ring refused a call of its driver");
+
+impl Lane<'_> {
+    /// The mapping of `id`, if it is the oldest.
+    #[inline]
+    fn oldest(&mut self, id: u32) -> Option<RingMapping<u64>> {
+        let held = self.held.front()?;
+        if *held.buffer() != u64::from(id) {
+            return None;
+        }
+        self.held.pop_front()
+    }
 }
 
 impl<'m> Port<'m> {
@@ -82,7 +104,6 @@ impl<'m> Port<'m> {
         slots: u32,
         answer: Answer,
     ) -> Result<Self, LabError> {
-        let failed = || LabError::Internal("an owned ring");
         let setup = RingSetup {
             choice: SlotChoice::Tail,
             coherency: Coherency::Coherent,
@@ -92,33 +113,25 @@ impl<'m> Port<'m> {
         let laid = lay_out(&**memory, &tables, setup).map_err(LabError::Rings)?;
         let domain = DomainId::new(1);
         let device = DeviceId::new(0x0300);
-        let owned = laid
-            .into_iter()
-            .map(|ring| OwnedRing::new(ring, &**memory, domain, device));
+        let lanes = laid.into_iter().map(|ring| {
+            Ok(Lane {
+                ring: OwnedRing::new(ring, &**memory, domain, device)?,
+                held: VecDeque::with_capacity(SLOTS as usize),
+            })
+        });
         let queue =
             InvalidationQueue::new(Rc::clone(memory), PhysAddr::new(0), PhysAddr::new(0x1000));
         Ok(Self {
             memory,
-            rings: owned.collect::<Result<_, _>>().map_err(|_| failed())?,
-            held: Vec::new(),
+            lanes: lanes
+                .collect::<Result<_, RingError>>()
+                .map_err(LabError::Rings)?,
             unit: Unit {
                 queue,
                 answer,
                 count: 0,
             },
         })
-    }
-
-    /// Room for what the driver remembers, so that the timed loop makes none.
-    fn prepare(&mut self, plan: &Plan) {
-        let ids = plan.steps.iter().filter_map(|timed| match timed.step {
-            Step::Map { id, .. } => Some(id.index() + 1),
-            _ => None,
-        });
-        let most = ids.max().unwrap_or(0);
-        if self.held.len() < most {
-            self.held.resize_with(most, || None);
-        }
     }
 
     /// Cycles of each block.
@@ -135,7 +148,6 @@ impl<'m> Port<'m> {
     }
 
     fn block(&mut self, plan: &Plan, block: &[Timed]) -> Result<(), LabError> {
-        const LOST: LabError = LabError::Internal("an owned ring refused a call of its driver");
         for timed in block {
             match timed.step {
                 Step::Map {
@@ -149,27 +161,28 @@ impl<'m> Port<'m> {
                     let [piece] = plan.segments(first, count) else {
                         return Err(LOST);
                     };
-                    let ring = self.rings.get_mut(device.index()).ok_or(LOST)?;
-                    let slot = self.held.get_mut(id.index()).ok_or(LOST)?;
-                    let mapped = ring.map(self.memory, u64::from(id.0), piece, direction);
-                    *slot = Some(mapped.map_err(|_| LOST)?);
+                    let lane = self.lanes.get_mut(device.index()).ok_or(LOST)?;
+                    let mapped = lane
+                        .ring
+                        .map(self.memory, u64::from(id.0), piece, direction);
+                    lane.held.push_back(mapped.map_err(|_| LOST)?);
                 }
                 Step::Unmap { id, device, .. } => {
-                    let ring = self.rings.get_mut(device.index()).ok_or(LOST)?;
-                    let held = self.held.get_mut(id.index()).and_then(Option::take);
-                    let unmapped = ring.unmap(self.memory, held.ok_or(LOST)?);
+                    let lane = self.lanes.get_mut(device.index()).ok_or(LOST)?;
+                    let held = lane.oldest(id.0).ok_or(LOST)?;
+                    let unmapped = lane.ring.unmap(self.memory, held);
                     let _withheld = unmapped.map_err(|_| LOST)?;
                 }
                 Step::EndBurst { device, .. } => {
-                    let ring = self.rings.get_mut(device.index()).ok_or(LOST)?;
-                    let ended = ring.end_burst(self.memory, &mut self.unit, |buffer| {
+                    let lane = self.lanes.get_mut(device.index()).ok_or(LOST)?;
+                    let ended = lane.ring.end_burst(self.memory, &mut self.unit, |buffer| {
                         black_box(buffer);
                     });
                     ended.map_err(|_| LOST)?;
                 }
                 Step::Doorbell { device, .. } => {
-                    let ring = self.rings.get_mut(device.index()).ok_or(LOST)?;
-                    ring.doorbell(self.memory);
+                    let lane = self.lanes.get_mut(device.index()).ok_or(LOST)?;
+                    lane.ring.doorbell(self.memory);
                 }
                 Step::Tick => {}
             }
@@ -203,7 +216,6 @@ fn cost(ports: &mut [Port<'_>], plan: &Plan) -> Result<Cost, LabError> {
     let mut invalidations = 0;
     let mut blocks = Vec::with_capacity(ports.len());
     for port in ports {
-        port.prepare(plan);
         let before = port.unit.count;
         blocks.push(port.drive(plan)?);
         invalidations = port.unit.count - before;
@@ -217,11 +229,9 @@ fn cost(ports: &mut [Port<'_>], plan: &Plan) -> Result<Cost, LabError> {
 /// # Errors
 /// No memory, or a call was refused for another reason.
 pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
-    const LOST: LabError = LabError::Internal("an owned ring refused a call of its driver");
     let plan = run.by_ring();
     let memory = Rc::new(Arena::new(ARENA)?);
     let mut port = Port::new(&memory, run.rings.len(), slots, Answer::Counted)?;
-    port.prepare(&plan);
     let mut full = 0_u64;
     for timed in &plan.steps {
         match timed.step {
@@ -236,18 +246,21 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
                 let [piece] = plan.segments(first, count) else {
                     return Err(LOST);
                 };
-                let ring = port.rings.get_mut(device.index()).ok_or(LOST)?;
-                let mapped = ring.map(port.memory, u64::from(id.0), piece, direction);
+                let lane = port.lanes.get_mut(device.index()).ok_or(LOST)?;
+                let mapped = lane
+                    .ring
+                    .map(port.memory, u64::from(id.0), piece, direction);
                 match mapped {
-                    Ok(mapping) => port.held[id.index()] = Some(mapping),
+                    Ok(mapping) => lane.held.push_back(mapping),
                     Err((_, MapReason::RingFull(_))) => full += 1,
                     Err(_) => return Err(LOST),
                 }
             }
             Step::Unmap { id, device, .. } => {
-                let ring = port.rings.get_mut(device.index()).ok_or(LOST)?;
-                if let Some(mapping) = port.held.get_mut(id.index()).and_then(Option::take) {
-                    let _withheld = ring.unmap(port.memory, mapping).map_err(|_| LOST)?;
+                let lane = port.lanes.get_mut(device.index()).ok_or(LOST)?;
+                if let Some(mapping) = lane.oldest(id.0) {
+                    let unmapped = lane.ring.unmap(port.memory, mapping);
+                    let _withheld = unmapped.map_err(|_| LOST)?;
                 }
             }
             Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {

@@ -315,6 +315,22 @@ mod tests {
     }
 
     #[test]
+    fn a_packet_is_charged_what_none_charges_and_its_invalidations() {
+        let cost = Cost {
+            executed: 20.0 * 4000.0,
+            spread: 0.0,
+            invalidations: 20,
+            pairs: 4000,
+        };
+        let found = Point::over_none(&cost, &Profile::r210_2015()).median;
+        // Two maps and unmaps of 20 cycles, and twice a 200th of 2150.
+        assert!(
+            (found - 1816.0 / (1816.0 + 40.0 + 21.5)).abs() < 1e-12,
+            "{found}"
+        );
+    }
+
+    #[test]
     fn longer_bursts_spread_the_invalidation_over_more_unmaps() {
         let setting = Setting::smoke();
         let points = [2, 50, 200].map(|packets| Point::measure(&setting, packets).unwrap());

@@ -318,6 +318,7 @@ mod tests {
     fn a_packet_is_charged_what_none_charges_and_its_invalidations() {
         let cost = Cost {
             executed: 20.0 * 4000.0,
+            repetitions: Vec::new(),
             spread: 0.0,
             invalidations: 20,
             pairs: 4000,

@@ -5,22 +5,24 @@ use ringfence_devices::{
     Request, Reuse,
 };
 use ringfence_dma::flush::{Flush, Never};
-use ringfence_dma::space::{Identity, Paged, Space, StaticTable};
+use ringfence_dma::space::{Identity, Paged, Rings, Space, StaticTable};
 use ringfence_dma::{
-    Attachment, Coherent, Cpu, Dma, Mapping, Outcome, Platform, Request as MapRequest, Segment,
+    Coherent, Cpu, Dma, MapReason, Mapping, Outcome, Platform, Request as MapRequest, Segment,
     SgLimits, SgMapping, SgRequest,
 };
 use ringfence_hw::RingLogic;
 use ringfence_iova::IovaAllocator;
 use ringfence_lab::Profile;
-use ringfence_lab::build::{Job, Recipe, ReplayTable, dispatch};
-use ringfence_lab::hardware::{Directed, Hardware, Vtd};
+use ringfence_lab::build::{Job, Recipe, ReplayTable, Single, dispatch};
+use ringfence_lab::hardware::{Directed, Hardware, Riommu, Vtd};
 use ringfence_lab::machine::Machine;
 use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayRing};
 use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Tally, Verdict};
-use ringfence_lab::ring::RingRecipe;
+use ringfence_lab::replay::{Attached, Newcomer};
+use ringfence_lab::ring::{RingRecipe, RingSizes};
 use ringfence_pgtable::{Levels, SecondStage, Table};
+use ringfence_trace::DeviceIndex;
 use ringfence_types::{
     Access, DeviceId, Direction, Fault, Invalidation, Iova, IovaRange, Nanos, PageSize, PhysAddr,
     PhysMemory, PhysRange,
@@ -44,13 +46,24 @@ pub(crate) type Reached = Result<Vec<PhysRange>, Fault>;
 
 /// One mode at work.
 pub(crate) trait Bench {
+    /// Maps one buffer, or a list; `None` if the ring is full.
+    fn try_map(
+        &mut self,
+        device: usize,
+        cpu: usize,
+        pieces: &[PhysRange],
+        direction: Direction,
+    ) -> Option<Handle>;
     fn map(
         &mut self,
         device: usize,
         cpu: usize,
         pieces: &[PhysRange],
         direction: Direction,
-    ) -> Handle;
+    ) -> Handle {
+        self.try_map(device, cpu, pieces, direction).expect("room")
+    }
+    /// Maps several buffers; those of a ring have one direction. None if the ring has not room for all.
     fn map_multi(
         &mut self,
         device: usize,
@@ -67,8 +80,12 @@ pub(crate) trait Bench {
     fn flush(&mut self);
     /// An access by a device, judged by the oracle.
     fn access(&mut self, device: DeviceId, iova: Iova, bytes: u64, access: Access) -> Reached;
-    /// The device-visible bytes of a mapping.
-    fn range(&self, handle: Handle) -> IovaRange;
+    /// The device-visible bytes of a mapping, or of its first piece where pieces lie apart.
+    fn range(&self, handle: Handle) -> IovaRange {
+        self.ranges(handle)[0]
+    }
+    /// The device-visible bytes: one range, or one for each piece where pieces lie apart.
+    fn ranges(&self, handle: Handle) -> &[IovaRange];
     /// Whether the buffer of the mapping is back.
     fn is_back(&self, handle: Handle) -> bool;
     /// The verdict of the last access.
@@ -88,6 +105,9 @@ pub(crate) trait Bench {
     fn counts(&self) -> (u64, u64);
 }
 
+/// The racer last: the cache of a ring holds what was touched last, which is what the replayer tries.
+type Attackers = ((Replayer, Neighbour), Racer);
+
 enum Held {
     Single(Mapping<u64>),
     List(SgMapping<u64>),
@@ -98,7 +118,7 @@ enum Held {
 struct Slot {
     held: Held,
     device: usize,
-    range: IovaRange,
+    ranges: Vec<IovaRange>,
     direction: Direction,
     grant: GrantId,
     back: bool,
@@ -154,12 +174,12 @@ struct World<H, S: Space, F: Flush<S, u64>> {
     machine: Machine<H>,
     dma: Dma<S, F, u64>,
     cpus: Vec<Cpu<S, F, u64>>,
-    at: Vec<Attachment>,
+    at: Vec<Attached>,
     oracle: Oracle,
     last: Verdict,
     reached: Vec<PhysRange>,
     slots: Vec<Slot>,
-    attackers: Option<(Racer, (Replayer, Neighbour))>,
+    attackers: Option<Attackers>,
     attempts: u64,
     unmaps: u64,
     translates: bool,
@@ -206,34 +226,41 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
         &mut self,
         device: usize,
         held: Held,
-        range: IovaRange,
+        ranges: Vec<IovaRange>,
         pieces: &[PhysRange],
         direction: Direction,
     ) -> Handle {
-        let row = row(self.at[device].device());
-        let grant = self.oracle.grant(row, range, pieces, direction);
+        let at = self.at[device].towards(direction);
+        let row = row(at.device());
+        let grant = if self.translates && !S::JOINS && ranges.len() == pieces.len() {
+            self.oracle.grant_apart(row, &ranges, pieces, direction)
+        } else {
+            self.oracle.grant(row, ranges[0], pieces, direction)
+        };
         self.slots.push(Slot {
             held,
             device,
-            range,
+            ranges,
             direction,
             grant,
             back: false,
         });
-        self.attack(&Event::Mapped(Target {
-            device: self.at[device].device(),
-            range,
-            direction,
-        }));
-        self.slots.len() - 1
+        let handle = self.slots.len() - 1;
+        self.tell(Event::Mapped, handle);
+        handle
     }
 
-    fn target(&self, handle: Handle) -> Target {
+    /// The attackers notice what the driver does with each range of a mapping.
+    fn tell(&mut self, event: fn(Target) -> Event, handle: Handle) {
         let slot = &self.slots[handle];
-        Target {
-            device: self.at[slot.device].device(),
-            range: slot.range,
-            direction: slot.direction,
+        let (direction, at) = (slot.direction, &self.at[slot.device]);
+        let device = at.towards(direction).device();
+        for range in slot.ranges.clone() {
+            self.attack(&event(Target {
+                device,
+                range,
+                direction,
+            }));
         }
     }
 
@@ -242,12 +269,18 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
         let slot = &self.slots[handle];
         let grant = self.oracle.get(slot.grant).expect("a live grant");
         let pieces: Vec<_> = grant.pieces().collect();
-        let target = self.target(handle);
+        let (direction, at) = (slot.direction, &self.at[slot.device]);
+        let device = at.towards(direction).device();
         let mut port = self.port();
         for range in pieces {
-            Passive.on(&Event::Unmapping(Target { range, ..target }), &mut port);
+            let target = Target {
+                device,
+                range,
+                direction,
+            };
+            Passive.on(&Event::Unmapping(target), &mut port);
         }
-        self.attack(&Event::Unmapping(target));
+        self.tell(Event::Unmapping, handle);
     }
 
     fn back(&mut self, handle: u64) {
@@ -259,27 +292,28 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
 
     fn after_unmap(&mut self, handle: Handle) {
         self.unmaps += 1;
-        self.attack(&Event::Unmapped(self.target(handle)));
+        self.tell(Event::Unmapped, handle);
     }
 }
 
 impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
-    fn map(
+    fn try_map(
         &mut self,
         device: usize,
         cpu: usize,
         pieces: &[PhysRange],
         direction: Direction,
-    ) -> Handle {
+    ) -> Option<Handle> {
         let name = self.slots.len() as u64;
-        let (own, at) = (&mut self.cpus[cpu], &self.at[device]);
-        let (held, range) = if let [piece] = pieces {
-            let (mapping, _) = self
-                .dma
-                .map_single(own, &mut self.machine, at, name, *piece, direction)
-                .expect("room");
-            let range = mapping.range();
-            (Held::Single(mapping), range)
+        let (own, at) = (&mut self.cpus[cpu], self.at[device].towards(direction));
+        let machine = &mut self.machine;
+        let made = if let [piece] = pieces {
+            self.dma
+                .map_single(own, machine, at, name, *piece, direction)
+                .map(|(mapping, _)| {
+                    let ranges = vec![mapping.range()];
+                    (Held::Single(mapping), ranges)
+                })
         } else {
             let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
             let mut out = vec![Segment { range: nothing }; pieces.len()];
@@ -287,26 +321,32 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
                 max_bytes: u64::MAX,
                 boundary: None,
             };
-            let machine = &mut self.machine;
-            let (mapping, _) = self
-                .dma
-                .map_sg(
-                    own,
-                    machine,
-                    at,
-                    SgRequest {
-                        buffer: name,
-                        pieces,
-                        direction,
-                        limits,
-                        out: &mut out,
-                    },
-                )
-                .expect("room");
-            let range = mapping.range().unwrap_or(out[0].range);
-            (Held::List(mapping), range)
+            let request = SgRequest {
+                buffer: name,
+                pieces,
+                direction,
+                limits,
+                out: &mut out,
+            };
+            let made = self.dma.map_sg(own, machine, at, request);
+            made.map(|(mapping, count)| {
+                let ranges = match mapping.range() {
+                    Some(range) => vec![range],
+                    None => out[..count].iter().map(|out| out.range).collect(),
+                };
+                (Held::List(mapping), ranges)
+            })
         };
-        self.keep(device, held, range, pieces, direction)
+        let (held, ranges) = match made {
+            Ok(made) => made,
+            Err((back, error)) => {
+                assert_eq!(back, name);
+                assert!(matches!(error.reason, MapReason::RingFull(_)), "{error}");
+                return None;
+            }
+        };
+        self.dma.doorbell(own, machine, at);
+        Some(self.keep(device, held, ranges, pieces, direction))
     }
 
     fn map_multi(
@@ -324,36 +364,56 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
                 direction,
             })
             .collect();
-        let (own, at) = (&mut self.cpus[cpu], &self.at[device]);
-        let made = self.dma.map_multi(own, &mut self.machine, at, requests);
-        made.expect("room")
-            .into_iter()
+        let ring = buffers
+            .first()
+            .map_or(Direction::ToDevice, |(_, ring)| *ring);
+        let (own, at) = (&mut self.cpus[cpu], self.at[device].towards(ring));
+        let made = match self.dma.map_multi(own, &mut self.machine, at, requests) {
+            Ok(made) => made,
+            Err((back, error)) => {
+                assert_eq!(back.len(), buffers.len());
+                assert!(matches!(error.reason, MapReason::RingFull(_)), "{error}");
+                return Vec::new();
+            }
+        };
+        self.dma.doorbell(own, &mut self.machine, at);
+        made.into_iter()
             .zip(buffers)
             .map(|(mapping, (memory, direction))| {
-                let range = mapping.range();
-                self.keep(device, Held::Single(mapping), range, &[*memory], *direction)
+                let ranges = vec![mapping.range()];
+                self.keep(
+                    device,
+                    Held::Single(mapping),
+                    ranges,
+                    &[*memory],
+                    *direction,
+                )
             })
             .collect()
     }
 
     fn map_coherent(&mut self, device: usize, cpu: usize, pages: usize) -> Option<Handle> {
-        let (own, at) = (&mut self.cpus[cpu], &self.at[device]);
+        let both = Direction::Bidirectional;
+        let (own, at) = (&mut self.cpus[cpu], self.at[device].towards(both));
         let memory = self
             .dma
             .alloc_coherent(own, &mut self.machine, at, pages)
             .ok()?;
         let frames = memory.frames().iter();
         let pieces: Vec<_> = frames.map(|f| PhysRange::new(*f, 4096).unwrap()).collect();
-        let range = memory.range();
-        let both = Direction::Bidirectional;
-        Some(self.keep(device, Held::Coherent(memory), range, &pieces, both))
+        let ranges = vec![memory.range()];
+        self.dma.doorbell(own, &mut self.machine, at);
+        Some(self.keep(device, Held::Coherent(memory), ranges, &pieces, both))
     }
 
     fn unmap(&mut self, handle: Handle, cpu: usize) {
         self.before_unmap(handle);
         let slot = &mut self.slots[handle];
         let held = std::mem::replace(&mut slot.held, Held::Gone);
-        let (own, at) = (&mut self.cpus[cpu], &self.at[slot.device]);
+        let (own, at) = (
+            &mut self.cpus[cpu],
+            self.at[slot.device].towards(slot.direction),
+        );
         let machine = &mut self.machine;
         let outcome = match held {
             Held::Single(mapping) => self.dma.unmap_single(own, machine, at, mapping),
@@ -376,7 +436,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
     }
 
     fn unmap_multi(&mut self, handles: &[Handle], cpu: usize) {
-        let Some(device) = handles.first().map(|h| self.slots[*h].device) else {
+        let of = handles.first().map(|h| &self.slots[*h]);
+        let Some((device, ring)) = of.map(|slot| (slot.device, slot.direction)) else {
             return;
         };
         let mut mappings = Vec::new();
@@ -388,7 +449,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
             };
             mappings.push(mapping);
         }
-        let (own, at) = (&mut self.cpus[cpu], &self.at[device]);
+        let (own, at) = (&mut self.cpus[cpu], self.at[device].towards(ring));
         let mut back = Vec::new();
         self.dma
             .unmap_multi(own, &mut self.machine, at, mappings, |name| back.push(name))
@@ -408,7 +469,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
     }
 
     fn end_burst(&mut self, device: usize, cpu: usize, direction: Direction) {
-        let (own, at) = (&mut self.cpus[cpu], &self.at[device]);
+        let (own, at) = (&mut self.cpus[cpu], self.at[device].towards(direction));
         let mut back = Vec::new();
         self.dma
             .end_burst(own, &mut self.machine, at, direction, |name| {
@@ -439,7 +500,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
                     self.end_burst(device, cpu, direction);
                 }
             }
-            let (own, at) = (&mut self.cpus[0], &self.at[device]);
+            let at = self.at[device].towards(Direction::ToDevice);
+            let own = &mut self.cpus[0];
             self.dma.flush(own, &mut self.machine, at).unwrap();
         }
     }
@@ -455,8 +517,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
         Ok(self.reached.clone())
     }
 
-    fn range(&self, handle: Handle) -> IovaRange {
-        self.slots[handle].range
+    fn ranges(&self, handle: Handle) -> &[IovaRange] {
+        &self.slots[handle].ranges
     }
 
     fn is_back(&self, handle: Handle) -> bool {
@@ -504,9 +566,9 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
     }
 }
 
-fn attackers(translates: bool) -> (Racer, (Replayer, Neighbour)) {
+fn attackers(translates: bool) -> Attackers {
     let reuse = if translates { Reuse::Page } else { Reuse::Byte };
-    (Racer::new(), (Replayer::new(reuse), Neighbour))
+    ((Replayer::new(reuse), Neighbour), Racer::new())
 }
 
 struct Build;
@@ -516,7 +578,7 @@ impl Build {
         flush: F,
         enabled: bool,
         ownership: Ownership,
-        mut make: impl FnMut(ringfence_types::DomainId, &Machine<H>) -> (S, Directed),
+        mut make: impl FnMut(&Newcomer, &Machine<H>) -> (S, Directed),
     ) -> Box<dyn Bench> {
         let mut machine = Machine::new(&Profile::r210_2015(), enabled).unwrap();
         let mut dma = Dma::new(flush);
@@ -525,7 +587,12 @@ impl Build {
             let mut to = Directed::PassThrough;
             let attachment = dma
                 .attach(device(index), Iova::new(u64::MAX), |domain| {
-                    let (space, directed) = make(domain, &machine);
+                    let newcomer = Newcomer {
+                        domain,
+                        device: device(index),
+                        row: DeviceIndex(index as u16),
+                    };
+                    let (space, directed) = make(&newcomer, &machine);
                     to = directed;
                     Ok::<_, ()>(space)
                 })
@@ -533,7 +600,7 @@ impl Build {
             machine
                 .attach(device(index), attachment.domain(), to)
                 .unwrap();
-            at.push(attachment);
+            at.push(Attached::new(&dma, attachment));
         }
         let translates = ownership == Ownership::Page;
         Box::new(World {
@@ -562,7 +629,7 @@ impl Job for Build {
             Never,
             enabled,
             Ownership::Byte,
-            |domain, machine: &Machine<Vtd>| {
+            |&Newcomer { domain, .. }, machine: &Machine<Vtd>| {
                 let directed = if kind == TableKind::StaticRadix {
                     let format = SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size2M);
                     let (memory, frames) = (&**machine.arena(), machine.frames());
@@ -590,7 +657,7 @@ impl Job for Build {
             flush,
             true,
             Ownership::Page,
-            |domain, machine| {
+            |&Newcomer { domain, .. }, machine| {
                 let (memory, frames) = (machine.arena(), machine.frames());
                 let table = (recipe.table)(domain, machine.coherency(), memory, frames).unwrap();
                 let directed = Directed::Table(table.root());
@@ -600,17 +667,30 @@ impl Job for Build {
         )
     }
 
-    fn rings<D, L, F>(self, _: RingRecipe<D, L, F>) -> Box<dyn Bench>
+    fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Box<dyn Bench>
     where
         D: ReplayRing,
         L: RingLogic + 'static,
         F: FlushForRings<D> + 'static,
     {
-        unreachable!("no bench for rings")
+        let sizes = RingSizes::Every(SLOTS);
+        Self::world::<Riommu<L>, Rings<D, Single<D>>, F>(
+            (recipe.flush)(),
+            true,
+            Ownership::Page,
+            |newcomer, machine| {
+                let (memory, frames) = (machine.arena(), machine.frames());
+                let (space, rings) = recipe.space(newcomer, &sizes, memory, frames).unwrap();
+                (space, Directed::Table(rings))
+            },
+        )
     }
 }
 
-/// A bench of `mode`, which has no rings: `ring/` has a bench for those, where maps may wait.
+/// Slots of every ring: fewer than a test may have live, so that maps wait.
+const SLOTS: u32 = 16;
+
+/// A bench of `mode`.
 pub(crate) fn bench(mode: &Mode) -> Box<dyn Bench> {
     dispatch(mode, Build).unwrap()
 }

@@ -1,6 +1,6 @@
 //! What runs for one mode: its passes under the oracle, and its meter.
 
-use ringfence_devices::{Attacker, Event, Neighbour, Port, Racer, Replayer, Reuse};
+use ringfence_devices::{Attacker, Event, Neighbour, Port, Racer, Replayer, Reuse, Straddler};
 use ringfence_dma::flush::{Flush, Never};
 use ringfence_dma::space::{Identity, Paged, Rings, StaticTable};
 use ringfence_dma::{Platform, Space};
@@ -52,8 +52,8 @@ enum Party {
     Nobody,
     /// Whom every mode meets.
     Pages(Box<(Replayer, Neighbour)>),
-    /// Rings meet the racer too, last: what it keeps warm next takes the place of what the replayer has just tried.
-    Rings(Box<((Replayer, Neighbour), Racer)>),
+    /// Rings meet the straddler too, and the racer last: what it keeps warm next takes the place of what the replayer has just tried.
+    Rings(Box<((Replayer, (Neighbour, Straddler)), Racer)>),
 }
 
 impl Party {
@@ -62,7 +62,7 @@ impl Party {
     }
 
     fn rings() -> Self {
-        let others = (Replayer::new(Reuse::Page), Neighbour);
+        let others = (Replayer::new(Reuse::Page), (Neighbour, Straddler));
         Self::Rings(Box::new((others, Racer::new())))
     }
 
@@ -205,8 +205,8 @@ impl Job for Assemble<'_> {
         Ok(runner)
     }
 
-    /// The attackers of the other modes and one more: an entry of a ring's cache is overwritten by its successor's, so that a stale one is
-    /// only met by a device that keeps it warm.
+    /// The attackers of the other modes and two more. An entry of a ring's cache is overwritten by its successor's, so that a stale one is
+    /// only met by a device that keeps it warm; and a unit that looks buffers up by the byte may stop an access at its first byte only.
     fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
     where
         D: ReplayRing,

@@ -46,6 +46,9 @@ where
     }
 }
 
+/// Whom rings meet as well: who looks beside a buffer, and who does not stop at its end.
+type Beside = (Neighbour, Straddler);
+
 /// Who attacks in a pass. A value and no type, so that both passes of a mode are one type.
 enum Party {
     /// Nobody, in the metered pass.
@@ -53,7 +56,7 @@ enum Party {
     /// Whom every mode meets.
     Pages(Box<(Replayer, Neighbour)>),
     /// Rings meet the straddler too, and the racer last: what it keeps warm next takes the place of what the replayer has just tried.
-    Rings(Box<((Replayer, (Neighbour, Straddler)), Racer)>),
+    Rings(Box<((Replayer, Beside), Racer)>),
 }
 
 impl Party {

@@ -22,7 +22,7 @@ failed=0
 ringfence=${RINGFENCE:-}
 if [[ ! $ringfence ]]; then
     ringfence=${CARGO_TARGET_DIR:-$repo/target}/release/ringfence
-    (cd "$repo" && cargo build --quiet --release -p ringfence-cli) || exit 1
+    (cd "$repo" && cargo build --quiet --release -p ringfence-cli --features live) || exit 1
 fi
 
 # judge NAME COMMAND...: the command says whether the case passed.

@@ -1,8 +1,12 @@
 //! The command line.
 
+// A build without them parses their arguments to say what is missing.
+#[cfg_attr(not(feature = "live"), allow(dead_code))]
 mod live;
 
-pub(crate) use live::{DeviceArgs, GuestCommand, GuestRunArgs, ServeArgs};
+#[cfg(feature = "live")]
+pub(crate) use live::{DeviceArgs, GuestRunArgs};
+pub(crate) use live::{GuestCommand, ServeArgs};
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -8,6 +8,7 @@ use std::process::{ExitCode, ExitStatus};
 
 use ringfence_lab::report::{ConditionError, DiffError, Unmet};
 use ringfence_lab::{LabError, ProfileError};
+#[cfg(feature = "live")]
 use ringfence_live::guest::GuestError;
 use ringfence_trace::{RecordError, TraceError};
 
@@ -54,7 +55,11 @@ pub(crate) enum Failure {
     /// The command that a recording was to watch failed; the recording is whole.
     Workload(ExitStatus),
     /// A guest.
+    #[cfg(feature = "live")]
     Guest(GuestError),
+    /// `serve` and `guest` are not in this build.
+    #[cfg(not(feature = "live"))]
+    NotBuilt,
     /// Standard input was named where a trace is read twice.
     ReadTwice,
     /// Standard input was named as two traces.
@@ -131,7 +136,12 @@ impl fmt::Display for Failure {
             Self::Workload(status) => {
                 write!(f, "the command ended with {status}; its trace was written")
             }
+            #[cfg(feature = "live")]
             Self::Guest(e) => e.fmt(f),
+            #[cfg(not(feature = "live"))]
+            Self::NotBuilt => f.write_str(
+                "this build serves no guests; build with `--features live`, or install with `--all-features`",
+            ),
             Self::ReadTwice => {
                 f.write_str("anonymising reads the trace twice: it has to be a file")
             }
@@ -150,6 +160,7 @@ impl Error for Failure {
             Self::Lab(e) => e.source(),
             Self::Trace(e) => e.source(),
             Self::Record(e) => e.source(),
+            #[cfg(feature = "live")]
             Self::Guest(e) => e.source(),
             Self::Io { source, .. } => Some(source),
             _ => None,
@@ -181,6 +192,7 @@ impl From<ConditionError> for Failure {
     }
 }
 
+#[cfg(feature = "live")]
 impl From<GuestError> for Failure {
     fn from(e: GuestError) -> Self {
         Self::Guest(e)

@@ -4,23 +4,31 @@ mod calibrate;
 mod compare;
 mod diff;
 mod generate;
+#[cfg(feature = "live")]
 mod guest;
 mod modes;
 mod reproduce;
+#[cfg(feature = "live")]
 mod serve;
 mod size;
 mod trace;
+#[cfg(not(feature = "live"))]
+mod without_live;
 
 pub(crate) use calibrate::calibrate;
 pub(crate) use compare::compare;
 pub(crate) use diff::diff;
 pub(crate) use generate::{completions, man};
+#[cfg(feature = "live")]
 pub(crate) use guest::guest;
 pub(crate) use modes::modes;
 pub(crate) use reproduce::reproduce;
+#[cfg(feature = "live")]
 pub(crate) use serve::serve;
 pub(crate) use size::size;
 pub(crate) use trace::trace;
+#[cfg(not(feature = "live"))]
+pub(crate) use without_live::{guest, serve};
 
 use serde::Serialize;
 

@@ -1,0 +1,16 @@
+//! What `serve` and `guest` say in a build without them.
+
+use std::process::ExitCode;
+
+use crate::args::{GuestCommand, ServeArgs};
+use crate::failure::Failure;
+
+/// Says what to build.
+pub(crate) fn serve(_: &ServeArgs) -> Result<(), Failure> {
+    Err(Failure::NotBuilt)
+}
+
+/// Says what to build.
+pub(crate) fn guest(_: &GuestCommand) -> Result<ExitCode, Failure> {
+    Err(Failure::NotBuilt)
+}

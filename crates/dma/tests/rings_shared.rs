@@ -24,7 +24,13 @@ use shuttle::thread;
 
 const DEVICE: DeviceId = DeviceId::new(0x18);
 const TABLES: PhysAddr = PhysAddr::new(0x1000);
-const SLOTS: u32 = 4;
+/// Slots of the ring: too few for all that two processors want at once and, for walkers that do not snoop, two lines of entries.
+const fn slots(coherency: Coherency) -> u32 {
+    match coherency {
+        Coherency::Coherent => 4,
+        Coherency::NonCoherent => 6,
+    }
+}
 
 /// The embedder's lock.
 struct Shuttled<T>(Mutex<T>);
@@ -136,7 +142,7 @@ impl Port {
     /// The device looks at the whole ring; what it sees stays in its cache.
     fn look(&self) {
         let mut world = self.world.lock().unwrap();
-        for slot in 0..SLOTS {
+        for slot in 0..slots(self.coherency) {
             let entry = entry(self.view(), slot);
             if entry.is_valid() {
                 world.cached.insert((slot, entry.start().get()));
@@ -323,7 +329,7 @@ fn two_processors(setup: RingSetup, most: u64) {
     let mut dma = Dma::new(Burst::default());
     let at = dma
         .attach(DEVICE, Iova::new(u64::MAX), |domain| {
-            let tables = Tables::new(TABLES, &[SLOTS]).unwrap();
+            let tables = Tables::new(TABLES, &[slots(setup.coherency)]).unwrap();
             let rings = lay_out(&board().memory, &tables, setup).unwrap();
             Ok::<_, ()>(Rings::new(domain, DEVICE, rings, |ring| {
                 Shuttled(Mutex::new(ring))

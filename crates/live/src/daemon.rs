@@ -57,7 +57,7 @@ const METRICS: &str = "metrics.sock";
 const MEMORY_MIB: u32 = 512;
 
 impl Daemon {
-    /// Listens in `dir` and serves until [`Daemon::stop`].
+    /// Listens in `dir` and serves until its [`stopper`](Self::stopper) stops it.
     ///
     /// # Errors
     /// What opening the disk and listening meet, with the path.

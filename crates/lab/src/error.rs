@@ -35,6 +35,8 @@ pub enum LabError {
     NoSuchMode(String),
     /// A row that makes sense and that nothing here carries out.
     NotBuilt(String),
+    /// A build without the feature `experiments`.
+    NoExperiments,
     /// A device that the trace does not name.
     NoSuchDevice {
         /// As given.
@@ -57,6 +59,9 @@ impl fmt::Display for LabError {
         match self {
             Self::Arena(e) => write!(f, "no memory for the replay: {e}"),
             Self::Table(e) => e.fmt(f),
+            Self::NoExperiments => f.write_str(
+                "this build runs no experiments; build with `--features reproduce`, or install with `--all-features`",
+            ),
             Self::Rings(e) => e.fmt(f),
             Self::Static(e) => write!(f, "cannot map all memory: {e}"),
             Self::Alloc(e) => e.fmt(f),

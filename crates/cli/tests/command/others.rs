@@ -233,6 +233,26 @@ fn help_says_what_is_measured() {
 }
 
 #[test]
+#[cfg(not(all(feature = "reproduce", feature = "live")))]
+fn a_light_build_says_what_to_build() {
+    #[cfg(not(feature = "reproduce"))]
+    {
+        let said = ringfence(&["reproduce", "X10"]);
+        assert_eq!(said.status.code(), Some(1));
+        let said = String::from_utf8_lossy(&said.stderr);
+        assert!(said.contains("--features reproduce"), "{said}");
+    }
+    #[cfg(not(feature = "live"))]
+    for wants in [&["serve", "--dir", "."][..], &["guest", "run"]] {
+        let said = ringfence(wants);
+        assert_eq!(said.status.code(), Some(1));
+        let said = String::from_utf8_lossy(&said.stderr);
+        assert!(said.contains("--features live"), "{said}");
+    }
+}
+
+#[test]
+#[cfg(feature = "reproduce")]
 fn experiments_are_listed_run_and_written_down() {
     let list = succeeded(&ringfence(&["reproduce", "--list"]));
     assert!(

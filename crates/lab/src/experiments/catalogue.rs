@@ -68,7 +68,19 @@ pub struct Experiment {
     /// Which document and where in it.
     pub source: &'static str,
     /// How it is run.
-    pub(super) measure: fn(&Setting) -> Result<Findings, LabError>,
+    pub(super) measure: Option<Measure>,
+}
+
+/// How an experiment is run.
+pub(super) type Measure = fn(&Setting) -> Result<Findings, LabError>;
+
+/// What a build without the experiments has none of: they are a quarter of this crate's machine code.
+pub(super) const fn built(measure: Measure) -> Option<Measure> {
+    if cfg!(feature = "experiments") {
+        Some(measure)
+    } else {
+        None
+    }
 }
 
 impl Experiment {
@@ -105,10 +117,11 @@ impl Experiment {
     /// Runs it.
     ///
     /// # Errors
-    /// It could not be run to its end.
+    /// It could not be run to its end, or is not in this build.
     pub fn run(&self, setting: &Setting) -> Result<Finding, LabError> {
         let begin = Instant::now();
-        let found = (self.measure)(setting)?;
+        let measure = self.measure.ok_or(LabError::NoExperiments)?;
+        let found = measure(setting)?;
         Ok(Finding {
             id: self.id,
             title: self.title,

@@ -1,7 +1,7 @@
 //! X01: cycles of a map and an unmap, by component (rIOMMU Table 1).
 
 use super::capture::Run;
-use super::catalogue::{Experiment, Setting};
+use super::catalogue::{Experiment, Setting, built};
 use super::counterfactual::stages;
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
 use super::printed::Sheet;
@@ -16,7 +16,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X01",
     title: "A map and an unmap by component, four modes",
     source: "rIOMMU Table 1",
-    measure,
+    measure: built(measure),
 };
 
 const MODES: [&str; 4] = ["strict", "strict+", "defer", "defer+"];

@@ -1,7 +1,7 @@
 //! X03: throughput and processor use of five benchmarks on two adapters in seven modes (rIOMMU Fig. 12 and Table 2).
 
 use super::benchmarks::extra;
-use super::catalogue::{Experiment, Setting};
+use super::catalogue::{Experiment, Setting, built};
 use super::finding::{Demand, FindingRow, Findings, Measured};
 use super::model::PACKET_BYTES;
 use super::printed::{
@@ -14,7 +14,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X03",
     title: "Five benchmarks, two adapters, seven modes",
     source: "rIOMMU Fig. 12, Table 2",
-    measure,
+    measure: built(measure),
 };
 
 /// Rows of one benchmark on one adapter, by place in the table.

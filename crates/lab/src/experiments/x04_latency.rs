@@ -1,7 +1,7 @@
 //! X04: round trips of request-response (rIOMMU Table 3).
 
 use super::benchmarks::extra;
-use super::catalogue::{Experiment, Setting};
+use super::catalogue::{Experiment, Setting, built};
 use super::finding::{Demand, FindingRow, Findings, Measured};
 use super::printed::{Benchmark, CLOCK_GHZ, Nic, Sheet};
 use crate::error::LabError;
@@ -10,7 +10,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X04",
     title: "Round trips of request-response",
     source: "rIOMMU Table 3",
-    measure,
+    measure: built(measure),
 };
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {

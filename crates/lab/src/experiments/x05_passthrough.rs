@@ -1,6 +1,6 @@
 //! X05: pass-through by hardware and by a table that maps everything, against no IOMMU (rIOMMU section 5.1).
 
-use super::catalogue::{Experiment, Setting};
+use super::catalogue::{Experiment, Setting, built};
 use super::finding::{Demand, FindingRow, Findings, Measured};
 use super::printed::{C_NONE, IOVAS_PER_PACKET, Sheet};
 use super::stream::{in_turns, last, runs};
@@ -11,7 +11,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X05",
     title: "Pass-through against no IOMMU",
     source: "rIOMMU section 5.1",
-    measure,
+    measure: built(measure),
 };
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {

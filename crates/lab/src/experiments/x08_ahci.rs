@@ -7,7 +7,7 @@ use ringfence_devices::{Buffer, Pool};
 use ringfence_types::{PhysAddr, PhysRange};
 
 use super::capture::{NIC, Run, Unprotected};
-use super::catalogue::{Experiment, Setting};
+use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
 use super::printed::{CLOCK_GHZ, Sheet};
@@ -19,7 +19,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X08",
     title: "A SATA disk, strict against none",
     source: "rIOMMU section 4, Applicability",
-    measure,
+    measure: built(measure),
 };
 
 /// Bytes of a sequential request: what Linux merges neighbouring pages into by default (`max_sectors_kb` of a disk is above it).

@@ -6,7 +6,7 @@ use ringfence_devices::nic::Profile as Adapter;
 use ringfence_devices::workload::{PACKETS_PER_RUN, Stream};
 
 use super::capture::{Capture, Run};
-use super::catalogue::{Experiment, Setting};
+use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
 use super::owned::{Answer, costs, refused};
@@ -20,7 +20,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X09",
     title: "Bursts against amortised invalidation; ring size against overflow",
     source: "rIOMMU section 4",
-    measure,
+    measure: built(measure),
 };
 
 /// Packets at which an interrupt comes: mlx unmaps two buffers for each.

@@ -4,7 +4,7 @@ use ringfence_iova::{CachedTree, RangeStore, Request};
 use ringfence_types::Pfn;
 
 use super::allocators::{flushed, pages};
-use super::catalogue::{Experiment, Setting};
+use super::catalogue::{Experiment, Setting, built};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
 use super::printed::Sheet;
 use crate::error::LabError;
@@ -13,7 +13,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X10",
     title: "The cached node, step by step",
     source: "EIOVAR Table 1",
-    measure,
+    measure: built(measure),
 };
 
 /// Columns of the sheet.

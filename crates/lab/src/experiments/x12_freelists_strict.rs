@@ -2,7 +2,7 @@
 
 use ringfence_iova::Capacity;
 
-use super::catalogue::{Experiment, Setting};
+use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
 use super::finding::{Demand, FindingRow, Findings, Measured};
 use super::printed::Sheet;
@@ -16,7 +16,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X12",
     title: "Freelists of k under strict protection",
     source: "EIOVAR section 6.1, Figs. 4-6",
-    measure,
+    measure: built(measure),
 };
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {

@@ -5,7 +5,7 @@ use ringfence_devices::workload::{Memcached, PACKETS_PER_RUN, Stream, Workload};
 
 use super::allocators::Driven;
 use super::capture::{Capture, Run};
-use super::catalogue::{Experiment, Setting};
+use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
 use super::printed::{CLOCK_GHZ, Sheet};
@@ -16,7 +16,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X15",
     title: "Message sizes and numbers of clients",
     source: "EIOVAR section 7, Figs. 11 and 12",
-    measure,
+    measure: built(measure),
 };
 
 /// Bytes of a message, as Netperf is asked for them.

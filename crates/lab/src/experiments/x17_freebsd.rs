@@ -3,7 +3,7 @@
 use ringfence_memory::WriteBack;
 
 use super::capture::Run;
-use super::catalogue::{Experiment, Setting};
+use super::catalogue::{Experiment, Setting, built};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
 use super::model::{cycles_per_packet, gbps};
 use super::printed::{C_NONE, CLOCK_GHZ, IOVAS_PER_PACKET, Sheet};
@@ -16,7 +16,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X17",
     title: "FreeBSD: what it costs, and what flushing one entry instead of a page gains",
     source: "EIOVAR section 7, Table 3",
-    measure,
+    measure: built(measure),
 };
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {

@@ -6,7 +6,7 @@ use ringfence_iova::{Bitmap, CachedTree, IovaAllocator, RangeStore, Request};
 use ringfence_types::Pfn;
 
 use super::allocators::{TOP, pages};
-use super::catalogue::{Experiment, Setting};
+use super::catalogue::{Experiment, Setting, built};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
 use super::printed::Sheet;
 use super::timed::{Subject, Timed};
@@ -17,7 +17,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X19",
     title: "How often a policy flushes, and what it remembers meanwhile",
     source: "Fujita and Moriai section 3.3",
-    measure,
+    measure: built(measure),
 };
 
 /// Requests beyond the last that a wrap has room for.

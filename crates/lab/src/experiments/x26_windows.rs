@@ -5,7 +5,7 @@ use ringfence_devices::workload::{BURST, Stream};
 use ringfence_trace::{Chunk, Devices, Operations, Options as TraceOptions, Source};
 
 use super::capture::Capture;
-use super::catalogue::{Experiment, Setting};
+use super::catalogue::{Experiment, Setting, built};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
 use crate::compare::{Options, runner};
 use crate::error::LabError;
@@ -15,7 +15,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X26",
     title: "The window between an unmap and its invalidation, under an attacker",
     source: "EIOVAR sections 2 and 9 (future work)",
-    measure,
+    measure: built(measure),
 };
 
 const MODES: [&str; 7] = [

@@ -80,7 +80,7 @@ pub(crate) struct GuestRunArgs {
     /// Debian kernel, by the beginning of its version
     #[arg(long, value_name = "VERSION", default_value = "6.12")]
     pub kernel: String,
-    /// Unmapped pages are out of reach when the kernel's unmap returns [default]
+    /// Unmapped pages are out of reach when the kernel's unmap returns; the default
     #[arg(long, conflicts_with = "lazy")]
     pub strict: bool,
     /// Unmaps gather and take effect together, as by default in Linux

@@ -7,7 +7,7 @@ use ringfence_trace::{Chunk, Devices, Operations, Summary};
 use crate::Profile;
 use crate::error::LabError;
 use crate::modes::Mode;
-use crate::plan::{Plan, Planner};
+use crate::plan::{Planner, each_plan};
 use crate::replay::Outcomes;
 use crate::ring::RingSizes;
 use crate::row::{Parts, Row};
@@ -103,36 +103,32 @@ pub fn compare<R: Read>(
     if options.modes.iter().any(Mode::has_rings) {
         planner = planner.with_doorbells();
     }
-    let mut chunk = Chunk::default();
-    let mut plan = Plan::default();
     let mut lines = 0;
-    let mut more = true;
-    while more {
-        more = operations.next_chunk(&mut chunk)?;
-        if let Some(names) = &options.devices {
-            planner.keep_only(operations.devices(), names);
-        }
-        planner.plan(&chunk, &mut plan);
-        if !more {
-            planner.finish(&mut plan);
-        }
-        lines += plan.lines;
-        if planner.live_pages_max > options.timed_pages() {
+    let only = options.devices.as_deref();
+    each_plan(
+        &mut operations,
+        &mut planner,
+        only,
+        |planner, plan, devices| {
+            lines += plan.lines;
+            if planner.live_pages_max > options.timed_pages() {
+                for runner in &mut runners {
+                    runner.meter = None;
+                }
+            }
             for runner in &mut runners {
-                runner.meter = None;
+                runner.metered.run(plan, devices)?;
+                if let Some(hostile) = &mut runner.hostile {
+                    hostile.run(plan, devices)?;
+                }
+                if let Some(meter) = &mut runner.meter {
+                    meter.chunk(plan)?;
+                }
             }
-        }
-        for runner in &mut runners {
-            runner.metered.run(&plan, operations.devices())?;
-            if let Some(hostile) = &mut runner.hostile {
-                hostile.run(&plan, operations.devices())?;
-            }
-            if let Some(meter) = &mut runner.meter {
-                meter.chunk(&plan)?;
-            }
-        }
-        progress(lines);
-    }
+            progress(lines);
+            Ok(())
+        },
+    )?;
     if let Some(names) = &options.devices {
         known(name, operations.devices(), names)?;
     }

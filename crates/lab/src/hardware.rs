@@ -41,7 +41,9 @@ pub trait Hardware: Invalidator + fmt::Debug + Sized + 'static {
 
     /// The requester ID under which the device in `row` of the trace's devices makes its accesses; `recorded` is its own. `None` if
     /// the hardware has no place for so many.
-    fn requester(row: u16, recorded: DeviceId) -> Option<DeviceId>;
+    fn requester(_row: u16, recorded: DeviceId) -> Option<DeviceId> {
+        Some(recorded)
+    }
 
     /// Directs a device's accesses.
     ///
@@ -94,10 +96,6 @@ impl Hardware for Vtd {
 
     fn switch_off(&mut self) {
         self.unit.disable();
-    }
-
-    fn requester(_row: u16, recorded: DeviceId) -> Option<DeviceId> {
-        Some(recorded)
     }
 
     fn attach(
@@ -257,10 +255,6 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
 
     fn switch_off(&mut self) {
         self.unit.disable();
-    }
-
-    fn requester(_row: u16, recorded: DeviceId) -> Option<DeviceId> {
-        Some(recorded)
     }
 
     fn attach(

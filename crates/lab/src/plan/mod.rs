@@ -6,11 +6,13 @@
 //! If asked, it says too where doorbells are: after each run of maps of one (device, direction, CPU), which any other operation or tick ends
 //! (decision 0012).
 
+mod pass;
 mod withheld;
 
 use ringfence_trace::{Chunk, DeviceIndex, Devices, MappingId, Op, OpKind};
 use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
 
+pub use pass::each_plan;
 use withheld::{Run, Withheld};
 
 /// How long a burst may last on the trace's clock.

@@ -2,12 +2,12 @@
 
 use std::io::Read;
 
-use ringfence_trace::{Chunk, DeviceIndex, Operations};
+use ringfence_trace::{DeviceIndex, Operations};
 use ringfence_types::Direction;
 
 use super::{RINGS, RingSizes, place_of};
 use crate::error::LabError;
-use crate::plan::{Plan, Planner, Step};
+use crate::plan::{Plan, Planner, Step, each_plan};
 
 /// What a trace does to the rings of its devices.
 #[derive(Debug, Clone, Default)]
@@ -87,17 +87,14 @@ pub fn take_census<R: Read>(
     devices: Option<&[String]>,
 ) -> Result<Census, LabError> {
     let mut census = Census::default();
-    let mut planner = Planner::new();
-    let mut chunk = Chunk::default();
-    let mut plan = Plan::default();
-    let mut more = true;
-    while more {
-        more = operations.next_chunk(&mut chunk)?;
-        if let Some(names) = devices {
-            planner.keep_only(operations.devices(), names);
-        }
-        planner.plan(&chunk, &mut plan);
-        census.add(&plan);
-    }
+    each_plan(
+        &mut operations,
+        &mut Planner::new(),
+        devices,
+        |_, plan, _| {
+            census.add(plan);
+            Ok(())
+        },
+    )?;
     Ok(census)
 }

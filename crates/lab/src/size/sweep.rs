@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use ringfence_dma::ring::SlotChoice;
-use ringfence_trace::{Chunk, DeviceIndex, Operations};
+use ringfence_trace::{DeviceIndex, Operations};
 use ringfence_types::Direction;
 
 use super::advice::{RingAdvice, Stalls, TraceSizing, power};
@@ -14,7 +14,7 @@ use crate::Profile;
 use crate::compare::{self, Runner, runner};
 use crate::error::LabError;
 use crate::modes::Mode;
-use crate::plan::{Plan, Planner, Step};
+use crate::plan::{Plan, Planner, Step, each_plan};
 use crate::replay::Outcomes;
 use crate::ring::{RINGS, RingSizes, place_of};
 
@@ -110,29 +110,20 @@ pub fn size<R: Read>(
     let mut shapes = iotlb::trials(&options.modes, &options.profile)?;
 
     let mut planner = Planner::new().with_doorbells();
-    let mut chunk = Chunk::default();
-    let mut plan = Plan::default();
     let mut lines = 0;
-    let mut more = true;
-    while more {
-        more = operations.next_chunk(&mut chunk)?;
-        if let Some(names) = &options.devices {
-            planner.keep_only(operations.devices(), names);
-        }
-        planner.plan(&chunk, &mut plan);
-        if !more {
-            planner.finish(&mut plan);
-        }
-        predict(&mut subjects, &plan);
+    let only = options.devices.as_deref();
+    each_plan(&mut operations, &mut planner, only, |_, plan, devices| {
+        predict(&mut subjects, plan);
         let runners = trials
             .iter_mut()
             .flat_map(|trial| [&mut trial.in_order, &mut trial.any_order]);
         for runner in runners.chain(shapes.iter_mut().map(|trial| &mut trial.runner)) {
-            runner.metered.run(&plan, operations.devices())?;
+            runner.metered.run(plan, devices)?;
         }
         lines += plan.lines;
         progress(lines);
-    }
+        Ok(())
+    })?;
     let alive = planner.alive();
     for (column, trial) in trials.iter_mut().enumerate() {
         let in_order = trial.in_order.metered.finish(&alive);

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::io::Read;
 
-use ringfence_trace::{Chunk, DeviceIndex, Devices, Operations};
+use ringfence_trace::{DeviceIndex, Devices, Operations};
 use ringfence_types::Direction;
 
 use super::bursts::Bursts;
 use crate::error::LabError;
-use crate::plan::{Plan, Planner, Step};
+use crate::plan::{Plan, Planner, Step, each_plan};
 use crate::ring::{RINGS, place_of};
 
 /// What is asked of one ring, with as many slots as it could ever want.
@@ -224,22 +224,16 @@ pub fn take_usage<R: Read>(
     mut progress: impl FnMut(u64),
 ) -> Result<Usage, LabError> {
     let mut usage = Usage::default();
-    let mut planner = Planner::new();
-    let mut chunk = Chunk::default();
-    let mut plan = Plan::default();
-    let mut more = true;
-    while more {
-        more = operations.next_chunk(&mut chunk)?;
-        if let Some(names) = devices {
-            planner.keep_only(operations.devices(), names);
-        }
-        planner.plan(&chunk, &mut plan);
-        if !more {
-            planner.finish(&mut plan);
-        }
-        usage.add(&plan);
-        progress(usage.lines);
-    }
+    each_plan(
+        &mut operations,
+        &mut Planner::new(),
+        devices,
+        |_, plan, _| {
+            usage.add(plan);
+            progress(usage.lines);
+            Ok(())
+        },
+    )?;
     usage.finish(operations.devices());
     Ok(usage)
 }

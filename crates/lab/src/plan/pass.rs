@@ -1,0 +1,36 @@
+//! One pass over a trace.
+
+use std::io::Read;
+
+use ringfence_trace::{Chunk, Devices, Operations};
+
+use super::{Plan, Planner};
+use crate::error::LabError;
+
+/// Reads a trace to its end and gives `each` the plan of one chunk after the other, with the planner and the devices named so far. Only
+/// operations of the devices called one of `only` are planned, or all.
+///
+/// # Errors
+/// The trace is malformed, or what `each` says.
+pub fn each_plan<R: Read>(
+    operations: &mut Operations<R>,
+    planner: &mut Planner,
+    only: Option<&[String]>,
+    mut each: impl FnMut(&Planner, &Plan, &Devices) -> Result<(), LabError>,
+) -> Result<(), LabError> {
+    let mut chunk = Chunk::default();
+    let mut plan = Plan::default();
+    let mut more = true;
+    while more {
+        more = operations.next_chunk(&mut chunk)?;
+        if let Some(names) = only {
+            planner.keep_only(operations.devices(), names);
+        }
+        planner.plan(&chunk, &mut plan);
+        if !more {
+            planner.finish(&mut plan);
+        }
+        each(planner, &plan, operations.devices())?;
+    }
+    Ok(())
+}

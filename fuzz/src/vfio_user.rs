@@ -12,12 +12,15 @@ use std::sync::Arc;
 
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::Direct;
+use ringfence_live::server::Served;
 use ringfence_live::virtio::VirtioPci;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::wire::{FramingError, HEADER_BYTES, Inbox, MAX_MESSAGE_BYTES, RequestError};
 use ringfence_live::{FunctionError, MemoryError, Refusal, Session};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
 
 use crate::Reached;
 
@@ -49,6 +52,7 @@ pub const OUTCOMES: &[&str] = &[
 ];
 
 const RAM_BYTES: u64 = 1 << 20;
+const DISK_BYTES: u64 = 1 << 16;
 const POKE: u16 = 200;
 
 struct Files {
@@ -65,7 +69,7 @@ fn memory(bytes: u64, seals: SealFlags) -> File {
 }
 
 thread_local! {
-    // Made once: a run may leave them changed, not larger or smaller.
+    // Made once; a run leaves them changed, not larger or smaller, and the next one empties them.
     static FILES: RefCell<Files> = RefCell::new({
         let ram = memory(RAM_BYTES, SealFlags::SHRINK | SealFlags::GROW);
         Files {
@@ -76,7 +80,7 @@ thread_local! {
                 File::open("/").expect("a directory").into(),
             ],
             ram,
-            disk: memory(1 << 16, SealFlags::SHRINK | SealFlags::GROW),
+            disk: memory(DISK_BYTES, SealFlags::SHRINK | SealFlags::GROW),
         }
     });
 }
@@ -87,6 +91,10 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
 }
 
 fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
+    for (file, bytes) in [(&files.ram, RAM_BYTES), (&files.disk, DISK_BYTES)] {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(file, flags, 0, bytes).expect("empty");
+    }
     let counters = Arc::new(DeviceCounters::default());
     let disk = files.disk.try_clone().expect("a copy");
     let disk = Blk::new(disk, false, Arc::clone(&counters)).expect("a disk");
@@ -135,6 +143,9 @@ fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
             assert_eq!(usize::try_from(size), Ok(reply.len()));
             assert!(reply.len() >= HEADER_BYTES && reply[..2] == header.id.to_le_bytes());
             assert_eq!(reply[8] & 0x20 != 0, outcome.refusal.is_some());
+        }
+        if session.function().unfinished() {
+            session.function().go_on();
         }
         match outcome.refusal {
             None => reached("answered"),

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 use crate::counters::DeviceCounters;
@@ -57,6 +57,14 @@ pub trait Served: Function {
 
     /// It has come.
     fn came(&mut self) {}
+
+    /// Whether there is work left that nobody will ask for again.
+    fn unfinished(&self) -> bool {
+        false
+    }
+
+    /// Does a bounded part of what is left.
+    fn go_on(&mut self) {}
 }
 
 /// Serves clients one after another until told to stop.
@@ -70,7 +78,7 @@ pub fn serve<F: Served>(
     stop: &Stop,
     mut report: impl FnMut(Event<'_>),
 ) -> io::Result<()> {
-    while wait(listener.as_fd(), None, stop)? != Woken::Stop {
+    while wait(listener.as_fd(), None, stop, false)? != Woken::Stop {
         let (stream, _) = listener.accept()?;
         report(Event::Connected);
         let mut session = Session::new(function);
@@ -94,7 +102,7 @@ pub fn serve_text(
     stop: &Stop,
     text: impl Fn() -> String,
 ) -> io::Result<()> {
-    while wait(listener.as_fd(), None, stop)? != Woken::Stop {
+    while wait(listener.as_fd(), None, stop, false)? != Woken::Stop {
         let (mut stream, _) = listener.accept()?;
         // A reader who does not read is not waited for: the text fits into a socket's buffer.
         stream.set_nonblocking(true)?;
@@ -113,11 +121,17 @@ fn converse<F: Served>(
 ) -> io::Result<bool> {
     let mut inbox = Inbox::default();
     loop {
-        let extra = session.function().waits_for();
-        match wait(stream.as_fd(), extra, stop)? {
+        let function = session.function();
+        let unfinished = function.unfinished();
+        match wait(stream.as_fd(), function.waits_for(), stop, unfinished)? {
             Woken::Stop => return Ok(false),
             Woken::Extra => {
-                session.function().came();
+                function.came();
+                function.go_on();
+                continue;
+            }
+            Woken::Nothing => {
+                function.go_on();
                 continue;
             }
             Woken::Main => {}
@@ -148,16 +162,24 @@ enum Woken {
     Main,
     Extra,
     Stop,
+    Nothing,
 }
 
-fn wait(main: BorrowedFd<'_>, extra: Option<BorrowedFd<'_>>, stop: &Stop) -> io::Result<Woken> {
+/// `busy`: there is other work to do, so only look.
+fn wait(
+    main: BorrowedFd<'_>,
+    extra: Option<BorrowedFd<'_>>,
+    stop: &Stop,
+    busy: bool,
+) -> io::Result<Woken> {
     let mut fds = vec![
         PollFd::new(&*stop.0, PollFlags::IN),
         PollFd::from_borrowed_fd(main, PollFlags::IN),
     ];
     fds.extend(extra.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     loop {
-        match poll(&mut fds, None) {
+        match poll(&mut fds, busy.then_some(&Timespec::default())) {
+            Ok(0) if busy => return Ok(Woken::Nothing),
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.into()),

@@ -27,6 +27,9 @@ pub struct Served {
     pub buffers: usize,
     /// Whether the driver wants to be notified of them.
     pub notify: bool,
+    /// As many were served as the queue is long, and there may be others: serve it again, after whoever else waits. A driver that lets
+    /// answers fall on the ring's index never runs out of requests.
+    pub more: bool,
 }
 
 /// Why a queue is not served any further. Buffers returned before stay returned.
@@ -63,7 +66,7 @@ impl From<virtio_queue::Error> for ServeError {
 }
 
 impl Queues {
-    /// Handles all requests that are available, in batches, and returns each buffer when its batch is complete: the driver spins on the used ring, and what
+    /// Handles the requests that are available, at most as many as the queue is long, in batches, and returns each buffer when its batch is complete: the driver spins on the used ring, and what
     /// it unmapped is out of reach when it sees the answer. `seen` is shown every request and what became of it, before the answer is published.
     ///
     /// A chain that cannot be read, or whose reply cannot be written, is returned with used length 0.
@@ -78,18 +81,23 @@ impl Queues {
         mut seen: impl FnMut(&[u8], &Handled),
     ) -> Result<Served, ServeError> {
         let mut buffers = 0;
-        loop {
+        let most = usize::from(queue.size());
+        while buffers < most {
             let mut done = [(0_u16, 0_u32); BATCH];
             let mut count = 0;
             let mut batch = device.batch().map_err(ServeError::Sink)?;
             // The places first: whatever is asked of the ring must have one.
-            for (done, chain) in done.iter_mut().zip(queue.iter(memory)?) {
+            for (done, chain) in done
+                .iter_mut()
+                .take(most - buffers)
+                .zip(queue.iter(memory)?)
+            {
                 let head = chain.head_index();
-                let most = batch.max_reply_bytes();
+                let reply_bytes = batch.max_reply_bytes();
                 let mut request = [0; MAX_REQUEST_BYTES];
-                let (read, given) = self.gather(chain, memory, &mut request, most);
+                let (read, given) = self.gather(chain, memory, &mut request, reply_bytes);
                 let request = request.get(..read).unwrap_or_default();
-                self.reply.resize(most, 0);
+                self.reply.resize(reply_bytes, 0);
                 let reply = self.reply.get_mut(..given).unwrap_or_default();
                 let handled = batch.handle(request, reply);
                 seen(request, &handled);
@@ -141,7 +149,12 @@ impl Queues {
         buffers: usize,
     ) -> Result<Served, ServeError> {
         let notify = buffers > 0 && queue.needs_notification(memory)?;
-        Ok(Served { buffers, notify })
+        let more = buffers >= usize::from(queue.size());
+        Ok(Served {
+            buffers,
+            notify,
+            more,
+        })
     }
 
     /// Reads the device-readable part of `chain` into `request` and notes where the device-writable one is: how many bytes were read, and

@@ -9,11 +9,11 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use virtio_queue::{Queue, QueueT};
+use virtio_queue::Queue;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::chain::{Chain, MAX_SEGMENTS, Segments};
-use super::{Device, QueueBroken};
+use super::{Device, QueueBroken, Turn, serve_chains};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::wire::fields::{copy_part, u32_at, u64_at};
@@ -247,22 +247,12 @@ impl Device for Blk {
         _index: usize,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<bool, QueueBroken> {
-        let mut interrupt = false;
-        loop {
-            dma.with(|memory| queue.disable_notification(memory))?;
-            while let Some(mut chain) = dma.with(|memory| Chain::next(queue, memory))? {
-                self.counters.requests.add(1);
-                let written = self.serve(&mut chain, dma);
-                interrupt |= dma.with(|memory| {
-                    queue.add_used(memory, chain.head, written)?;
-                    queue.needs_notification(memory)
-                })?;
-            }
-            self.go_astray(dma);
-            if !dma.with(|memory| queue.enable_notification(memory))? {
-                return Ok(interrupt);
-            }
-        }
+    ) -> Result<Turn, QueueBroken> {
+        let turn = serve_chains(queue, dma, |chain, dma| {
+            self.counters.requests.add(1);
+            self.serve(chain, dma)
+        })?;
+        self.go_astray(dma);
+        Ok(turn)
     }
 }

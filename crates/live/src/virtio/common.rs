@@ -25,6 +25,8 @@ pub(crate) const FAILED: u8 = 128;
 pub(crate) struct Slot {
     pub(crate) queue: Queue,
     pub(crate) vector: u16,
+    /// The device's last turn left something to do, and nobody will ring for it.
+    pub(crate) unfinished: bool,
 }
 
 /// What the driver's write asks of the transport.
@@ -58,6 +60,7 @@ impl Common {
             Some(Slot {
                 queue: Queue::new(*size).ok()?,
                 vector: NO_VECTOR,
+                unfinished: false,
             })
         });
         Self {
@@ -118,7 +121,7 @@ impl Common {
         bytes.extend([self.status, 0]);
         bytes.extend(self.selected.to_le_bytes());
         // A queue that does not exist reads as size 0.
-        if let Some(Slot { queue, vector }) = self.selected() {
+        if let Some(Slot { queue, vector, .. }) = self.selected() {
             bytes.extend(queue.size().to_le_bytes());
             bytes.extend(vector.to_le_bytes());
             bytes.extend(u16::from(queue.ready()).to_le_bytes());

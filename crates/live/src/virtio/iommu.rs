@@ -4,10 +4,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_virtio_iommu::spec;
-use ringfence_virtio_iommu::{Handled, Queues, ServeError, Served};
+use ringfence_virtio_iommu::{Handled, Queues, ServeError};
 use virtio_queue::{Queue, QueueT};
 
-use super::{Device, QueueBroken};
+use super::{Device, QueueBroken, Turn};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::iommu::Iommu;
@@ -80,7 +80,7 @@ impl Device for IommuDevice {
         index: usize,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<bool, QueueBroken> {
+    ) -> Result<Turn, QueueBroken> {
         let Self {
             iommu,
             queues,
@@ -92,27 +92,22 @@ impl Device for IommuDevice {
                 queue.enable_notification(memory)?;
                 return Ok(served);
             }
-            let mut all = Served::default();
-            loop {
-                let served = queues.serve_requests(
-                    &mut iommu.unit(),
-                    queue,
-                    memory,
-                    |request, handled| counters.count_request(request, handled),
-                )?;
-                all.buffers = all.buffers.saturating_add(served.buffers);
-                all.notify |= served.notify;
-                // Whatever came before the driver was asked to ring again is served now.
-                if !queue.enable_notification(memory)? {
-                    return Ok(all);
-                }
-            }
+            let mut served =
+                queues.serve_requests(&mut iommu.unit(), queue, memory, |request, handled| {
+                    counters.count_request(request, handled);
+                })?;
+            // What came before the driver was asked to ring again is left for the next turn.
+            served.more |= queue.enable_notification(memory)?;
+            Ok(served)
         });
         match served {
-            Ok(served) => Ok(served.notify),
+            Ok(served) => Ok(Turn {
+                interrupt: served.notify,
+                more: served.more,
+            }),
             Err(ServeError::Queue(error)) => Err(QueueBroken(error)),
             // Cannot be: nothing here holds what a sink would wait for.
-            Err(ServeError::Sink(_)) => Ok(false),
+            Err(ServeError::Sink(_)) => Ok(Turn::default()),
         }
     }
 }

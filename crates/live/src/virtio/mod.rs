@@ -6,6 +6,7 @@ mod common;
 pub mod iommu;
 pub mod rng;
 mod transport;
+mod turn;
 
 use std::os::fd::BorrowedFd;
 
@@ -14,6 +15,7 @@ use virtio_queue::Queue;
 use crate::dma::Dma;
 
 pub use transport::VirtioPci;
+pub use turn::{Turn, serve_chains};
 
 /// `VIRTIO_F_INDIRECT_DESC`.
 pub const F_INDIRECT_DESC: u64 = 1 << 28;
@@ -77,7 +79,8 @@ pub trait Device {
         0
     }
 
-    /// The driver has rung the doorbell of queue `index`, or something that the device waited for has come. Whether to interrupt.
+    /// The driver has rung the doorbell of queue `index`, or something that the device waited for has come, or the last
+    /// turn left something to do. One turn is bounded ([`serve_chains`]).
     ///
     /// # Errors
     /// [`QueueBroken`]: the device stops until it is reset.
@@ -86,5 +89,5 @@ pub trait Device {
         index: usize,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<bool, QueueBroken>;
+    ) -> Result<Turn, QueueBroken>;
 }

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use rustix::rand::{GetRandomFlags, getrandom};
-use virtio_queue::{Queue, QueueT};
+use virtio_queue::Queue;
 
-use super::chain::Chain;
-use super::{Device, QueueBroken};
+use super::{Device, QueueBroken, Turn, serve_chains};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 
@@ -47,22 +46,17 @@ impl Device for Rng {
         _index: usize,
         queue: &mut Queue,
         dma: &mut A,
-    ) -> Result<bool, QueueBroken> {
-        let mut served = false;
-        while let Some(chain) = dma.with(|memory| Chain::next(queue, memory))? {
+    ) -> Result<Turn, QueueBroken> {
+        serve_chains(queue, dma, |chain, dma| {
             let bytes = usize::try_from(chain.writable.bytes()).unwrap_or(usize::MAX);
             let mut random = vec![0; bytes.min(MAX_BYTES)];
             let got = getrandom(&mut random, GetRandomFlags::empty()).unwrap_or(0);
             random.truncate(got);
-            dma.with(|memory| {
-                let written = chain.writable.write(memory, &random).is_ok() && !chain.malformed;
-                let used = if written { got } else { 0 };
-                queue.add_used(memory, chain.head, u32::try_from(used).unwrap_or(0))
-            })?;
+            let written = dma.with(|memory| chain.writable.write(memory, &random).is_ok());
             self.counters.requests.add(1);
             self.counters.bytes_read.add(random.len() as u64);
-            served = true;
-        }
-        Ok(served && dma.with(|memory| queue.needs_notification(memory))?)
+            let used = if written && !chain.malformed { got } else { 0 };
+            u32::try_from(used).unwrap_or(0)
+        })
     }
 }

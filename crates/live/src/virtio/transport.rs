@@ -4,8 +4,10 @@ use std::os::fd::BorrowedFd;
 
 use vm_memory::GuestMemoryMmap;
 
-use super::common::{Common, Effect};
-use super::{Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, QueueBroken};
+use super::common::{Common, Effect, Slot};
+use super::{
+    Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, QueueBroken, Turn,
+};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::irq::Vectors;
@@ -79,13 +81,14 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         }
         let result = self.device.process(index, &mut slot.queue, &mut self.dma);
         let vector = slot.vector;
+        slot.unfinished = matches!(result, Ok(Turn { more: true, .. }));
         match result {
-            Ok(true) => {
+            Ok(turn) if turn.interrupt => {
                 self.isr |= ISR_QUEUE;
                 self.counters.interrupts.add(1);
                 self.vectors.signal(vector);
             }
-            Ok(false) => {}
+            Ok(_) => {}
             Err(broken) => self.stop(&broken),
         }
     }
@@ -248,5 +251,18 @@ impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
     fn came(&mut self) {
         let queue = self.device.came();
         self.work(queue);
+    }
+
+    fn unfinished(&self) -> bool {
+        self.common.running() && self.common.slots.iter().any(|slot| slot.unfinished)
+    }
+
+    fn go_on(&mut self) {
+        for index in 0..self.common.slots.len() {
+            let unfinished = |slot: &Slot| slot.unfinished;
+            if self.common.slots.get(index).is_some_and(unfinished) {
+                self.work(index);
+            }
+        }
     }
 }

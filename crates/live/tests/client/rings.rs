@@ -1,6 +1,7 @@
 //! Rings and descriptors that no driver makes: each ends with its request, or with the queue, never with the process.
 
 use proptest::prelude::*;
+use ringfence_live::server::Served;
 
 use crate::rig::*;
 
@@ -102,6 +103,56 @@ fn an_available_index_that_runs_away_breaks_the_queue() {
     client.poke(QUEUE + 0x1002, &17u16.to_le_bytes());
     client.ring(0);
     assert_eq!(client.register(0x14, 1) & 64, 64);
+}
+
+/// The flags that the device writes into the used ring fall on the index that says how much there is to do.
+#[test]
+fn rings_that_feed_themselves_break() {
+    let mut client = ready();
+    client.negotiate(0);
+    client.set(0x16, &[0, 0]);
+    client.set(0x18, &[16, 0]);
+    for (register, at) in [
+        (0x20, QUEUE),
+        (0x28, QUEUE + 0x1002),
+        (0x30, QUEUE + 0x1004),
+    ] {
+        client.set(register, &at.to_le_bytes());
+    }
+    client.set(0x1c, &[1, 0]);
+    client.set(0x14, &[15]);
+    client.ring(0);
+    assert_eq!(client.register(0x14, 1) & 64, 64, "the rings make no sense");
+    client.set(0x14, &[0]);
+    assert!(!client.session.function().unfinished());
+    client.begin(0);
+    client.poke(HEADER, &request(4, 0));
+    client.descriptor(0, HEADER, 16, NEXT, 1);
+    client.descriptor(1, STATUS, 1, WRITE, 0);
+    client.poke(QUEUE + 0x1000, &[0; 4]);
+    client.poke(QUEUE + 0x2000, &[0; 4]);
+    client.offer(0, 1);
+    assert_eq!((client.used().0, client.peek(STATUS, 1)), (1, vec![0]));
+    assert!(!client.session.function().unfinished());
+}
+
+#[test]
+fn a_turn_ends_after_as_many_chains_as_the_queue_is_long() {
+    let mut client = ready();
+    client.begin(0);
+    client.poke(HEADER, &request(4, 0));
+    client.descriptor(0, HEADER, 16, NEXT, 1);
+    client.descriptor(1, STATUS, 1, WRITE, 0);
+    // All places name the same chain.
+    client.poke(QUEUE + 0x1002, &16u16.to_le_bytes());
+    client.ring(0);
+    assert_eq!(client.used(), (16, 1));
+    assert!(client.session.function().unfinished(), "there may be more");
+    // The driver was not told to ring, and does not.
+    client.poke(QUEUE + 0x1002, &20u16.to_le_bytes());
+    client.session.function().go_on();
+    assert_eq!(client.used(), (20, 1));
+    assert!(!client.session.function().unfinished());
 }
 
 #[test]

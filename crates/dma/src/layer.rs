@@ -19,8 +19,8 @@ use crate::tenancy::{Seat, Tenant};
 /// dies; `B` stands for a driver's buffer.
 ///
 /// # Several layers
-/// Attachments, handles and tokens know their domain and its generation, and not their layer: where it has such a domain, a layer takes
-/// another's for its own. An embedder with several keeps them apart, as it does with their memory and their IOMMUs.
+/// A machine with several IOMMUs has a layer for each, and gives each its number ([`Dma::for_unit`]): then attachments, handles and tokens
+/// of one are nothing to the others. Layers of equal numbers cannot tell them apart.
 ///
 /// # Bounds
 /// What a driver can make the layer hold: a token's worth of table and address for each of its live mappings; in a deferred mode a
@@ -31,7 +31,8 @@ pub struct Dma<S: Space, F: Flush<S, B>, B> {
     pub(crate) seats: Vec<Seat<S>>,
     /// By seat: what the processors share of the flush policy.
     pub(crate) shared: Vec<Option<F::PerDomain>>,
-    /// Changes with every domain that comes or goes: a handle that knows another epoch must catch up.
+    unit: u16,
+    /// Changes with every domain that comes or goes, and begins elsewhere in each unit: a handle that knows another epoch must catch up.
     pub(crate) epoch: u64,
     pub(crate) flush: F,
     pub(crate) bounce: Option<BouncePool>,
@@ -91,6 +92,8 @@ pub enum AttachError<E> {
     BadMask,
     /// The space serves another device alone: a ring's addresses mean nothing without the device whose ring it is.
     OtherDevice,
+    /// The device is attached to this domain, and hardware knows one domain a device. [Detach](Dma::detach) it first.
+    Attached(DomainId),
 }
 
 impl<E: fmt::Display> fmt::Display for AttachError<E> {
@@ -102,6 +105,7 @@ impl<E: fmt::Display> fmt::Display for AttachError<E> {
             Self::NoSuchDomain => f.write_str("no such domain"),
             Self::BadMask => f.write_str("the DMA mask does not cover one page"),
             Self::OtherDevice => f.write_str("the space serves another device"),
+            Self::Attached(domain) => write!(f, "the device is attached to domain {domain}"),
         }
     }
 }
@@ -127,20 +131,27 @@ fn limits(mask: Iova) -> Option<Limits> {
 }
 
 /// The place that the next domain can have, and its identifier.
-fn vacancy<S>(seats: &[Seat<S>]) -> Option<(usize, DomainId)> {
+fn vacancy<S>(unit: u16, seats: &[Seat<S>]) -> Option<(usize, DomainId)> {
     let vacant = seats.iter().position(Seat::is_vacant);
     let index = vacant.unwrap_or(seats.len());
-    let seat = Seat::<S>::new(index)?;
+    let seat = Seat::<S>::new(unit, index)?;
     Some((index, seat.tenant().domain()))
 }
 
 impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
-    /// A layer without domains.
+    /// The layer of a machine's only IOMMU, without domains.
     pub fn new(flush: F) -> Self {
+        Self::for_unit(0, flush)
+    }
+
+    /// The layer of the machine's IOMMU number `unit`, without domains.
+    pub fn for_unit(unit: u16, flush: F) -> Self {
         Self {
             seats: Vec::new(),
             shared: Vec::new(),
-            epoch: 0,
+            unit,
+            // 2^48 domains come and go before one unit's epochs reach the next one's.
+            epoch: u64::from(unit) << 48,
             flush,
             bounce: None,
         }
@@ -169,7 +180,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         make: impl FnOnce(DomainId) -> Result<S, E>,
     ) -> Result<Attachment, AttachError<E>> {
         let limits = limits(mask).ok_or(AttachError::BadMask)?;
-        let (index, domain) = vacancy(&self.seats).ok_or(AttachError::TooManyDomains)?;
+        if let Some(domain) = self.domain_of(device) {
+            return Err(AttachError::Attached(domain));
+        }
+        let (index, domain) = vacancy(self.unit, &self.seats).ok_or(AttachError::TooManyDomains)?;
         let space = make(domain).map_err(AttachError::Space)?;
         if space.domain() != domain {
             return Err(AttachError::WrongDomain);
@@ -190,7 +204,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// closure.
     fn seat(&mut self, index: usize, space: S, device: DeviceId) -> Option<Tenant> {
         if index == self.seats.len() {
-            self.seats.push(Seat::new(index)?);
+            self.seats.push(Seat::new(self.unit, index)?);
             self.shared.push(None);
         }
         let seat = self.seats.get_mut(index)?;
@@ -216,6 +230,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if !space.serves(device) {
             return Err(AttachError::OtherDevice);
         }
+        let elsewhere = self.domain_of(device).filter(|d| *d != other.domain());
+        if let Some(domain) = elsewhere {
+            return Err(AttachError::Attached(domain));
+        }
         if let Some(seat) = self.seats.get_mut(other.tenant.index())
             && !seat.devices.contains(&device)
         {
@@ -226,6 +244,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             tenant: other.tenant,
             limits,
         })
+    }
+
+    /// The domain that `device` is attached to.
+    fn domain_of(&self, device: DeviceId) -> Option<DomainId> {
+        let seat = self.seats.iter().find(|s| s.devices.contains(&device))?;
+        Some(seat.tenant().domain())
     }
 
     /// The same attachment for mappings of another of the device's rings; `None` if it has no such ring. A space without rings counts
@@ -279,7 +303,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             };
             if *of != tenant {
                 *space = None;
-                if let Some(old) = flush.take().filter(|old| self.flush.withholds(old)) {
+                // What another unit's handle withholds is still mapped there, and is not for this one to give back.
+                if let Some(old) = flush.take().filter(|old| self.flush.withholds(old))
+                    && of.is_beside(tenant)
+                {
                     cpu.left.push((*of, old));
                 }
                 *of = tenant;

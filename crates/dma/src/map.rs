@@ -325,7 +325,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// its own.
     ///
     /// # Errors
-    /// It failed again: what is owed comes back.
+    /// It failed again, or it is another unit's to settle ([`InvalidationError::Unsupported`]): what is owed comes back.
     pub fn settle<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -337,6 +337,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let here = tenant.index();
         if self.seats.get(here).is_some_and(|s| s.has_seen_off(tenant)) {
             return Ok(Released(ManuallyDrop::into_inner(owed.cleared.buffer)));
+        }
+        if self.space_of(tenant).is_none() {
+            return Err((InvalidationError::Unsupported, owed));
         }
         let mut home = Home {
             seats: &self.seats,

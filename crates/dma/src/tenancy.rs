@@ -2,15 +2,17 @@
 //!
 //! Identifiers are few (2^16 - 1, and less in hardware), so a detached domain's is given out again; a token of the old domain that turns
 //! up later must not reach the new one. Each identifier therefore counts its generations, and every token carries the one that it was
-//! made in. An identifier whose count is used up is given out no more.
+//! made in. An identifier whose count is used up is given out no more. With the number of its unit a tenant is told from those of other
+//! layers too.
 
 use alloc::vec::Vec;
 
 use ringfence_types::{DeviceId, DomainId};
 
-/// One domain, distinct from all that had its identifier before and will have it after.
+/// One domain, distinct from all that had its identifier before and will have it after, and from those of other units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tenant {
+    unit: u16,
     index: u16,
     generation: u32,
 }
@@ -20,6 +22,11 @@ impl Tenant {
     #[inline]
     pub(crate) const fn index(self) -> usize {
         self.index as usize
+    }
+
+    /// Whether both are domains of one unit.
+    pub(crate) const fn is_beside(self, other: Self) -> bool {
+        self.unit == other.unit
     }
 
     /// The identifier. Identifiers begin at 1: hardware reserves 0 where absent entries are cached (VT-d section 6.2.2.1).
@@ -39,11 +46,12 @@ pub(crate) struct Seat<S> {
 }
 
 impl<S> Seat<S> {
-    /// The `index`th identifier, which nobody has had; none if there are not that many.
-    pub(crate) fn new(index: usize) -> Option<Self> {
+    /// The `index`th identifier of `unit`, which nobody has had; none if there are not that many.
+    pub(crate) fn new(unit: u16, index: usize) -> Option<Self> {
         let index = u16::try_from(index).ok().filter(|i| *i < u16::MAX)?;
         Some(Self {
             tenant: Tenant {
+                unit,
                 index,
                 generation: 0,
             },
@@ -81,7 +89,9 @@ impl<S> Seat<S> {
 
     /// Whether `tenant` had it before and has no more.
     pub(crate) fn has_seen_off(&self, tenant: Tenant) -> bool {
-        tenant.index == self.tenant.index && tenant.generation < self.tenant.generation
+        tenant.is_beside(self.tenant)
+            && tenant.index == self.tenant.index
+            && tenant.generation < self.tenant.generation
     }
 
     /// Seats a domain, with its first device.
@@ -105,7 +115,7 @@ mod tests {
 
     #[test]
     fn an_identifier_whose_generations_are_used_up_is_not_given_out() {
-        let mut seat = Seat::new(6).expect("a small index");
+        let mut seat = Seat::new(3, 6).expect("a small index");
         seat.tenant.generation = u32::MAX - 1;
         assert!(seat.is_vacant());
         let last = seat.take((), DeviceId::new(1));
@@ -121,8 +131,8 @@ mod tests {
 
     #[test]
     fn there_are_as_many_as_the_identifier_counts() {
-        assert!(Seat::<()>::new(usize::from(u16::MAX)).is_none());
-        let last = Seat::<()>::new(usize::from(u16::MAX) - 1).expect("the last");
+        assert!(Seat::<()>::new(0, usize::from(u16::MAX)).is_none());
+        let last = Seat::<()>::new(0, usize::from(u16::MAX) - 1).expect("the last");
         assert_eq!(last.tenant().domain(), DomainId::new(u16::MAX));
     }
 }

@@ -7,7 +7,7 @@ use ringfence_dma::space::Identity;
 use ringfence_dma::{
     Attachment, BouncePool, Cpu, Dma, MapReason, Request, Segment, SgLimits, SgRequest,
 };
-use ringfence_types::{Direction, Iova, IovaRange, PhysAddr, PhysRange};
+use ringfence_types::{DeviceId, Direction, Iova, IovaRange, PhysAddr, PhysRange};
 
 use crate::rig::*;
 
@@ -324,7 +324,7 @@ fn without_a_pool_it_is_an_error() {
     let mut board = Board::new();
     for bits in [24, 30, 31, 32] {
         let at = dma
-            .attach(DEVICE, Iova::new((1 << bits) - 1), |domain| {
+            .attach(DeviceId::new(bits), Iova::new((1 << bits) - 1), |domain| {
                 Ok::<_, ()>(Identity::new(domain))
             })
             .unwrap();

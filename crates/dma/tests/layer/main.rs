@@ -12,3 +12,4 @@ mod masks;
 mod premapped;
 mod rig;
 mod roll_back;
+mod units;

@@ -101,7 +101,7 @@ fn attachments_and_mappings_of_another_unit_are_refused() {
             let (cpu, board) = (&mut ours.cpu, &mut ours.board);
             let again = ringfence_dma::Mapping::claim(&theirs.at, mapping.range(), BOTH, 5);
             let error = ours.dma.unmap_single(cpu, board, &at, again);
-            let reason = error.err().expect("another unit's").reason;
+            let reason = error.expect_err("another unit's").reason;
             assert!(
                 matches!(reason, UnmapReason::NotAttached(_)),
                 "generation {generation}: {reason:?}"
@@ -127,7 +127,7 @@ fn what_another_unit_owes_is_not_settled_here() {
         theirs.board.port.fail(0, 1, Trouble::Failed);
         let (cpu, board) = (&mut theirs.cpu, &mut theirs.board);
         let error = theirs.dma.unmap_single(cpu, board, &theirs.at, mapping);
-        let UnmapReason::NotFlushed(_, owed) = error.err().expect("it failed").reason else {
+        let UnmapReason::NotFlushed(_, owed) = error.expect_err("it failed").reason else {
             panic!("not owed");
         };
         let logged = ours.board.port.log.len();

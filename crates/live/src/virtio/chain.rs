@@ -1,8 +1,9 @@
 //! A descriptor chain as two lists of segments, taken once and kept while the device waits.
 
 use std::ops::Deref;
+use std::sync::atomic::Ordering;
 
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT};
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory, GuestMemoryError};
 
 use super::QueueBroken;
@@ -36,12 +37,19 @@ impl Chain {
     /// The next chain that the driver has made available.
     ///
     /// # Errors
-    /// [`QueueBroken`] if the ring is out of reach or claims more than it can hold.
+    /// [`QueueBroken`] if the ring, or a part of it, is out of reach, or claims more than it can hold.
     pub fn next<M: GuestMemory>(
         queue: &mut Queue,
         memory: &M,
     ) -> Result<Option<Self>, QueueBroken> {
-        Ok(queue.iter(memory)?.next().map(Self::collect))
+        let announced = queue.avail_idx(memory, Ordering::Acquire)?.0 != queue.next_avail();
+        let next = queue.iter(memory)?.next().map(Self::collect);
+        // The iterator ends without a word at an entry that it cannot read. A device that looks again for what is announced would
+        // look for ever.
+        if next.is_none() && announced {
+            return Err(QueueBroken(virtio_queue::Error::InvalidAvailRingIndex));
+        }
+        Ok(next)
     }
 
     fn collect<M>(chain: DescriptorChain<M>) -> Self

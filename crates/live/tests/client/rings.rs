@@ -1,7 +1,15 @@
 //! Rings and descriptors that no driver makes: each ends with its request, or with the queue, never with the process.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
+use ringfence_live::counters::DeviceCounters;
+use ringfence_live::dma::{Direct, Dma};
+use ringfence_live::iommu::Iommu;
 use ringfence_live::server::Served;
+use ringfence_live::virtio::Device;
+use ringfence_live::virtio::iommu::IommuDevice;
+use ringfence_live::virtio::rng::Rng;
 
 use crate::rig::*;
 
@@ -33,6 +41,39 @@ fn queues_outside_memory_break() {
         let status = client.register(0x14, 1);
         assert_eq!(status & 64, 64, "{at:#x}: {status}");
     }
+}
+
+/// Its index is in memory, its entries are not: nothing to wait for will come, and nothing is looked for twice.
+#[test]
+fn a_ring_that_memory_ends_in_breaks_the_queue() {
+    fn ends<D: Device, A: Dma>(mut client: Client<D, A>) {
+        client.agree();
+        assert_eq!(client.map(0, 0x200b, 0, 3).errno, 0);
+        client.negotiate(0);
+        client.set(0x16, &[0, 0]);
+        for (register, part) in [(0x20, 0u64), (0x28, 0x2000), (0x30, 0x1000)] {
+            client.set(register, &part.to_le_bytes());
+        }
+        client.set(0x1c, &[1, 0]);
+        client.set(0x14, &[15]);
+        // Seven heads, the first three of which are in memory.
+        client.poke(0x2002, &7u16.to_le_bytes());
+        client.ring(0);
+        // What the ring still held is over, whether at once or when its turn comes.
+        for _ in 0..3 {
+            client.session.function().go_on();
+        }
+        assert_eq!(client.register(0x14, 1) & 64, 64);
+        assert!(!client.session.function().unfinished());
+    }
+    ends(fresh());
+    let counters = Arc::new(DeviceCounters::default());
+    let iommu = Iommu::new(Arc::clone(&counters)).unwrap();
+    let device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
+    ends(Client::new(device, iommu.memory(), false, counters));
+    let counters = Arc::new(DeviceCounters::default());
+    let rng = Rng::new(Arc::clone(&counters));
+    ends(Client::new(rng, Direct::default(), false, counters));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -19,12 +20,73 @@ impl Counter {
     }
 }
 
+/// Shortest time that is told from shorter ones, as a power of two in nanoseconds (1 us).
+const SHORTEST: u32 = 10;
+/// Buckets with a bound; the last one ends at 2 s.
+const BUCKETS: usize = 22;
+
+/// Times, by powers of two.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    /// How many took at most `bound(index)`, and more than the one before; the last: how many took longer.
+    counts: [Counter; BUCKETS + 1],
+    nanoseconds: Counter,
+}
+
+impl Histogram {
+    /// Adds one that took `time`.
+    pub fn record(&self, time: Duration) {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        // A bucket holds its bound.
+        let bits = u64::BITS - nanoseconds.saturating_sub(1).leading_zeros();
+        let at = (bits.saturating_sub(SHORTEST) as usize).min(BUCKETS);
+        if let Some(count) = self.counts.get(at) {
+            count.add(1);
+        }
+        self.nanoseconds.add(nanoseconds);
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().map(Counter::get).sum()
+    }
+
+    /// In the format of Prometheus: how many took at most each bound, the sum in seconds, how many there are.
+    fn write(&self, text: &mut String, name: &str, device: &str) {
+        let mut total = 0;
+        let mut bound: u64 = 1 << SHORTEST;
+        let (last, bounded) = self.counts.split_last().unwrap_or((&NONE, &[]));
+        for count in bounded {
+            total += count.get();
+            let seconds = bound as f64 / 1e9;
+            let _ = writeln!(
+                text,
+                "{name}_bucket{{device=\"{device}\",le=\"{seconds}\"}} {total}"
+            );
+            bound <<= 1;
+        }
+        // As read here: the sum of what is above, whatever is added meanwhile.
+        total += last.get();
+        let _ = writeln!(
+            text,
+            "{name}_bucket{{device=\"{device}\",le=\"+Inf\"}} {total}"
+        );
+        let seconds = self.nanoseconds.get() as f64 / 1e9;
+        let _ = writeln!(text, "{name}_sum{{device=\"{device}\"}} {seconds}");
+        let _ = writeln!(text, "{name}_count{{device=\"{device}\"}} {total}");
+    }
+}
+
+static NONE: Counter = Counter(AtomicU64::new(0));
+
 macro_rules! counters {
     ($(#[$outer:meta])* $name:ident { $($(#[doc = $text:literal])+ $field:ident),+ $(,)? }) => {
         $(#[$outer])*
         #[derive(Debug, Default)]
         pub struct $name {
             $($(#[doc = $text])+ pub $field: Counter,)+
+            /// How long requests took, from being taken off the ring to being given back.
+            pub service: Histogram,
         }
 
         impl $name {
@@ -57,6 +119,8 @@ counters! {
         unmaps,
         /// Accesses that the IOMMU stopped.
         faults,
+        /// Of these, accesses to what had been unmapped shortly before.
+        stale,
         /// Accesses to try the IOMMU that it let through.
         strays_through,
         /// Flushes.
@@ -67,10 +131,19 @@ counters! {
         bytes_written,
         /// Interrupts.
         interrupts,
+        /// Frames from the guest that the peer was given.
+        frames_sent,
+        /// Frames for the guest that it was given.
+        frames_received,
+        /// Frames that were dropped: of a wrong length, for nobody, or for a buffer that could not hold them.
+        frames_dropped,
         /// Queues that could not be used any further.
         broken_queues,
     }
 }
+
+/// Name of the times that requests took.
+const SERVICE: &str = "ringfence_service_seconds";
 
 /// The counters of `devices`, each by its name, in the text format of Prometheus.
 pub fn prometheus(devices: &[(&str, &DeviceCounters)]) -> String {
@@ -94,5 +167,61 @@ pub fn prometheus(devices: &[(&str, &DeviceCounters)]) -> String {
             }
         }
     }
+    let _ = writeln!(
+        text,
+        "# HELP {SERVICE} How long requests took, from being taken off the ring to being given back."
+    );
+    let _ = writeln!(text, "# TYPE {SERVICE} histogram");
+    for (device, counters) in devices {
+        counters.service.write(&mut text, SERVICE, device);
+    }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_fall_into_the_bucket_that_ends_with_them() {
+        let counters = DeviceCounters::default();
+        for nanoseconds in [
+            0,
+            1,
+            1024,
+            1025,
+            2048,
+            2049,
+            1 << 31,
+            (1 << 31) + 1,
+            u64::MAX,
+        ] {
+            counters.service.record(Duration::from_nanos(nanoseconds));
+        }
+        let text = prometheus(&[("blk", &counters)]);
+        for line in [
+            "# TYPE ringfence_service_seconds histogram",
+            "ringfence_service_seconds_bucket{device=\"blk\",le=\"0.000001024\"} 3",
+            "ringfence_service_seconds_bucket{device=\"blk\",le=\"0.000002048\"} 5",
+            "ringfence_service_seconds_bucket{device=\"blk\",le=\"0.000004096\"} 6",
+            "ringfence_service_seconds_bucket{device=\"blk\",le=\"2.147483648\"} 7",
+            "ringfence_service_seconds_bucket{device=\"blk\",le=\"+Inf\"} 9",
+            "ringfence_service_seconds_count{device=\"blk\"} 9",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn bounds_are_numbers_and_grow() {
+        let counters = DeviceCounters::default();
+        let text = prometheus(&[("blk", &counters)]);
+        let bounds: Vec<f64> = text
+            .lines()
+            .filter_map(|line| line.split_once("le=\"")?.1.split_once('"'))
+            .map(|(bound, _)| bound.parse().expect("a number"))
+            .collect();
+        assert_eq!(bounds.len(), BUCKETS + 1);
+        assert!(bounds.is_sorted_by(|a, b| a < b));
+    }
 }

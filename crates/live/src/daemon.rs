@@ -2,20 +2,24 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::num::NonZeroU16;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use ringfence_types::DeviceId;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::counters::{DeviceCounters, prometheus};
 use crate::dma::Direct;
 use crate::guest::{IOMMU, Machine, Slot};
 use crate::iommu::Iommu;
+use crate::link::{self, Address};
 use crate::server::{Event, Served, Stop, serve, serve_text};
 use crate::virtio::blk::Blk;
 use crate::virtio::iommu::IommuDevice;
+use crate::virtio::net::Net;
 use crate::virtio::rng::Rng;
 use crate::virtio::{Device, VirtioPci};
 
@@ -32,6 +36,19 @@ pub struct Devices {
     pub untranslated: bool,
     /// Whether there is an entropy device.
     pub entropy: bool,
+    /// A network device.
+    pub net: Option<NetOptions>,
+}
+
+/// A network device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetOptions {
+    /// Its far side.
+    pub link: Address,
+    /// Pairs of queues, at most [`MAX_PAIRS`](crate::virtio::net::MAX_PAIRS).
+    pub pairs: NonZeroU16,
+    /// Its hardware address; without one it is a random one for local use.
+    pub mac: Option<[u8; 6]>,
 }
 
 /// Takes what is worth a line in a log: the device and what happened.
@@ -52,6 +69,7 @@ pub struct Daemon {
 
 const IOMMU_SLOT: Slot = Slot(3);
 const BLK: (Slot, &str) = (Slot(4), "blk");
+const NET: (Slot, &str) = (Slot(5), "net");
 const RNG: (Slot, &str) = (Slot(6), "rng");
 const METRICS: &str = "metrics.sock";
 const MEMORY_MIB: u32 = 512;
@@ -105,6 +123,13 @@ impl Daemon {
                 counters,
                 log,
             )?;
+        }
+        if let Some(options) = &devices.net {
+            let counters = daemon.count(NET.1);
+            let link = link::open(&options.link).map_err(at(options.link.path()))?;
+            let mac = options.mac.unwrap_or_else(random_mac);
+            let net = Net::new(link, mac, options.pairs, Arc::clone(&counters));
+            daemon.attach(NET, net, iommu.as_ref(), counters, log)?;
         }
         daemon.publish()?;
         Ok(daemon)
@@ -213,6 +238,16 @@ impl Daemon {
     pub fn stopper(&self) -> Stop {
         self.stop.clone()
     }
+}
+
+/// For local use, and for one device.
+fn random_mac() -> [u8; 6] {
+    let mut mac = [0; 6];
+    // As good without: then it is the same one each time.
+    let _ = getrandom(&mut mac, GetRandomFlags::empty());
+    let [first, ..] = &mut mac;
+    *first = (*first & !1) | 2;
+    mac
 }
 
 fn text(counters: &[Counted]) -> String {

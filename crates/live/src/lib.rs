@@ -2,7 +2,7 @@
 //!
 //! From the outside in: `wire` is the protocol as bytes, [`Session`] one client's conversation, `virtio` and `pci` the function it talks
 //! to, [`dma`] how a device reaches the guest's memory. None of these touches a socket: [`server`] does.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 #![warn(missing_docs)]
 
 pub mod counters;
@@ -11,6 +11,7 @@ pub mod dma;
 pub mod guest;
 pub mod iommu;
 mod irq;
+pub mod link;
 mod memory;
 mod pci;
 pub mod server;

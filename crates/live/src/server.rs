@@ -11,6 +11,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 
 use crate::counters::DeviceCounters;
 use crate::session::{Function, Refusal, Session};
+use crate::virtio::Awaited;
 use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
 
 /// Tells threads to end. Clones tell the same.
@@ -51,7 +52,7 @@ pub enum Event<'a> {
 /// A function that also waits for something of the host's.
 pub trait Served: Function {
     /// What to wait for beside messages.
-    fn waits_for(&self) -> Option<BorrowedFd<'_>> {
+    fn waits_for(&self) -> Option<Awaited<'_>> {
         None
     }
 
@@ -78,7 +79,7 @@ pub fn serve<F: Served>(
     stop: &Stop,
     mut report: impl FnMut(Event<'_>),
 ) -> io::Result<()> {
-    while wait(listener.as_fd(), None, stop, false)? != Woken::Stop {
+    while !wait(listener.as_fd(), None, stop, false)?.stop {
         let (stream, _) = listener.accept()?;
         report(Event::Connected);
         let mut session = Session::new(function);
@@ -102,7 +103,7 @@ pub fn serve_text(
     stop: &Stop,
     text: impl Fn() -> String,
 ) -> io::Result<()> {
-    while wait(listener.as_fd(), None, stop, false)? != Woken::Stop {
+    while !wait(listener.as_fd(), None, stop, false)?.stop {
         let (mut stream, _) = listener.accept()?;
         // A reader who does not read is not waited for: the text fits into a socket's buffer.
         stream.set_nonblocking(true)?;
@@ -123,18 +124,19 @@ fn converse<F: Served>(
     loop {
         let function = session.function();
         let unfinished = function.unfinished();
-        match wait(stream.as_fd(), function.waits_for(), stop, unfinished)? {
-            Woken::Stop => return Ok(false),
-            Woken::Extra => {
-                function.came();
-                function.go_on();
-                continue;
-            }
-            Woken::Nothing => {
-                function.go_on();
-                continue;
-            }
-            Woken::Main => {}
+        let woken = wait(stream.as_fd(), function.waits_for(), stop, unfinished)?;
+        if woken.stop {
+            return Ok(false);
+        }
+        // Neither keeps the other waiting: a flood of packets the driver's registers, or a flood of doorbells the packets.
+        if woken.extra {
+            function.came();
+        }
+        if unfinished {
+            function.go_on();
+        }
+        if !woken.main {
+            continue;
         }
         let message = match receive(stream, &mut inbox)? {
             Received::Message(message) => message,
@@ -157,18 +159,18 @@ fn converse<F: Served>(
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Woken {
-    Main,
-    Extra,
-    Stop,
-    Nothing,
+/// What has come.
+#[derive(Clone, Copy, Debug)]
+struct Woken {
+    stop: bool,
+    main: bool,
+    extra: bool,
 }
 
 /// `busy`: there is other work to do, so only look.
 fn wait(
     main: BorrowedFd<'_>,
-    extra: Option<BorrowedFd<'_>>,
+    extra: Option<Awaited<'_>>,
     stop: &Stop,
     busy: bool,
 ) -> io::Result<Woken> {
@@ -176,25 +178,28 @@ fn wait(
         PollFd::new(&*stop.0, PollFlags::IN),
         PollFd::from_borrowed_fd(main, PollFlags::IN),
     ];
-    fds.extend(extra.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    if let Some(Awaited { fd, input, output }) = extra {
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::IN, input);
+        flags.set(PollFlags::OUT, output);
+        // Of a descriptor that nothing is wanted from, poll would still say that its other side has gone.
+        if !flags.is_empty() {
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+        }
+    }
+    let at_once = Timespec::default();
     loop {
-        match poll(&mut fds, busy.then_some(&Timespec::default())) {
-            Ok(0) if busy => return Ok(Woken::Nothing),
+        match poll(&mut fds, busy.then_some(&at_once)) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
         }
         let came = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
-        if came(0) {
-            return Ok(Woken::Stop);
-        }
-        // Messages first: a flood of packets must not keep the driver from its registers.
-        if came(1) {
-            return Ok(Woken::Main);
-        }
-        if came(2) {
-            return Ok(Woken::Extra);
-        }
+        return Ok(Woken {
+            stop: came(0),
+            main: came(1),
+            extra: came(2),
+        });
     }
 }
 

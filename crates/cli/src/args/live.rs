@@ -36,6 +36,10 @@ pub(crate) struct DeviceArgs {
     /// An entropy device
     #[arg(long, help_heading = "Devices")]
     pub rng: bool,
+    /// A network device. SIDE is tap=NAME, an interface of the host; socket=PATH, a stream socket at which whoever comes first listens (QEMU's
+    /// -netdev stream, or another of these); or datagram=PATH:PATH, this side's socket and the other's (-netdev dgram)
+    #[arg(long, value_name = "SIDE[,queues=N][,mac=ADDRESS]", value_parser = net, help_heading = "Devices")]
+    pub net: Option<NetArg>,
     /// The disk misbehaves: after its first request it writes eight bytes at this address, to see what stops it
     #[arg(long, value_name = "ADDRESS", value_parser = address, help_heading = "Devices")]
     pub stray_write: Option<u64>,
@@ -114,7 +118,91 @@ pub(crate) struct GuestRunArgs {
     pub command: Vec<String>,
 }
 
+/// A network device, as it was read. In a build without such devices it is only checked for being there.
+#[cfg(feature = "live")]
+pub(crate) type NetArg = ringfence_live::daemon::NetOptions;
+#[cfg(not(feature = "live"))]
+pub(crate) type NetArg = String;
+
+#[cfg(not(feature = "live"))]
+fn net(text: &str) -> Result<NetArg, String> {
+    Ok(text.to_owned())
+}
+
+#[cfg(feature = "live")]
+fn net(text: &str) -> Result<NetArg, String> {
+    use ringfence_live::virtio::net::MAX_PAIRS;
+
+    let mut words = text.split(',');
+    let link = words.next().unwrap_or_default().parse();
+    let mut options = NetArg {
+        link: link.map_err(|error: ringfence_live::link::AddressError| error.to_string())?,
+        pairs: std::num::NonZeroU16::MIN,
+        mac: None,
+    };
+    for word in words {
+        match word.split_once('=') {
+            Some(("queues", number)) => {
+                options.pairs = number
+                    .parse()
+                    .ok()
+                    .filter(|pairs: &std::num::NonZeroU16| pairs.get() <= MAX_PAIRS)
+                    .ok_or_else(|| format!("queues has to be from 1 to {MAX_PAIRS}"))?;
+            }
+            Some(("mac", text)) => options.mac = Some(mac(text)?),
+            _ => return Err(format!("{word:?} is neither queues=N nor mac=ADDRESS")),
+        }
+    }
+    Ok(options)
+}
+
+/// Six bytes that name one device, not a group.
+#[cfg(feature = "live")]
+fn mac(text: &str) -> Result<[u8; 6], String> {
+    // Digits only: numbers would also be read with a sign.
+    let digits = |part: &str| part.len() == 2 && part.bytes().all(|c| c.is_ascii_hexdigit());
+    let bytes: Option<Vec<u8>> = text
+        .split(':')
+        .map(|part| u8::from_str_radix(part, 16).ok().filter(|_| digits(part)))
+        .collect();
+    let mac: Option<[u8; 6]> = bytes.and_then(|bytes| bytes.try_into().ok());
+    mac.filter(|[first, ..]| first & 1 == 0)
+        .ok_or_else(|| "mac has to be like 52:54:00:12:34:56, of one device".into())
+}
+
 fn address(text: &str) -> Result<u64, String> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
     u64::from_str_radix(digits, 16).map_err(|_| "it has to be a hexadecimal address".into())
+}
+
+#[cfg(all(test, feature = "live"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_devices() {
+        let read = |text| {
+            net(text).map(|options| (options.pairs.get(), options.mac.map(|[.., last]| last)))
+        };
+        assert_eq!(read("tap=tap0"), Ok((1, None)));
+        assert_eq!(
+            read("socket=/a,queues=4,mac=52:54:00:00:00:0a"),
+            Ok((4, Some(10)))
+        );
+        for text in [
+            "",
+            "tap",
+            "bridge=a",
+            "tap=a,queues=0",
+            "tap=a,queues=9",
+            "tap=a,mac=53:54:00:00:00:01",
+            "tap=a,mac=52:54:00:00:01",
+            "tap=a,mac=52:54:00:00:00:1",
+            "tap=a,mac=52:54:00:00:00:+1",
+            "tap=a,,",
+            "tap=a,mtu=9000",
+        ] {
+            assert!(net(text).is_err(), "{text}");
+        }
+    }
 }

@@ -40,6 +40,7 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Devices {
         entropy: args.rng,
         stray: args.stray_write,
         untranslated: args.no_iommu,
+        net: args.net.clone(),
     }
 }
 

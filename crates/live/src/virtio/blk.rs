@@ -13,7 +13,8 @@ use virtio_queue::Queue;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::chain::{Chain, MAX_SEGMENTS, Segments};
-use super::{Device, QueueBroken, Turn, serve_chains};
+use super::turn::{Done, Turn, serve_chains};
+use super::{Device, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::wire::fields::{copy_part, u32_at, u64_at};
@@ -248,9 +249,9 @@ impl Device for Blk {
         queue: &mut Queue,
         dma: &mut A,
     ) -> Result<Turn, QueueBroken> {
-        let turn = serve_chains(queue, dma, |chain, dma| {
-            self.counters.requests.add(1);
-            self.serve(chain, dma)
+        let counters = Arc::clone(&self.counters);
+        let turn = serve_chains(queue, dma, &counters, |chain, dma| {
+            Done::Used(self.serve(chain, dma))
         })?;
         self.go_astray(dma);
         Ok(turn)

@@ -1,13 +1,15 @@
 //! virtio-iommu on this transport (virtio 1.3, section 5.13). What it does is the crate `virtio-iommu`'s; here are its two queues.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use ringfence_virtio_iommu::spec;
 use ringfence_virtio_iommu::{Handled, Queues, ServeError};
 use virtio_queue::{Queue, QueueT};
+use vm_memory::GuestMemory;
 
-use super::{Device, QueueBroken, Turn};
+use super::{Awaited, Device, QueueBroken, Turn};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::iommu::Iommu;
@@ -21,6 +23,7 @@ const EVENTS: usize = 1;
 pub struct IommuDevice {
     iommu: Iommu,
     queues: Queues,
+    faults_due: bool,
     counters: Arc<DeviceCounters>,
 }
 
@@ -30,6 +33,7 @@ impl IommuDevice {
         Self {
             iommu,
             queues: Queues::default(),
+            faults_due: false,
             counters,
         }
     }
@@ -65,14 +69,22 @@ impl Device for IommuDevice {
         let _ = self.iommu.unit().reset();
     }
 
-    fn waits_for(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.iommu.reported())
+    fn waits_for(&self) -> Option<Awaited<'_>> {
+        Some(Awaited {
+            fd: self.iommu.reported(),
+            input: true,
+            output: false,
+        })
+    }
+
+    fn came(&mut self) {
+        self.iommu.clear_reported();
+        self.faults_due = true;
     }
 
     /// What the driver has no buffer for waits in the device until it rings.
-    fn came(&mut self) -> usize {
-        self.iommu.clear_reported();
-        EVENTS
+    fn due(&mut self) -> Option<usize> {
+        std::mem::take(&mut self.faults_due).then_some(EVENTS)
     }
 
     fn process<A: Dma>(
@@ -81,34 +93,62 @@ impl Device for IommuDevice {
         queue: &mut Queue,
         dma: &mut A,
     ) -> Result<Turn, QueueBroken> {
-        let Self {
-            iommu,
-            queues,
-            counters,
-        } = self;
-        let served = dma.with(|memory| {
-            if index != REQUESTS {
-                let served = queues.serve_events(&mut iommu.unit(), queue, memory)?;
-                queue.enable_notification(memory)?;
-                return Ok(served);
+        dma.with(|memory| {
+            let result = if index == REQUESTS {
+                self.serve_requests(queue, memory)
+            } else {
+                self.serve_events(queue, memory)
+            };
+            match result {
+                Ok(turn) => Ok(turn),
+                Err(ServeError::Queue(error)) => Err(QueueBroken(error)),
+                // Cannot be: nothing here holds what a sink would wait for.
+                Err(ServeError::Sink(_)) => Ok(Turn::default()),
             }
-            let mut served =
-                queues.serve_requests(&mut iommu.unit(), queue, memory, |request, handled| {
-                    counters.count_request(request, handled);
+        })
+    }
+}
+
+impl IommuDevice {
+    fn serve_events<M: GuestMemory>(
+        &mut self,
+        queue: &mut Queue,
+        memory: &M,
+    ) -> Result<Turn, ServeError> {
+        let mut unit = self.iommu.unit();
+        let served = self.queues.serve_events(&mut unit, queue, memory)?;
+        queue.enable_notification(memory)?;
+        Ok(Turn {
+            interrupt: served.notify,
+            more: served.more,
+        })
+    }
+
+    fn serve_requests<M: GuestMemory>(
+        &mut self,
+        queue: &mut Queue,
+        memory: &M,
+    ) -> Result<Turn, ServeError> {
+        let announced = queue.avail_idx(memory, Ordering::Acquire)?.0 != queue.next_avail();
+        let begun = Instant::now();
+        let (iommu, counters) = (&self.iommu, &self.counters);
+        let served =
+            self.queues
+                .serve_requests(&mut iommu.unit(), queue, memory, |request, handled| {
+                    counters.count_request(request, handled)
                 })?;
-            // What came before the driver was asked to ring again is left for the next turn.
-            served.more |= queue.enable_notification(memory)?;
-            Ok(served)
-        });
-        match served {
-            Ok(served) => Ok(Turn {
-                interrupt: served.notify,
-                more: served.more,
-            }),
-            Err(ServeError::Queue(error)) => Err(QueueBroken(error)),
-            // Cannot be: nothing here holds what a sink would wait for.
-            Err(ServeError::Sink(_)) => Ok(Turn::default()),
+        // As long as its batch took: so long the driver waits for it.
+        let took = begun.elapsed();
+        (0..served.buffers).for_each(|_| counters.service.record(took));
+        // Announced, and out of reach: see `Chain::next`.
+        if announced && served.buffers == 0 {
+            return Err(virtio_queue::Error::InvalidAvailRingIndex.into());
         }
+        Ok(Turn {
+            interrupt: served.notify,
+            // What came before the driver was asked to ring again is left for the next turn.
+            more: queue.enable_notification(memory)? || served.more,
+        })
     }
 }
 

@@ -4,6 +4,7 @@ pub mod blk;
 pub mod chain;
 mod common;
 pub mod iommu;
+pub mod net;
 pub mod rng;
 mod transport;
 mod turn;
@@ -15,7 +16,7 @@ use virtio_queue::Queue;
 use crate::dma::Dma;
 
 pub use transport::VirtioPci;
-pub use turn::{Turn, serve_chains};
+pub use turn::{Done, Turn, serve_chains};
 
 /// `VIRTIO_F_INDIRECT_DESC`.
 pub const F_INDIRECT_DESC: u64 = 1 << 28;
@@ -44,6 +45,17 @@ impl std::fmt::Display for QueueBroken {
 
 impl std::error::Error for QueueBroken {}
 
+/// Something of the host's that a device waits for.
+#[derive(Clone, Copy, Debug)]
+pub struct Awaited<'a> {
+    /// The descriptor.
+    pub fd: BorrowedFd<'a>,
+    /// Until something can be read from it.
+    pub input: bool,
+    /// Until something can be written to it.
+    pub output: bool,
+}
+
 /// What a kind of device does, whatever it hangs on.
 pub trait Device {
     /// Virtio's number of the device type.
@@ -69,18 +81,27 @@ pub trait Device {
     /// Back to the beginning.
     fn reset(&mut self) {}
 
-    /// Something of the host's to wait for.
-    fn waits_for(&self) -> Option<BorrowedFd<'_>> {
+    /// What to wait for, as long as the device has a use for it.
+    fn waits_for(&self) -> Option<Awaited<'_>> {
         None
     }
 
-    /// It has come, and is taken note of: the queue that is to be worked on.
-    fn came(&mut self) -> usize {
-        0
+    /// It has come, or the other side has gone.
+    fn came(&mut self) {}
+
+    /// Whether it has something to do without waiting. Then it is soon asked what is [`due`](Self::due).
+    fn busy(&self) -> bool {
+        false
     }
 
-    /// The driver has rung the doorbell of queue `index`, or something that the device waited for has come, or the last
-    /// turn left something to do. One turn is bounded ([`serve_chains`]).
+    /// A queue that is to be worked on though nobody rang: because of what has come, or because of what was done on another queue. Asked
+    /// again after each, a bounded number of times.
+    fn due(&mut self) -> Option<usize> {
+        None
+    }
+
+    /// Works on queue `index`: the driver has rung its doorbell, it was [`due`](Self::due), or the last turn left
+    /// something to do. A turn is bounded ([`serve_chains`]).
     ///
     /// # Errors
     /// [`QueueBroken`]: the device stops until it is reset.

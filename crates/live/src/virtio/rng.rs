@@ -5,7 +5,8 @@ use std::sync::Arc;
 use rustix::rand::{GetRandomFlags, getrandom};
 use virtio_queue::Queue;
 
-use super::{Device, QueueBroken, Turn, serve_chains};
+use super::turn::{Done, Turn, serve_chains};
+use super::{Device, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 
@@ -47,16 +48,22 @@ impl Device for Rng {
         queue: &mut Queue,
         dma: &mut A,
     ) -> Result<Turn, QueueBroken> {
-        serve_chains(queue, dma, |chain, dma| {
+        let counters = &self.counters;
+        serve_chains(queue, dma, counters, |chain, dma| {
             let bytes = usize::try_from(chain.writable.bytes()).unwrap_or(usize::MAX);
             let mut random = vec![0; bytes.min(MAX_BYTES)];
             let got = getrandom(&mut random, GetRandomFlags::empty()).unwrap_or(0);
             random.truncate(got);
-            let written = dma.with(|memory| chain.writable.write(memory, &random).is_ok());
-            self.counters.requests.add(1);
-            self.counters.bytes_read.add(random.len() as u64);
-            let used = if written && !chain.malformed { got } else { 0 };
-            u32::try_from(used).unwrap_or(0)
+            let written = !chain.malformed
+                && dma
+                    .with(|memory| chain.writable.write(memory, &random))
+                    .is_ok();
+            if !written {
+                counters.failed.add(1);
+                return Done::Used(0);
+            }
+            counters.bytes_read.add(random.len() as u64);
+            Done::Used(u32::try_from(got).unwrap_or(0))
         })
     }
 }

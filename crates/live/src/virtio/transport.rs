@@ -1,12 +1,10 @@
 //! A virtio device as a PCI function.
 
-use std::os::fd::BorrowedFd;
-
 use vm_memory::GuestMemoryMmap;
 
-use super::common::{Common, Effect, Slot};
+use super::common::{Common, Effect};
 use super::{
-    Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, QueueBroken, Turn,
+    Awaited, Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, QueueBroken,
 };
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
@@ -18,6 +16,9 @@ use crate::wire::SetIrqs;
 
 const ISR_QUEUE: u8 = 1;
 const ISR_CONFIG: u8 = 2;
+
+/// Most queues that are worked on without a doorbell before messages are looked at again.
+const DUE_AT_ONCE: usize = 64;
 
 /// A device `D` that reaches memory through `A`.
 #[derive(Debug)]
@@ -68,7 +69,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         &mut self.device
     }
 
-    /// Lets the device work on queue `index`: the driver rang, or what the device waited for has come.
+    /// Lets the device work on queue `index`, as when the driver rings.
     pub fn work(&mut self, index: usize) {
         if !self.common.running() {
             return;
@@ -76,20 +77,30 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         let Some(slot) = self.common.slots.get_mut(index) else {
             return;
         };
+        slot.unfinished = false;
         if !virtio_queue::QueueT::ready(&slot.queue) {
             return;
         }
-        let result = self.device.process(index, &mut slot.queue, &mut self.dma);
-        let vector = slot.vector;
-        slot.unfinished = matches!(result, Ok(Turn { more: true, .. }));
-        match result {
-            Ok(turn) if turn.interrupt => {
-                self.isr |= ISR_QUEUE;
-                self.counters.interrupts.add(1);
-                self.vectors.signal(vector);
+        match self.device.process(index, &mut slot.queue, &mut self.dma) {
+            Ok(turn) => {
+                slot.unfinished = turn.more;
+                if turn.interrupt {
+                    self.isr |= ISR_QUEUE;
+                    self.counters.interrupts.add(1);
+                    self.vectors.signal(slot.vector);
+                }
             }
-            Ok(_) => {}
             Err(broken) => self.stop(&broken),
+        }
+    }
+
+    /// Works on what is due without a doorbell, for a turn.
+    fn work_on_due(&mut self) {
+        for _ in 0..DUE_AT_ONCE {
+            let Some(index) = self.device.due() else {
+                break;
+            };
+            self.work(index);
         }
     }
 
@@ -144,6 +155,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
             layout::NOTIFY if within.is_multiple_of(layout::NOTIFY_STRIDE as usize) => {
                 self.counters.doorbells.add(1);
                 self.work(within / layout::NOTIFY_STRIDE as usize);
+                self.work_on_due();
             }
             _ => {}
         }
@@ -240,29 +252,28 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
 }
 
 impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
-    fn waits_for(&self) -> Option<BorrowedFd<'_>> {
+    fn waits_for(&self) -> Option<Awaited<'_>> {
         // Whoever does not run has nowhere to put what comes.
-        if !self.common.running() {
-            return None;
-        }
-        self.device.waits_for()
+        self.common.running().then(|| self.device.waits_for())?
     }
 
     fn came(&mut self) {
-        let queue = self.device.came();
-        self.work(queue);
+        self.device.came();
+        self.work_on_due();
     }
 
     fn unfinished(&self) -> bool {
-        self.common.running() && self.common.slots.iter().any(|slot| slot.unfinished)
+        let slots = &self.common.slots;
+        self.common.running() && (self.device.busy() || slots.iter().any(|slot| slot.unfinished))
     }
 
     fn go_on(&mut self) {
         for index in 0..self.common.slots.len() {
-            let unfinished = |slot: &Slot| slot.unfinished;
-            if self.common.slots.get(index).is_some_and(unfinished) {
+            let slot = self.common.slots.get(index);
+            if slot.is_some_and(|slot| slot.unfinished) {
                 self.work(index);
             }
         }
+        self.work_on_due();
     }
 }

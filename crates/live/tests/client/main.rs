@@ -5,6 +5,7 @@ mod disk;
 mod hostile;
 mod interrupts;
 mod memory;
+mod net;
 mod rig;
 mod rings;
 mod sockets;

@@ -1,0 +1,168 @@
+//! Frames in a stream of bytes: each behind its length, four bytes, the highest first (QEMU's `-netdev stream`).
+
+use super::{MAX_FRAME_BYTES, MIN_FRAME_BYTES};
+
+/// Bytes of a length.
+pub const FRAME_PREFIX_BYTES: usize = 4;
+/// Longest frame that an honest peer sends, whatever its offloads: QEMU's own limit, 64 KiB and a page. A greater length says that the
+/// stream is no such stream.
+pub const MAX_FRAMED_BYTES: usize = (1 << 16) + 4096;
+
+/// The stream cannot be followed any further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FramesLost {
+    /// The length that nobody sends.
+    pub bytes: u32,
+}
+
+impl std::fmt::Display for FramesLost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a frame of {} bytes", self.bytes)
+    }
+}
+
+impl std::error::Error for FramesLost {}
+
+/// What came out of a piece of the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deframed {
+    /// A frame of this many bytes.
+    Frame(usize),
+    /// A frame that is too short or too long for the device; it was not kept.
+    Dropped,
+    /// The piece ended in the middle of one.
+    Part,
+}
+
+/// Puts frames together. It keeps no more than one, and of a frame that is too long nothing.
+#[derive(Debug, Default)]
+pub struct Deframer {
+    prefix: [u8; FRAME_PREFIX_BYTES],
+    /// Bytes of the length that have come.
+    known: usize,
+    /// Bytes of the frame that are to come, once its length is known.
+    missing: usize,
+    frame: Vec<u8>,
+}
+
+impl Deframer {
+    /// Takes bytes off the front of `piece` up to the end of a frame, which is copied to `to`, as far as there is room.
+    ///
+    /// # Errors
+    /// [`FramesLost`]; then it is of no further use.
+    pub fn take(&mut self, piece: &mut &[u8], to: &mut [u8]) -> Result<Deframed, FramesLost> {
+        while let Some(slot) = self.prefix.get_mut(self.known) {
+            let Some((first, rest)) = piece.split_first() else {
+                return Ok(Deframed::Part);
+            };
+            *slot = *first;
+            *piece = rest;
+            self.known += 1;
+            if self.known == FRAME_PREFIX_BYTES {
+                let bytes = u32::from_be_bytes(self.prefix);
+                self.missing = usize::try_from(bytes)
+                    .ok()
+                    .filter(|bytes| *bytes <= MAX_FRAMED_BYTES)
+                    .ok_or(FramesLost { bytes })?;
+            }
+        }
+        let whole = u32::from_be_bytes(self.prefix) as usize;
+        let (part, rest) = piece.split_at(self.missing.min(piece.len()));
+        *piece = rest;
+        self.missing -= part.len();
+        let wanted = (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&whole);
+        if wanted {
+            self.frame.extend(part);
+        }
+        if self.missing > 0 {
+            return Ok(Deframed::Part);
+        }
+        self.known = 0;
+        let frame = std::mem::take(&mut self.frame);
+        match to.get_mut(..frame.len()) {
+            Some(to) if wanted => {
+                to.copy_from_slice(&frame);
+                // Its space is for the next.
+                self.frame = frame;
+                self.frame.clear();
+                Ok(Deframed::Frame(whole))
+            }
+            _ => Ok(Deframed::Dropped),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What comes out of the stream, cut into these pieces: frames, and how many were dropped.
+    fn frames(stream: &[u8], cuts: &[usize]) -> Result<(Vec<Vec<u8>>, usize), FramesLost> {
+        let mut deframer = Deframer::default();
+        let (mut whole, mut dropped) = (Vec::new(), 0);
+        let mut rest = stream;
+        let mut cuts = cuts.iter().cycle();
+        while !rest.is_empty() {
+            let cut = cuts.next().map_or(rest.len(), |cut| 1 + cut % rest.len());
+            let (mut piece, after) = rest.split_at(cut);
+            rest = after;
+            let mut to = [0; MAX_FRAME_BYTES];
+            loop {
+                match deframer.take(&mut piece, &mut to)? {
+                    Deframed::Frame(bytes) => whole.push(to[..bytes].to_vec()),
+                    Deframed::Dropped => dropped += 1,
+                    Deframed::Part => break,
+                }
+            }
+            assert!(piece.is_empty() && deframer.frame.len() <= MAX_FRAME_BYTES);
+        }
+        Ok((whole, dropped))
+    }
+
+    #[test]
+    fn lengths() {
+        for (bytes, expected) in [
+            (0, Ok((0, 1))),
+            (13, Ok((0, 1))),
+            (14, Ok((1, 0))),
+            (1518, Ok((1, 0))),
+            (1519, Ok((0, 1))),
+            (MAX_FRAMED_BYTES, Ok((0, 1))),
+            (MAX_FRAMED_BYTES + 1, Err(())),
+            (u32::MAX as usize, Err(())),
+        ] {
+            let mut stream = (bytes as u32).to_be_bytes().to_vec();
+            stream.extend(vec![7; bytes.min(1 << 17)]);
+            let got = frames(&stream, &[100]);
+            let got = got.map(|(frames, dropped)| (frames.len(), dropped));
+            assert_eq!(got.map_err(|_| ()), expected, "{bytes}");
+        }
+    }
+
+    proptest! {
+        /// However the stream is cut, the frames are the same.
+        #[test]
+        fn frames_come_out_as_they_went_in(
+            sent in prop::collection::vec((prop_oneof![0usize..40, 1500usize..1540, 60_000usize..69_000], any::<u8>()), 0..12),
+            cuts in prop::collection::vec(any::<usize>(), 1..20),
+        ) {
+            let mut stream = Vec::new();
+            for (bytes, fill) in &sent {
+                stream.extend((*bytes as u32).to_be_bytes());
+                stream.extend(vec![*fill; *bytes]);
+            }
+            let fits = |bytes: usize| (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&bytes);
+            let expected: Vec<Vec<u8>> = sent.iter().filter(|(bytes, _)| fits(*bytes)).map(|(bytes, fill)| vec![*fill; *bytes]).collect();
+            let (whole, dropped) = frames(&stream, &cuts).unwrap();
+            prop_assert_eq!(dropped, sent.len() - expected.len());
+            prop_assert!(whole == expected);
+        }
+
+        #[test]
+        fn any_stream_is_followed_or_refused(stream in prop::collection::vec(any::<u8>(), 0..300), cuts in prop::collection::vec(any::<usize>(), 1..5)) {
+            let _ = frames(&stream, &cuts);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! A tap interface of the host.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+
+use super::{Link, Receiving, Sending, received};
+use crate::virtio::Awaited;
+
+/// Bytes of an interface's name, without the zero at its end.
+pub(super) const MAX_NAME_BYTES: usize = 15;
+
+/// `struct ifreq` as the request takes it: a name, flags, and what this request does not use (Linux, include/uapi/linux/if.h).
+#[repr(C)]
+struct Request {
+    name: [u8; MAX_NAME_BYTES + 1],
+    flags: u16,
+    unused: [u8; 22],
+}
+
+/// `TUNSETIFF`, whose number says `int` though it takes a `struct ifreq` (Linux, include/uapi/linux/if_tun.h).
+const SET_INTERFACE: Opcode = opcode::write::<i32>(b'T', 202);
+const TAP: u16 = 2;
+/// Frames come without a header of the interface's own.
+const NO_INFORMATION: u16 = 0x1000;
+
+/// An interface.
+#[derive(Debug)]
+pub struct Tap {
+    file: File,
+}
+
+impl Tap {
+    /// Opens the interface `name`, or makes one that goes away with this. It takes the right to do so (`CAP_NET_ADMIN`) unless the interface
+    /// belongs to this user.
+    ///
+    /// # Errors
+    /// What the host says, or that the name is too long.
+    pub fn open(name: &str) -> io::Result<Self> {
+        let mut request = Request {
+            name: [0; MAX_NAME_BYTES + 1],
+            flags: TAP | NO_INFORMATION,
+            unused: [0; 22],
+        };
+        let place = request.name.get_mut(..name.len().min(MAX_NAME_BYTES));
+        match place {
+            Some(place) if place.len() == name.len() => place.copy_from_slice(name.as_bytes()),
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        }
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(nonblocking)
+            .open("/dev/net/tun")?;
+        // SAFETY: TUNSETIFF reads and writes one `struct ifreq` where its argument points and keeps no pointer. `Request` has its size and
+        // layout (40 bytes: a name of 16, then a union that begins with 16 bits of flags), and lives longer than the call. Any bytes are a
+        // valid `Request`, so what the kernel writes is one.
+        unsafe { ioctl(&file, Updater::<SET_INTERFACE, Request>::new(&mut request)) }?;
+        Ok(Self { file })
+    }
+}
+
+impl Link for Tap {
+    fn send(&mut self, frame: &[u8]) -> Sending {
+        match (&self.file).write(frame) {
+            Ok(_) => Sending::Taken,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sending::Full,
+            // It is down, or gone.
+            Err(_) => Sending::Lost,
+        }
+    }
+
+    fn receive(&mut self, buffer: &mut [u8]) -> Receiving {
+        match (&self.file).read(buffer) {
+            Ok(got) => received(got),
+            Err(_) => Receiving::Nothing,
+        }
+    }
+
+    fn waits_for(&self, input: bool, output: bool) -> Option<Awaited<'_>> {
+        Some(Awaited {
+            fd: self.file.as_fd(),
+            input,
+            output,
+        })
+    }
+}

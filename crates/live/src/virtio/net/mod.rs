@@ -1,0 +1,395 @@
+//! Network device (virtio 1.2, section 5.1): pairs of queues, a control queue to choose how many of them are used, no offloads.
+//!
+//! A frame crosses through a buffer of the device's own, as sending and receiving are calls to the host. What the link does not take stays
+//! in the driver's ring, and its queue is gone on with when the link has room; a frame that the driver has no buffer for is kept, one of
+//! them, and no other is received until there is one: so neither side can make the device hold more than a frame, and neither loses
+//! frames to the other's pace. What is no frame within the limits is dropped and counted.
+
+mod control;
+mod steering;
+
+use std::collections::BTreeSet;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use virtio_queue::{Queue, QueueT};
+
+use self::control::{Ack, COMMAND_BYTES};
+use self::steering::Steering;
+use super::chain::Chain;
+use super::turn::{Done, Turn, serve_chains};
+use super::{Awaited, Device, QueueBroken};
+use crate::counters::DeviceCounters;
+use crate::dma::Dma;
+use crate::link::{Link, MAX_FRAME_BYTES, MIN_FRAME_BYTES, Receiving, Sending};
+use crate::wire::fields::copy_part;
+
+const F_MTU: u64 = 1 << 3;
+const F_MAC: u64 = 1 << 5;
+const F_CTRL_VQ: u64 = 1 << 17;
+const F_MQ: u64 = 1 << 22;
+
+/// Most queue pairs.
+pub const MAX_PAIRS: u16 = 8;
+const QUEUE_SIZE: u16 = 256;
+/// The largest payload: with it the driver's buffers are as long as the longest frame.
+const MTU: u16 = 1500;
+/// `virtio_net_hdr_v1`, which is in front of every frame (virtio 1.2, section 5.1.6).
+const HEADER_BYTES: usize = 12;
+/// Byte offset of `num_buffers` in it.
+const NUM_BUFFERS: usize = 10;
+/// Frames of a wrong length that are passed over before the device does something else.
+const DROPS_AT_ONCE: usize = 64;
+
+/// A network device.
+#[derive(Debug)]
+pub struct Net<L> {
+    link: L,
+    mac: [u8; 6],
+    /// Pairs that are offered,
+    offered: NonZeroU16,
+    /// and that the driver uses.
+    active: NonZeroU16,
+    /// What the driver has agreed on.
+    features: u64,
+    steering: Steering,
+    sizes: Vec<u16>,
+    /// Header and frame, the one that goes out or comes in, and room to see that one is too long.
+    outgoing: Vec<u8>,
+    incoming: Vec<u8>,
+    /// The frame that came, if it has not been delivered.
+    held: Option<Held>,
+    /// There may be something to receive.
+    readable: bool,
+    /// The link took no more.
+    full: bool,
+    /// Queues with frames that it did not take.
+    waiting: BTreeSet<usize>,
+    counters: Arc<DeviceCounters>,
+}
+
+/// A frame that came.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    bytes: usize,
+    /// Where it is to go.
+    queue: usize,
+    /// The queue has been tried; the driver rings when it has buffers again.
+    tried: bool,
+}
+
+impl<L: Link> Net<L> {
+    /// A device with this hardware address and so many queue pairs, at most [`MAX_PAIRS`].
+    pub fn new(link: L, mac: [u8; 6], pairs: NonZeroU16, counters: Arc<DeviceCounters>) -> Self {
+        let offered = pairs.min(NonZeroU16::new(MAX_PAIRS).unwrap_or(NonZeroU16::MIN));
+        let queues = usize::from(offered.get()) * 2;
+        // With a single pair there is nothing to choose.
+        let control = usize::from(offered > NonZeroU16::MIN);
+        Self {
+            link,
+            mac,
+            offered,
+            active: NonZeroU16::MIN,
+            features: 0,
+            steering: Steering::default(),
+            sizes: vec![QUEUE_SIZE; queues + control],
+            outgoing: vec![0; HEADER_BYTES + MAX_FRAME_BYTES],
+            incoming: vec![0; HEADER_BYTES + MAX_FRAME_BYTES + 1],
+            held: None,
+            readable: true,
+            full: false,
+            waiting: BTreeSet::new(),
+            counters,
+        }
+    }
+
+    /// The far side.
+    pub fn link(&mut self) -> &mut L {
+        &mut self.link
+    }
+
+    /// Where the control queue is: behind all pairs that the driver could use.
+    fn control_queue(&self) -> usize {
+        if self.features & F_MQ != 0 {
+            usize::from(self.offered.get()) * 2
+        } else {
+            2
+        }
+    }
+
+    fn drop_frame(&self) {
+        self.counters.frames_dropped.add(1);
+    }
+
+    /// Receives a frame and says where it goes.
+    fn receive(&mut self) -> Option<usize> {
+        for _ in 0..DROPS_AT_ONCE {
+            let buffer = self.incoming.get_mut(HEADER_BYTES..).unwrap_or_default();
+            match self.link.receive(buffer) {
+                Receiving::Frame(bytes) => {
+                    let frame = buffer.get(..bytes).unwrap_or(&[]);
+                    let queue = usize::from(self.steering.pair(frame, self.active)) * 2;
+                    self.held = Some(Held {
+                        bytes,
+                        queue,
+                        tried: true,
+                    });
+                    return Some(queue);
+                }
+                Receiving::Dropped => self.drop_frame(),
+                Receiving::Nothing => {
+                    self.readable = false;
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    /// Gives the held frame to the driver, if it goes to this queue and there is a buffer.
+    fn deliver<A: Dma>(
+        &mut self,
+        index: usize,
+        queue: &mut Queue,
+        dma: &mut A,
+    ) -> Result<Turn, QueueBroken> {
+        let Some(held) = self.held.filter(|held| held.queue == index) else {
+            return Ok(Turn::default());
+        };
+        // No flags, no offload, one buffer (virtio 1.2, section 5.1.6.4.1).
+        let bytes = HEADER_BYTES + held.bytes;
+        let (incoming, counters) = (&mut self.incoming, &self.counters);
+        if let Some(header) = incoming.get_mut(..HEADER_BYTES) {
+            header.fill(0);
+            copy_part(&1u16.to_le_bytes(), 0, &mut header[NUM_BUFFERS..]);
+        }
+        let packet = incoming.get(..bytes).unwrap_or(&[]);
+        let interrupt = dma.with(|memory| {
+            // Looked for once more after the driver was asked to ring: what came in between is found here.
+            let mut found = Chain::next(queue, memory)?;
+            if found.is_none() && queue.enable_notification(memory)? {
+                found = Chain::next(queue, memory)?;
+            }
+            let Some(chain) = found else {
+                return Ok(None);
+            };
+            let fits = !chain.malformed && chain.writable.bytes() >= bytes as u64;
+            let written = fits && chain.writable.write(memory, packet).is_ok();
+            if written {
+                counters.frames_received.add(1);
+                counters.bytes_read.add(held.bytes as u64);
+            } else {
+                counters.malformed.add(1);
+                counters.frames_dropped.add(1);
+            }
+            let used = if written { bytes } else { 0 };
+            queue.add_used(memory, chain.head, u32::try_from(used).unwrap_or(0))?;
+            queue
+                .needs_notification(memory)
+                .map(Some)
+                .map_err(QueueBroken)
+        })?;
+        if interrupt.is_some() {
+            self.held = None;
+        }
+        Ok(Turn {
+            interrupt: interrupt.unwrap_or(false),
+            more: false,
+        })
+    }
+
+    /// Sends what the driver has made available on this queue.
+    fn transmit<A: Dma>(
+        &mut self,
+        index: usize,
+        queue: &mut Queue,
+        dma: &mut A,
+    ) -> Result<Turn, QueueBroken> {
+        if self.full {
+            self.waiting.insert(index);
+            return Ok(Turn::default());
+        }
+        let counters = Arc::clone(&self.counters);
+        serve_chains(queue, dma, &counters, |chain, dma| {
+            let sending = match take_frame(chain, &mut self.outgoing, dma) {
+                Some(frame) => {
+                    // Pairs are few.
+                    self.steering.learn(frame, (index / 2) as u16);
+                    counters.bytes_written.add(frame.len() as u64);
+                    self.link.send(frame)
+                }
+                None => {
+                    counters.malformed.add(1);
+                    Sending::Lost
+                }
+            };
+            match sending {
+                Sending::Taken => counters.frames_sent.add(1),
+                Sending::Lost => counters.frames_dropped.add(1),
+                Sending::Full => {
+                    self.full = true;
+                    self.waiting.insert(index);
+                    return Done::Later;
+                }
+            }
+            Done::Used(0)
+        })
+    }
+
+    fn control<A: Dma>(&mut self, queue: &mut Queue, dma: &mut A) -> Result<Turn, QueueBroken> {
+        let counters = Arc::clone(&self.counters);
+        serve_chains(queue, dma, &counters, |chain, dma| {
+            Done::Used(self.command(chain, dma))
+        })
+    }
+
+    /// Does what one command asks; how many bytes of its writable part were written.
+    fn command<A: Dma>(&mut self, chain: &mut Chain, dma: &mut A) -> u32 {
+        let Some(ack_at) = chain.writable.take_front(1) else {
+            self.counters.malformed.add(1);
+            return 0;
+        };
+        let mut command = [0; COMMAND_BYTES as usize];
+        let whole = chain.readable.bytes() == u64::from(COMMAND_BYTES) && !chain.malformed;
+        let read = whole
+            && dma
+                .with(|memory| chain.readable.read(memory, &mut command))
+                .is_ok();
+        let pairs = Some(&command)
+            .filter(|_| read && self.features & F_MQ != 0)
+            .and_then(|command| control::pairs(command, self.offered));
+        let ack = match pairs {
+            Some(pairs) => {
+                self.active = pairs;
+                self.steer_again();
+                Ack::Ok
+            }
+            None => {
+                self.counters.failed.add(1);
+                Ack::Error
+            }
+        };
+        let told = dma.with(|memory| ack_at.write(memory, &[ack as u8]));
+        u32::from(told.is_ok())
+    }
+
+    /// The held frame's pair may be used no more.
+    fn steer_again(&mut self) {
+        let Some(held) = &mut self.held else {
+            return;
+        };
+        let end = HEADER_BYTES + held.bytes;
+        let frame = self.incoming.get(HEADER_BYTES..end).unwrap_or(&[]);
+        held.queue = usize::from(self.steering.pair(frame, self.active)) * 2;
+        held.tried = false;
+    }
+}
+
+/// The frame of a chain, copied to `buffer`. None if it has no frame within the limits, or its header asks for what is not offered.
+fn take_frame<'b, A: Dma>(
+    chain: &mut Chain,
+    buffer: &'b mut [u8],
+    dma: &mut A,
+) -> Option<&'b [u8]> {
+    let bytes = usize::try_from(chain.readable.bytes()).ok()?;
+    let frame = bytes.checked_sub(HEADER_BYTES)?;
+    if chain.malformed || !(MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&frame) {
+        return None;
+    }
+    let packet = buffer.get_mut(..bytes)?;
+    dma.with(|memory| chain.readable.read(memory, packet))
+        .ok()?;
+    let (header, frame) = packet.split_at_checked(HEADER_BYTES)?;
+    // Flags and the kind of segmentation; without either, the rest of the header has no meaning.
+    header.starts_with(&[0, 0]).then_some(frame)
+}
+
+impl<L: Link> Device for Net<L> {
+    const TYPE: u16 = 1;
+    // Network controller, Ethernet.
+    const CLASS: [u8; 3] = [0x02, 0x00, 0x00];
+
+    fn features(&self) -> u64 {
+        let several = self.offered > NonZeroU16::MIN;
+        F_MTU | F_MAC | if several { F_CTRL_VQ | F_MQ } else { 0 }
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &self.sizes
+    }
+
+    fn read_config(&self, offset: usize, data: &mut [u8]) {
+        let mut config = self.mac.to_vec();
+        // The state of the link is not offered: it is always up.
+        config.extend([0; 2]);
+        config.extend(self.offered.get().to_le_bytes());
+        config.extend(MTU.to_le_bytes());
+        copy_part(&config, offset, data);
+    }
+
+    fn activate(&mut self, features: u64) {
+        self.features = features;
+    }
+
+    fn reset(&mut self) {
+        self.features = 0;
+        self.active = NonZeroU16::MIN;
+        self.steering = Steering::default();
+        // A frame for a driver that is gone.
+        if self.held.take().is_some() {
+            self.drop_frame();
+        }
+        self.waiting.clear();
+        self.full = false;
+        self.readable = true;
+    }
+
+    fn waits_for(&self) -> Option<Awaited<'_>> {
+        self.link.waits_for(self.held.is_none(), self.full)
+    }
+
+    fn came(&mut self) {
+        self.link.came();
+        self.full = false;
+        self.readable = true;
+    }
+
+    fn busy(&self) -> bool {
+        self.held.is_none() && self.readable
+    }
+
+    /// What could not be sent first, then what has come.
+    fn due(&mut self) -> Option<usize> {
+        if !self.full
+            && let Some(queue) = self.waiting.pop_first()
+        {
+            return Some(queue);
+        }
+        match &mut self.held {
+            Some(held) if held.tried => None,
+            Some(held) => {
+                held.tried = true;
+                Some(held.queue)
+            }
+            None if self.readable => self.receive(),
+            None => None,
+        }
+    }
+
+    fn process<A: Dma>(
+        &mut self,
+        index: usize,
+        queue: &mut Queue,
+        dma: &mut A,
+    ) -> Result<Turn, QueueBroken> {
+        if index == self.control_queue() && self.features & F_CTRL_VQ != 0 {
+            self.control(queue, dma)
+        } else if index / 2 >= usize::from(self.offered.get()) {
+            Ok(Turn::default())
+        } else if index.is_multiple_of(2) {
+            self.deliver(index, queue, dma)
+        } else {
+            self.transmit(index, queue, dma)
+        }
+    }
+}

@@ -63,6 +63,49 @@ stray_through() {
 }
 code() { run --kernel 6.12 -- sh -c 'exit 7'; [[ $? == 7 ]]; }
 
+# Data crosses between two guests, each with its own process, through a socket: both ways, with sums. Several pairs of queues, two processors.
+# sum NAME LOG: what the guest says of one of the files.
+sum() { sed -n "s/^$1 \([0-9a-f]*\).*/\1/p" "$2"; }
+readonly TALK='ip addr add 10.9.0.$1/24 dev eth0; ip link set eth0 up
+dd if=/dev/urandom of=/mine bs=64k count=64 2>/dev/null; echo mine $(md5sum </mine)
+take() { nc -l -p 7 -e sh -c "cat >/theirs"; echo theirs $(md5sum </theirs); }
+give() { until nc 10.9.0.$1 7 </mine; do usleep 200000; done; }
+case $1 in 1) take; give 2 ;; *) give 1; take ;; esac'
+network() {
+    local one=$work/one two=$work/two first status
+    rm -f "$work/link"
+    run_to() {
+        timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --limit "$LIMIT" \
+            --cpus 2 --metrics --net "socket=$work/link,queues=2" "$@" </dev/null
+    }
+    run_to "$@" -- sh -c "$TALK" talk 1 >"$one" 2>&1 &
+    first=$!
+    for _ in $(seq 300); do [[ -S $work/link ]] && break; sleep 0.1; done
+    run_to "$@" -- sh -c "$TALK" talk 2 >"$two" 2>&1
+    status=$?
+    wait $first || status=1
+    grep -hv _bucket "$one" "$two" >"$work/log"
+    ((status == 0)) && [[ $(sum mine "$one") && $(sum mine "$two") ]] &&
+        [[ $(sum mine "$one") == "$(sum theirs "$two")" && $(sum mine "$two") == "$(sum theirs "$one")" ]] &&
+        [[ $(grep -c 'ringfence_faults_total{device="iommu"} 0' "$work/log") == 2 ]]
+}
+
+# The same with the host, through a tap interface in a network namespace of its own.
+tap() {
+    unshare --map-root-user --net bash -c '
+        log=$1; talk=$2; shift 2
+        "$@" -- sh -c "$talk" talk 1 >"$log" 2>&1 </dev/null &
+        until busybox ip link set tap0 up 2>/dev/null; do kill -0 $! || exit 1; sleep 0.1; done
+        busybox ip addr add 10.9.0.2/24 dev tap0
+        head -c 4194304 /dev/urandom >"$log.mine"
+        until busybox nc 10.9.0.1 7 <"$log.mine"; do kill -0 $! || exit 1; sleep 0.2; done 2>/dev/null
+        busybox nc -l -p 7 -e sh -c "cat >$log.theirs"
+        wait $!' bash "$work/log" "$TALK" \
+        timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --limit "$LIMIT" --net tap=tap0 "$@" &&
+        [[ $(sum mine "$work/log") == "$(md5sum <"$work/log.theirs" | cut -d" " -f1)" ]] &&
+        [[ $(sum theirs "$work/log") == "$(md5sum <"$work/log.mine" | cut -d" " -f1)" ]]
+}
+
 # The process with the devices is killed while the guest writes numbered blocks, each flushed before it is reported: all that were
 # reported are in the image, and nothing of the guest is left running.
 killed() {
@@ -104,9 +147,17 @@ for kernel in $KERNELS; do
         done
     done
     judge "stray write stopped: $kernel" stray --kernel "$kernel"
+    judge "network between guests: $kernel, strict" network --kernel "$kernel" --strict
+    judge "network between guests: $kernel, lazy" network --kernel "$kernel" --lazy
 done
 judge "stray write not stopped without an IOMMU" stray_through
 judge "exit code" code
+# It takes a tap device, and the right to have a namespace.
+if [[ -c /dev/net/tun ]] && unshare --map-root-user --net true 2>/dev/null; then
+    judge "network with the host" tap --kernel 6.12
+else
+    echo "left out: network with the host (no /dev/net/tun, or no namespaces)"
+fi
 for n in $(seq "$KILLS"); do judge "killed, $n" killed $((n * 20)); done
 echo "live.sh: $passed passed, $failed failed"
 ((failed == 0))

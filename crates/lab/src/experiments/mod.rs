@@ -7,6 +7,7 @@ mod catalogue;
 mod counterfactual;
 mod figure;
 mod finding;
+mod loops;
 pub mod model;
 mod owned;
 pub mod prefetch;

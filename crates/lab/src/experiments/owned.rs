@@ -1,4 +1,7 @@
-//! The calls of a run on rings that a port's driver owns, one by one: what map and unmap cost without a lock, a layer or a token between.
+//! The calls of a run on rings that a port's driver owns: what map and unmap cost without a lock, a layer or a token between.
+//!
+//! They are made by the driver's loops, and the same loops are performed without protection beside them: what those cost, `none` pays too, and
+//! is in the cycles of a packet already.
 //!
 //! Invalidations are counted and charged, or waited for: the document simulated its hardware by running `none` under the real driver code and
 //! spinning for 2150 cycles at each invalidation of a ring (RI19, rIOMMU section 5.1). Both ways are here, so that they can be compared.
@@ -14,14 +17,16 @@ use ringfence_dma::ring::{
 use ringfence_memory::Arena;
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    DeviceId, DomainId, Invalidation, InvalidationError, Invalidator, PhysAddr, Ticket,
+    DeviceId, Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova, PhysAddr,
+    PhysRange, Ticket,
 };
 
 use super::capture::Run;
-use super::timed::{Cost, own_loop};
+use super::loops::{Body, Held, Loop, Loops};
+use super::timed::{Cost, sum_of_medians};
 use crate::error::LabError;
 use crate::meter::{InvalidationQueue, cycles};
-use crate::plan::{Plan, Step, Timed};
+use crate::plan::{Plan, Step};
 
 /// Memory of one port's tables.
 const ARENA: u64 = 64 << 20;
@@ -29,7 +34,7 @@ const ARENA: u64 = 64 << 20;
 /// Slots of a ring's table: two buffers for each of 1024 descriptors are live at most, and the longest burst waits.
 const SLOTS: u32 = 4096;
 
-/// Steps that are timed together.
+/// Calls that are timed together, at least.
 const BLOCK: usize = 1024;
 
 /// How an invalidation takes its time.
@@ -69,130 +74,251 @@ impl Invalidator for Unit {
     }
 }
 
-/// A ring, and its mappings in their order: a driver keeps them beside its descriptors.
-struct Lane<'m> {
-    ring: OwnedRing<'m, u64>,
-    held: VecDeque<RingMapping<u64>>,
+/// What stands between a driver and its device.
+trait Protection {
+    /// What the driver keeps of a mapping, beside its descriptor.
+    type Held;
+
+    /// The device may reach `piece`; what the driver keeps, and the address that it tells the device.
+    fn map(
+        &mut self,
+        memory: &Arena,
+        buffer: u64,
+        piece: &PhysRange,
+        direction: Direction,
+    ) -> Result<(Self::Held, Iova), LabError>;
+
+    fn unmap(&mut self, memory: &Arena, held: Self::Held) -> Result<(), LabError>;
+
+    fn doorbell(&mut self, memory: &Arena);
+
+    fn end_burst(&mut self, memory: &Arena, unit: &mut Unit) -> Result<(), LabError>;
+}
+
+impl Protection for OwnedRing<'_, u64> {
+    type Held = RingMapping<u64>;
+
+    #[inline(always)]
+    fn map(
+        &mut self,
+        memory: &Arena,
+        buffer: u64,
+        piece: &PhysRange,
+        direction: Direction,
+    ) -> Result<(RingMapping<u64>, Iova), LabError> {
+        match Self::map(self, memory, buffer, piece, direction) {
+            Ok(mapping) => {
+                let at = mapping.iova();
+                Ok((mapping, at))
+            }
+            Err(_) => Err(LOST),
+        }
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, memory: &Arena, held: RingMapping<u64>) -> Result<(), LabError> {
+        match Self::unmap(self, memory, held) {
+            Ok(_withheld) => Ok(()),
+            Err(_) => Err(LOST),
+        }
+    }
+
+    #[inline(always)]
+    fn doorbell(&mut self, memory: &Arena) {
+        Self::doorbell(self, memory);
+    }
+
+    fn end_burst(&mut self, memory: &Arena, unit: &mut Unit) -> Result<(), LabError> {
+        let ended = Self::end_burst(self, memory, unit, |buffer| {
+            black_box(buffer);
+        });
+        ended.map_err(|_| LOST)
+    }
+}
+
+/// No protection: the device is told where the buffer is, and a buffer is back when it is unmapped.
+struct Unprotected;
+
+impl Protection for Unprotected {
+    type Held = u64;
+
+    #[inline(always)]
+    fn map(
+        &mut self,
+        _: &Arena,
+        buffer: u64,
+        piece: &PhysRange,
+        _: Direction,
+    ) -> Result<(u64, Iova), LabError> {
+        Ok((buffer, Iova::new(piece.start().get())))
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, _: &Arena, buffer: u64) -> Result<(), LabError> {
+        black_box(buffer);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn doorbell(&mut self, _: &Arena) {}
+
+    fn end_burst(&mut self, _: &Arena, _: &mut Unit) -> Result<(), LabError> {
+        Ok(())
+    }
+}
+
+/// A ring, and what its driver holds in the order of the ring: a driver keeps it beside its descriptors.
+struct Lane<P: Protection> {
+    protection: P,
+    held: VecDeque<P::Held>,
 }
 
 /// A port's rings.
-struct Port<'m> {
+struct Port<'m, P: Protection> {
     memory: &'m Arena,
-    lanes: Vec<Lane<'m>>,
+    lanes: Vec<Lane<P>>,
     unit: Unit,
+    /// Buffers mapped so far: their names.
+    mapped: u64,
 }
 
 const LOST: LabError = LabError::Internal("an owned ring refused a call of its driver");
 
-impl Lane<'_> {
-    /// The mapping of `id`, if it is the oldest.
-    #[inline]
-    fn oldest(&mut self, id: u32) -> Option<RingMapping<u64>> {
-        let held = self.held.front()?;
-        if *held.buffer() != u64::from(id) {
-            return None;
-        }
-        self.held.pop_front()
+impl<P: Protection> Lane<P> {
+    #[inline(always)]
+    fn map(
+        &mut self,
+        memory: &Arena,
+        buffer: u64,
+        piece: &PhysRange,
+        direction: Direction,
+    ) -> Result<(), LabError> {
+        let (held, told) = self.protection.map(memory, buffer, piece, direction)?;
+        // What goes into the descriptor.
+        black_box(told);
+        self.held.push_back(held);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn unmap(&mut self, memory: &Arena) -> Result<(), LabError> {
+        let held = self.held.pop_front().ok_or(LOST)?;
+        self.protection.unmap(memory, held)
     }
 }
 
-impl<'m> Port<'m> {
-    /// Rings of `slots` slots each, empty.
+/// Rings of `slots` slots each, empty, in `memory`.
+fn rings<'m>(
+    memory: &'m Arena,
+    rings: usize,
+    slots: u32,
+) -> Result<Vec<OwnedRing<'m, u64>>, LabError> {
+    let setup = RingSetup {
+        choice: SlotChoice::Tail,
+        coherency: Coherency::Coherent,
+    };
+    let base = PhysAddr::new(0x2000);
+    let tables = Tables::new(base, &vec![slots; rings.max(1)]).map_err(LabError::Rings)?;
+    let laid = lay_out(memory, &tables, setup).map_err(LabError::Rings)?;
+    let (domain, device) = (DomainId::new(1), DeviceId::new(0x0300));
+    let owned = laid
+        .into_iter()
+        .map(|ring| OwnedRing::new(ring, memory, domain, device));
+    owned
+        .collect::<Result<_, RingError>>()
+        .map_err(LabError::Rings)
+}
+
+impl<'m, P: Protection> Port<'m, P> {
+    /// A port whose rings are protected by `protections`.
     fn new(
         memory: &'m Rc<Arena>,
-        rings: usize,
-        slots: u32,
+        protections: impl IntoIterator<Item = P>,
         answer: Answer,
-    ) -> Result<Self, LabError> {
-        let setup = RingSetup {
-            choice: SlotChoice::Tail,
-            coherency: Coherency::Coherent,
-        };
-        let base = PhysAddr::new(0x2000);
-        let tables = Tables::new(base, &vec![slots; rings.max(1)]).map_err(LabError::Rings)?;
-        let laid = lay_out(&**memory, &tables, setup).map_err(LabError::Rings)?;
-        let domain = DomainId::new(1);
-        let device = DeviceId::new(0x0300);
-        let lanes = laid.into_iter().map(|ring| {
-            Ok(Lane {
-                ring: OwnedRing::new(ring, &**memory, domain, device)?,
-                held: VecDeque::with_capacity(SLOTS as usize),
-            })
+    ) -> Self {
+        let lanes = protections.into_iter().map(|protection| Lane {
+            protection,
+            held: VecDeque::with_capacity(SLOTS as usize),
         });
         let queue =
             InvalidationQueue::new(Rc::clone(memory), PhysAddr::new(0), PhysAddr::new(0x1000));
-        Ok(Self {
+        Self {
             memory,
-            lanes: lanes
-                .collect::<Result<_, RingError>>()
-                .map_err(LabError::Rings)?,
+            lanes: lanes.collect(),
             unit: Unit {
                 queue,
                 answer,
                 count: 0,
             },
-        })
+            mapped: 0,
+        }
     }
 
     /// Cycles of each block.
-    fn drive(&mut self, plan: &Plan) -> Result<Vec<u64>, LabError> {
-        let blocks = plan.steps.chunks(BLOCK);
+    fn drive(&mut self, loops: &Loops) -> Result<Vec<u64>, LabError> {
+        let mut buffers = loops.buffers.as_slice();
+        let blocks = loops.blocks(BLOCK);
         blocks
             .map(|block| {
                 let begin = cycles();
-                let done = self.block(plan, block);
+                let done = block
+                    .iter()
+                    .try_for_each(|each| self.go(each, &mut buffers));
                 let spent = cycles().saturating_sub(begin);
                 done.map(|()| spent)
             })
             .collect()
     }
 
-    fn block(&mut self, plan: &Plan, block: &[Timed]) -> Result<(), LabError> {
-        for timed in block {
-            match timed.step {
-                Step::Map {
-                    id,
-                    device,
-                    direction,
-                    first,
-                    count,
-                    ..
-                } => {
-                    let [piece] = plan.segments(first, count) else {
-                        return Err(LOST);
-                    };
-                    let lane = self.lanes.get_mut(device.index()).ok_or(LOST)?;
-                    let mapped = lane
-                        .ring
-                        .map(self.memory, u64::from(id.0), piece, direction);
-                    lane.held.push_back(mapped.map_err(|_| LOST)?);
+    /// A loop, as a driver has it; takes what it maps from the front of `buffers`.
+    fn go(&mut self, each: &Loop, buffers: &mut &[PhysRange]) -> Result<(), LabError> {
+        let (memory, direction) = (self.memory, each.direction);
+        let lane = self.lanes.get_mut(usize::from(each.lane)).ok_or(LOST)?;
+        let pieces = buffers
+            .split_off(..each.body.maps() * each.times)
+            .ok_or(LOST)?;
+        let names = self.mapped..;
+        self.mapped += pieces.len() as u64;
+        match each.body {
+            Body::Replace => {
+                for (piece, name) in pieces.iter().zip(names) {
+                    lane.unmap(memory)?;
+                    lane.map(memory, name, piece, direction)?;
                 }
-                Step::Unmap { id, device, .. } => {
-                    let lane = self.lanes.get_mut(device.index()).ok_or(LOST)?;
-                    let held = lane.oldest(id.0).ok_or(LOST)?;
-                    let unmapped = lane.ring.unmap(self.memory, held);
-                    let _withheld = unmapped.map_err(|_| LOST)?;
+            }
+            Body::Send => {
+                for (piece, name) in pieces.iter().zip(names) {
+                    lane.map(memory, name, piece, direction)?;
+                    lane.protection.doorbell(memory);
                 }
-                Step::EndBurst { device, .. } => {
-                    let lane = self.lanes.get_mut(device.index()).ok_or(LOST)?;
-                    let ended = lane.ring.end_burst(self.memory, &mut self.unit, |buffer| {
-                        black_box(buffer);
-                    });
-                    ended.map_err(|_| LOST)?;
+            }
+            Body::Map => {
+                for (piece, name) in pieces.iter().zip(names) {
+                    lane.map(memory, name, piece, direction)?;
                 }
-                Step::Doorbell { device, .. } => {
-                    let lane = self.lanes.get_mut(device.index()).ok_or(LOST)?;
-                    lane.ring.doorbell(self.memory);
+            }
+            Body::Unmap => {
+                for _ in 0..each.times {
+                    lane.unmap(memory)?;
                 }
-                Step::Tick => {}
+            }
+            Body::Doorbell => {
+                for _ in 0..each.times {
+                    lane.protection.doorbell(memory);
+                }
+            }
+            Body::EndBurst => {
+                for _ in 0..each.times {
+                    lane.protection.end_burst(memory, &mut self.unit)?;
+                }
             }
         }
         Ok(())
     }
 }
 
-/// What each of `runs`, which follow each other on one interface, costs on rings that their driver owns. Repetitions are interleaved, run by
-/// run; each block of steps counts with its median.
+/// What each of `runs`, which follow each other on one interface, costs on rings that their driver owns, over what the same loops cost
+/// without protection. Repetitions of both are interleaved, run by run; each block counts with its median.
 ///
 /// # Errors
 /// No memory, or a call was refused.
@@ -201,26 +327,44 @@ pub(super) fn costs(
     repetitions: usize,
     answer: Answer,
 ) -> Result<Vec<Cost>, LabError> {
-    let plans: Vec<Plan> = runs.iter().map(Run::by_ring).collect();
-    let rings = runs.iter().map(|run| run.rings.len()).max().unwrap_or(0);
+    let count = runs.iter().map(|run| run.rings.len()).max().unwrap_or(0);
     let memories = (0..repetitions.max(1)).map(|_| Arena::new(ARENA).map(Rc::new));
     let memories: Vec<Rc<Arena>> = memories.collect::<Result<_, _>>()?;
-    let ports = memories
-        .iter()
-        .map(|memory| Port::new(memory, rings, SLOTS, answer));
-    let mut ports: Vec<Port<'_>> = ports.collect::<Result<_, _>>()?;
-    plans.iter().map(|plan| cost(&mut ports, plan)).collect()
+    let mut ports = Vec::with_capacity(memories.len());
+    for memory in &memories {
+        let bare = (0..count.max(1)).map(|_| Unprotected);
+        ports.push((
+            Port::new(memory, rings(memory, count, SLOTS)?, answer),
+            Port::new(memory, bare, Answer::Counted),
+        ));
+    }
+    let mut held = Held::default();
+    runs.iter()
+        .map(|run| {
+            let plan = run.by_ring();
+            let loops = Loops::of(&plan, &mut held)?;
+            cost(&mut ports, &plan, &loops)
+        })
+        .collect()
 }
 
-fn cost(ports: &mut [Port<'_>], plan: &Plan) -> Result<Cost, LabError> {
+type Ports<'m> = (Port<'m, OwnedRing<'m, u64>>, Port<'m, Unprotected>);
+
+fn cost(ports: &mut [Ports<'_>], plan: &Plan, loops: &Loops) -> Result<Cost, LabError> {
     let mut invalidations = 0;
-    let mut blocks = Vec::with_capacity(ports.len());
-    for port in ports {
+    let (mut blocks, mut bare) = (Vec::new(), Vec::new());
+    for (port, none) in ports {
         let before = port.unit.count;
-        blocks.push(port.drive(plan)?);
+        blocks.push(port.drive(loops)?);
         invalidations = port.unit.count - before;
+        bare.push(none.drive(loops)?);
     }
-    Ok(Cost::of(&blocks, plan, own_loop(plan), invalidations))
+    Ok(Cost::of(
+        &blocks,
+        plan,
+        sum_of_medians(&bare),
+        invalidations,
+    ))
 }
 
 /// Share of the maps of `run`, from empty rings on, that the driver is told to wait for when each ring has `slots` slots. Such a map is left
@@ -231,7 +375,12 @@ fn cost(ports: &mut [Port<'_>], plan: &Plan) -> Result<Cost, LabError> {
 pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
     let plan = run.by_ring();
     let memory = Rc::new(Arena::new(ARENA)?);
-    let mut port = Port::new(&memory, run.rings.len(), slots, Answer::Counted)?;
+    let rings = rings(&memory, run.rings.len(), slots)?;
+    let mut lanes: Vec<_> = rings
+        .into_iter()
+        .map(|ring| (ring, VecDeque::new()))
+        .collect();
+    let mut unit = Port::<Unprotected>::new(&memory, [], Answer::Counted).unit;
     let mut full = 0_u64;
     for timed in &plan.steps {
         match timed.step {
@@ -246,26 +395,29 @@ pub(super) fn refused(run: &Run, slots: u32) -> Result<f64, LabError> {
                 let [piece] = plan.segments(first, count) else {
                     return Err(LOST);
                 };
-                let lane = port.lanes.get_mut(device.index()).ok_or(LOST)?;
-                let mapped = lane
-                    .ring
-                    .map(port.memory, u64::from(id.0), piece, direction);
-                match mapped {
-                    Ok(mapping) => lane.held.push_back(mapping),
+                let (ring, held) = lanes.get_mut(device.index()).ok_or(LOST)?;
+                match ring.map(&*memory, u64::from(id.0), piece, direction) {
+                    Ok(mapping) => held.push_back(mapping),
                     Err((_, MapReason::RingFull(_))) => full += 1,
                     Err(_) => return Err(LOST),
                 }
             }
             Step::Unmap { id, device, .. } => {
-                let lane = port.lanes.get_mut(device.index()).ok_or(LOST)?;
-                if let Some(mapping) = lane.oldest(id.0) {
-                    let unmapped = lane.ring.unmap(port.memory, mapping);
+                let (ring, held) = lanes.get_mut(device.index()).ok_or(LOST)?;
+                // What was refused is not the oldest, and is not there.
+                if let Some(mapping) =
+                    held.pop_front_if(|oldest| *oldest.buffer() == u64::from(id.0))
+                {
+                    let unmapped = ring.unmap(&*memory, mapping);
                     let _withheld = unmapped.map_err(|_| LOST)?;
                 }
             }
-            Step::EndBurst { .. } | Step::Doorbell { .. } | Step::Tick => {
-                port.block(&plan, std::slice::from_ref(timed))?;
+            Step::EndBurst { device, .. } => {
+                let (ring, _) = lanes.get_mut(device.index()).ok_or(LOST)?;
+                ring.end_burst(&*memory, &mut unit, |_| ())
+                    .map_err(|_| LOST)?;
             }
+            Step::Doorbell { .. } | Step::Tick => {}
         }
     }
     Ok(full as f64 / plan.maps.max(1) as f64)

@@ -332,7 +332,7 @@ pub fn run_in_turns(subjects: &mut [Timed], run: &Run) -> Result<Vec<Cost>, LabE
 }
 
 /// The median over the repetitions of each block, summed over blocks.
-fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
+pub(super) fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
     let count = repetitions.iter().map(Vec::len).min().unwrap_or(0);
     let block = |block: usize| {
         let times = repetitions.iter().map(|blocks| blocks[block] as f64);
@@ -342,7 +342,7 @@ fn sum_of_medians(repetitions: &[Vec<u64>]) -> f64 {
 }
 
 /// Cycles of the replay's own loop: of each block the least of a few tries, since nothing but disturbance makes it longer.
-pub(super) fn own_loop(plan: &Plan) -> f64 {
+fn own_loop(plan: &Plan) -> f64 {
     const TRIES: usize = 3;
     let tries: Vec<Vec<u64>> = (0..TRIES)
         .map(|_| {

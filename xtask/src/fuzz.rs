@@ -1,6 +1,12 @@
 //! The fuzz targets: under libFuzzer where a nightly toolchain is installed, and everywhere as a plain random run
 //! of the same functions over the same corpora.
 
+use std::num::NonZero;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
+
 use anyhow::{Context, bail};
 
 use crate::process;
@@ -9,6 +15,8 @@ use crate::summary::Summary;
 
 const MANIFEST: &str = "fuzz/Cargo.toml";
 const CORPUS: &str = "fuzz/corpus";
+/// Lines that are shown of a failed run: they hold the input, as libFuzzer and cargo-fuzz print it.
+const LAST_WORDS: usize = 100;
 
 /// The names of all targets, from the files that hold them.
 pub(crate) fn targets(repo: &Repo) -> anyhow::Result<Vec<String>> {
@@ -56,32 +64,71 @@ pub(crate) fn random(repo: &Repo, target: &str, seconds: u64) -> anyhow::Result<
     Ok(last)
 }
 
-/// Runs `target` under libFuzzer for `seconds`. Inputs it finds stay in the target directory: what belongs in the
-/// committed corpus is chosen by hand (docs/FUZZ.md).
-pub(crate) fn libfuzzer(repo: &Repo, target: &str, seconds: u64) -> anyhow::Result<String> {
+/// Runs each of `targets` under libFuzzer for `seconds`, as many at once as there are processors. Inputs they find stay in the target
+/// directory: what belongs in the committed corpus is chosen by hand (docs/FUZZ.md). Returns what failed.
+pub(crate) fn libfuzzer(
+    repo: &Repo,
+    targets: &[String],
+    seconds: u64,
+) -> anyhow::Result<Vec<String>> {
     let directory = repo.target_directory()?;
+    // All of them first: none waits for another's build in its seconds.
+    process::show(&mut cargo_fuzz(repo, "build", &directory), |_| {})?;
+    let at_once = thread::available_parallelism().map_or(1, NonZero::get);
+    let next = Mutex::new(targets.iter());
+    let failed = Mutex::new(Vec::new());
+    let take = || next.lock().ok().and_then(|mut next| next.next());
+    thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while let Some(target) = take() {
+                    if let Err(error) = one(repo, &directory, target, seconds)
+                        && let Ok(mut failed) = failed.lock()
+                    {
+                        failed.push(format!("{error:#}"));
+                    }
+                }
+            });
+        }
+    });
+    failed.into_inner().context("a worker panicked")
+}
+
+fn cargo_fuzz(repo: &Repo, task: &str, directory: &Path) -> Command {
+    let mut command = process::command(&repo.root, "cargo");
+    command
+        // Set by the cargo that started this program; it would override `+nightly`.
+        .env_remove("RUSTUP_TOOLCHAIN")
+        // What is fuzzed holds no unsafe code, so the address sanitizer would find nothing and cost ten times the speed.
+        .args(["+nightly", "fuzz", task, "--sanitizer=none", "--target-dir"])
+        .arg(directory.join("libfuzzer"));
+    command
+}
+
+fn one(repo: &Repo, directory: &Path, target: &str, seconds: u64) -> anyhow::Result<()> {
     let found = directory.join("fuzz-corpus").join(target);
     std::fs::create_dir_all(&found)?;
-    process::show(
-        process::command(&repo.root, "cargo")
-            // Set by the cargo that started this program; it would override `+nightly`.
-            .env_remove("RUSTUP_TOOLCHAIN")
-            // What is fuzzed holds no unsafe code, so the address sanitizer would find nothing and cost ten times the speed.
-            .args([
-                "+nightly",
-                "fuzz",
-                "run",
-                "--sanitizer=none",
-                "--target-dir",
-            ])
-            .arg(directory.join("libfuzzer"))
-            .arg(target)
-            .arg(&found)
-            .arg(repo.root.join(CORPUS).join(target))
-            .arg("--")
-            .arg(format!("-max_total_time={seconds}"))
-            .args(["-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1"]),
-        |_| {},
-    )?;
-    Ok(String::new())
+    let mut command = cargo_fuzz(repo, "run", directory);
+    command
+        .arg(target)
+        .arg(&found)
+        .arg(repo.root.join(CORPUS).join(target))
+        .arg("--")
+        .arg(format!("-max_total_time={seconds}"))
+        .args(["-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1"]);
+    // Several run at once: each one's words come out together, and few of them unless it failed.
+    let output = command.stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = said.lines().collect();
+    let wanted: Vec<&str> = if output.status.success() {
+        let is_result = |line: &&&str| line.starts_with("stat::") || line.contains("DONE");
+        lines.iter().filter(is_result).copied().collect()
+    } else {
+        lines[lines.len().saturating_sub(LAST_WORDS)..].to_vec()
+    };
+    println!("$ {}\n{}", process::shown(&command), wanted.join("\n"));
+    if !output.status.success() {
+        bail!("{target}: {}", output.status);
+    }
+    Ok(())
 }

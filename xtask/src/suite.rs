@@ -91,20 +91,19 @@ fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: u64) -> anyhow::Result<Str
         !nightly || install::has_cargo_fuzz(),
         "a nightly toolchain is installed and cargo-fuzz is not"
     );
+    let mut targets = fuzz::targets(repo)?;
+    targets.retain(|target| only.is_none_or(|only| only == target));
     let mut failures = Vec::new();
     let mut notes = Vec::new();
-    for target in fuzz::targets(repo)? {
-        if only.is_some_and(|only| only != target) {
-            continue;
-        }
+    for target in &targets {
         let brief = if nightly { BRIEF_SECONDS } else { seconds };
-        match fuzz::random(repo, &target, brief) {
+        match fuzz::random(repo, target, brief) {
             Ok(note) => notes.push(note),
             Err(error) => failures.push(format!("{error:#}")),
         }
-        if nightly && let Err(error) = fuzz::libfuzzer(repo, &target, seconds) {
-            failures.push(format!("{error:#}"));
-        }
+    }
+    if nightly {
+        failures.extend(fuzz::libfuzzer(repo, &targets, seconds)?);
     }
     if !failures.is_empty() {
         bail!("{}", failures.join("; "));

@@ -58,7 +58,7 @@ fn class(frame: &[u8]) -> usize {
         copy_part(part(30, 4), 0, &mut other);
         let header = usize::from(frame.get(14).copied().unwrap_or(0) & 15) * 4;
         // Only a packet's first fragment has ports; all have to go the same way.
-        let fragment = part(20, 2).iter().any(|byte| byte & 0x3f != 0);
+        let fragment = matches!(*part(20, 2), [flags, low] if flags & 0x3f != 0 || low != 0);
         frame
             .get(23)
             .filter(|protocol| matches!(**protocol, TCP | UDP) && !fragment)
@@ -136,7 +136,7 @@ mod tests {
         let fragments: std::collections::BTreeSet<u16> = (0..64)
             .map(|port| {
                 let mut frame = frame(IPV4, UDP, 1, 2, (port, 9));
-                frame[21] = port.max(1);
+                frame[21] = (port << 2).max(1);
                 steering.pair(&frame, four)
             })
             .collect();

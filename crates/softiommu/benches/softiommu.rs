@@ -1,6 +1,8 @@
 //! What a translation, a pin, a burst, a protected read and an unmap cost; against vm-memory's `Iotlb`, the same behind a lock, plain
 //! `GuestMemoryMmap`, and a bare table without readers.
 //!
+//! `hits`, `reads`, `changes`, `busy` after `--` run that part only.
+//!
 //! Sides are interleaved, so a neighbour on the machine slows all of them; the medians' ratios are what counts. Addresses are live pages
 //! in random order. In a dependent side the next address needs the translation before.
 
@@ -405,10 +407,23 @@ fn main() {
     } else {
         1
     };
+    let parts: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with('-'))
+        .collect();
+    let chosen = |part: &str| parts.is_empty() || parts.iter().any(|name| name == part);
     for live in [64, 1 << 10, 16 << 10] {
-        hits(live, samples);
-        reads(live, samples);
-        changes(live, samples);
+        if chosen("hits") {
+            hits(live, samples);
+        }
+        if chosen("reads") {
+            reads(live, samples);
+        }
+        if chosen("changes") {
+            changes(live, samples);
+        }
     }
-    busy(1 << 10, samples);
+    if chosen("busy") {
+        busy(1 << 10, samples);
+    }
 }

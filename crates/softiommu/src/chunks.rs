@@ -5,10 +5,7 @@ use std::iter;
 use ringfence_types::{Iova, IovaRange};
 
 use crate::sync::{AtomicU64, INDEX_BITS, Ordering};
-use crate::table::{GRANULE_SHIFT, Leaf, Table, index};
-
-/// Binary logarithm of the bytes that one table of the last level translates.
-const TABLE_SHIFT: u32 = GRANULE_SHIFT + INDEX_BITS;
+use crate::table::{GRANULE_SHIFT, Leaf, TABLE_SHIFT, Table, index};
 
 /// Part of a range: within one table of the last level, or within one hole.
 pub(crate) struct Chunk {
@@ -62,10 +59,10 @@ impl Table {
 
     /// The words for the pages of `part` in the table at `at`, which is the table of all of them.
     #[inline]
-    pub(crate) fn words(&self, at: usize, part: &IovaRange) -> impl Iterator<Item = &AtomicU64> {
-        let first = index(part.start().get(), GRANULE_SHIFT);
-        let last = index(part.last().get(), GRANULE_SHIFT);
-        (first..=last).filter_map(move |entry| self.word(at | entry))
+    pub(crate) fn words(&self, at: usize, part: &IovaRange) -> &[AtomicU64] {
+        let first = at | index(part.start().get(), GRANULE_SHIFT);
+        let last = at | index(part.last().get(), GRANULE_SHIFT);
+        self.all().get(first..=last).unwrap_or_default()
     }
 }
 

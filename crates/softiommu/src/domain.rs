@@ -9,8 +9,8 @@ use crate::endpoint::Endpoint;
 use crate::error::{MapError, MapReason, PinHeld, UnmapError};
 use crate::gate::settle;
 use crate::pinned;
-use crate::sync::{AtomicU64, Ordering};
-use crate::table::{Leaf, Table, Width};
+use crate::sync::AtomicU64;
+use crate::table::{GRANULE_SHIFT, Leaf, Table, Width, index};
 use crate::tables::Tables;
 
 const PAGE: u64 = PageSize::Size4K.bytes();
@@ -64,22 +64,60 @@ impl<M> Domain<M> {
         if pinned::any() {
             return Err(refuse(MapReason::PinHeld));
         }
-        if !is_pages(&range) {
-            return Err(refuse(MapReason::NotPages));
+        if let Some((at, word)) = self.page_at_hand(&range)
+            && Leaf::peek(word).is_absent()
+            && memory.is_aligned(PAGE)
+        {
+            Leaf::new(memory, permissions).put(word);
+            self.tables.filled(at, 1);
+            return Ok(());
+        }
+        self.map_anything(&range, memory, permissions)
+            .map_err(refuse)
+    }
+
+    /// The word of the one page that `range` is, if its table is at hand, and the index of the table's first word.
+    #[inline]
+    fn page_at_hand(&self, range: &IovaRange) -> Option<(usize, &AtomicU64)> {
+        if range.start().is_aligned(PAGE) && range.bytes() == PAGE {
+            let start = range.start().get();
+            let at = self.tables.at_hand(start)?;
+            Some((at, self.table.word(at | index(start, GRANULE_SHIFT))?))
+        } else {
+            None
+        }
+    }
+
+    /// [`map`](Self::map) in every case.
+    #[inline(never)]
+    fn map_anything(
+        &mut self,
+        range: &IovaRange,
+        memory: PhysAddr,
+        permissions: Permissions,
+    ) -> Result<(), MapReason> {
+        if !is_pages(range) {
+            return Err(MapReason::NotPages);
         }
         if !memory.is_aligned(PAGE) || PhysRange::new(memory, range.bytes()).is_none() {
-            return Err(refuse(MapReason::BadMemory { at: memory }));
+            return Err(MapReason::BadMemory { at: memory });
         }
-        if !self.table.width().holds(&range) {
-            return Err(refuse(MapReason::BeyondWidth));
+        if !self.table.width().holds(range) {
+            return Err(MapReason::BeyondWidth);
         }
-        self.prepare(&range).map_err(refuse)?;
-        self.install(&range, memory, permissions);
+        self.prepare(range)?;
+        let mut page = memory;
+        for part in parts(range) {
+            let Some(at) = self.tables.find_or_link(&self.table, part.start().get()) else {
+                debug_assert!(false, "prepared for");
+                break;
+            };
+            page = self.install(at, &part, page, permissions);
+        }
         Ok(())
     }
 
     /// Finds out that `install` will succeed: no page is mapped, there are tables.
-    #[inline]
     fn prepare(&mut self, range: &IovaRange) -> Result<(), MapReason> {
         let missing = self.missing(range)?;
         if missing <= self.tables.available(&self.table) {
@@ -96,19 +134,11 @@ impl<M> Domain<M> {
     }
 
     /// How many tables a mapping of `range` lacks; past the capacity, merely more than that.
-    #[inline]
     fn missing(&self, range: &IovaRange) -> Result<usize, MapReason> {
         let mut missing = 0_usize;
         for chunk in self.table.chunks(range) {
             match chunk.table {
-                Ok(at) => {
-                    let mut words = self.table.words(at, &chunk.range);
-                    let present = |word: &AtomicU64| word.load(Ordering::Relaxed) != Leaf::ABSENT;
-                    if let Some(page) = words.position(present) {
-                        let iova = chunk.range.start().wrapping_add(page as u64 * PAGE);
-                        return Err(MapReason::Mapped { iova });
-                    }
-                }
+                Ok(at) => vacant(self.table.words(at, &chunk.range), &chunk.range)?,
                 Err(hole) => {
                     let tables = usize::try_from(chunk.missing(hole)).unwrap_or(usize::MAX);
                     missing = missing.saturating_add(tables);
@@ -126,28 +156,30 @@ impl<M> Domain<M> {
     fn reclaim(&mut self) {
         let unlinked = self.tables.unlink_empty(&self.table);
         if !unlinked.is_empty() {
+            for endpoint in &self.endpoints {
+                endpoint.relink();
+            }
             self.settle();
             self.tables.recycle(unlinked);
         }
     }
 
-    #[inline]
-    fn install(&mut self, range: &IovaRange, memory: PhysAddr, permissions: Permissions) {
+    /// Maps `part`, none of whose pages is mapped, in the table at `at`. Where the memory behind it ends.
+    fn install(
+        &mut self,
+        at: usize,
+        part: &IovaRange,
+        memory: PhysAddr,
+        permissions: Permissions,
+    ) -> PhysAddr {
         let mut page = memory;
-        for part in parts(range) {
-            let Some(at) = self.tables.find_or_link(&self.table, part.start().get()) else {
-                debug_assert!(false, "prepared for");
-                return;
-            };
-            let mut entries = 0_u32;
-            for word in self.table.words(at, &part) {
-                // Release: see R3.
-                word.store(Leaf::new(page, permissions).word(), Ordering::Release);
-                page = page.wrapping_add(PAGE);
-                entries = entries.saturating_add(1);
-            }
-            self.tables.filled(at, entries);
+        let words = self.table.words(at, part);
+        for word in words {
+            Leaf::new(page, permissions).put(word);
+            page = page.wrapping_add(PAGE);
         }
+        self.tables.filled(at, words.len() as u32);
+        page
     }
 
     /// Unmaps whatever is mapped of the whole pages of `range`. When this returns, no translation of them is to be had, and no
@@ -156,7 +188,20 @@ impl<M> Domain<M> {
     /// Waits for the readers that are online: the next checkpoint of each.
     #[inline]
     pub fn unmap(&mut self, range: IovaRange) -> Result<u64, UnmapError> {
-        self.unmap_all([range])
+        if pinned::any() {
+            return Err(PinHeld.into());
+        }
+        if !is_pages(&range) {
+            return Err(UnmapError::NotPages {
+                domain: self.id,
+                range,
+            });
+        }
+        let pages = self.clear(&range);
+        if pages != 0 {
+            self.settle();
+        }
+        Ok(pages)
     }
 
     /// As [`unmap`](Self::unmap) of each of `ranges`, with one wait for all.
@@ -185,32 +230,45 @@ impl<M> Domain<M> {
         Ok(pages)
     }
 
-    /// W1. Clears the entries of `range`; returns how many were present. Readers may hold what they got by them until they have been
+    /// Clears the entries of `range`; returns how many were present. Readers may hold what they got by them until they have been
     /// waited for.
     #[inline]
     pub(crate) fn clear(&mut self, range: &IovaRange) -> u64 {
-        let mut pages = 0_u64;
+        if let Some((at, word)) = self.page_at_hand(range) {
+            if !Leaf::clear(word) {
+                return 0;
+            }
+            self.tables.cleared(at, 1);
+            return 1;
+        }
+        self.clear_anything(range)
+    }
+
+    #[inline(never)]
+    fn clear_anything(&mut self, range: &IovaRange) -> u64 {
         let Some(range) = self.table.width().part(range) else {
             return 0;
         };
-        for chunk in self.table.chunks(&range) {
-            let Ok(at) = chunk.table else {
-                continue;
-            };
-            let mut cleared = 0_u32;
-            for word in self.table.words(at, &chunk.range) {
-                if word.load(Ordering::Relaxed) != Leaf::ABSENT {
-                    // Relaxed: `settle` orders it.
-                    word.store(Leaf::ABSENT, Ordering::Relaxed);
-                    cleared = cleared.saturating_add(1);
-                }
-            }
-            if cleared != 0 {
-                self.tables.cleared(at, cleared);
-                pages = pages.saturating_add(u64::from(cleared));
+        let mut pages = 0_u64;
+        let table = Arc::clone(&self.table);
+        for chunk in table.chunks(&range) {
+            if let Ok(at) = chunk.table {
+                pages = pages.saturating_add(self.clear_in(at, &chunk.range));
             }
         }
         pages
+    }
+
+    /// Clears the entries of the pages of `part` in the table at `at`.
+    fn clear_in(&mut self, at: usize, part: &IovaRange) -> u64 {
+        let mut cleared = 0_u32;
+        for word in self.table.words(at, part) {
+            cleared = cleared.saturating_add(u32::from(Leaf::clear(word)));
+        }
+        if cleared != 0 {
+            self.tables.cleared(at, cleared);
+        }
+        u64::from(cleared)
     }
 
     /// Waits for the readers of all attached endpoints.
@@ -241,6 +299,17 @@ impl<M> Domain<M> {
     /// The readers of all other endpoints no longer walk the table.
     pub(crate) fn retain(&mut self, attached: impl Fn(&Arc<Endpoint<M>>) -> bool) {
         self.endpoints.retain(attached);
+    }
+}
+
+/// Whether none of `words`, those of `range`, is present.
+#[inline]
+fn vacant(words: &[AtomicU64], range: &IovaRange) -> Result<(), MapReason> {
+    match words.iter().position(|word| !Leaf::peek(word).is_absent()) {
+        Some(page) => Err(MapReason::Mapped {
+            iova: range.start().wrapping_add(page as u64 * PAGE),
+        }),
+        None => Ok(()),
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) enum Attachment {
 pub(crate) struct Endpoint<M> {
     device: DeviceId,
     gate: Gate,
-    /// Grows with every change of the view.
+    /// Grows with every change of the view, and of what links its table has lost.
     generation: AtomicU64,
     view: Mutex<Arc<View<M>>>,
     /// Slots of the gate that no reader has.
@@ -75,11 +75,22 @@ impl<M> Endpoint<M> {
         (Arc::clone(&view), self.generation())
     }
 
+    /// Tells readers that the table in the view has lost links. Some may follow them until their gate has been waited at.
+    pub(crate) fn relink(&self) {
+        // Under the lock, because a reader that sees the new generation takes it and must then find the links gone.
+        let _view = lock(&self.view);
+        self.advance();
+    }
+
     /// Shows readers `view`. Some may go on with the view before until their gate has been waited at
     /// ([`settle`](crate::gate::settle)).
     pub(crate) fn show(&self, view: View<M>) {
         let mut shown = lock(&self.view);
         *shown = Arc::new(view);
+        self.advance();
+    }
+
+    fn advance(&self) {
         // Relaxed: `settle` orders it.
         self.generation
             .store(self.generation().wrapping_add(1), Ordering::Relaxed);

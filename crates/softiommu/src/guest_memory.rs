@@ -9,15 +9,16 @@ use std::error::Error;
 use std::fmt;
 use std::iter::FusedIterator;
 
-use ringfence_types::{Access, Fault, FaultReason, Iova, IovaRange, Permissions, PhysRange};
+use ringfence_types::{
+    Access, Fault, FaultReason, Iova, IovaRange, PageSize, Permissions, PhysRange,
+};
 use vm_memory::bitmap::{BS, MS};
-use vm_memory::guest_memory::{GuestMemoryBackendSliceIterator, GuestMemorySliceIterator};
+use vm_memory::guest_memory::GuestMemorySliceIterator;
 use vm_memory::{
     ByteValued, GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryError, GuestMemoryRegion,
-    GuestMemoryResult, Permissions as Wanted, VolatileMemory, VolatileSlice,
+    GuestMemoryResult, MemoryRegionAddress, Permissions as Wanted, VolatileMemory, VolatileSlice,
 };
 
-use crate::pieces::Pieces;
 use crate::reader::Pin;
 use crate::walk::one_of;
 
@@ -51,20 +52,37 @@ impl From<Fault> for AccessError {
     }
 }
 
+const PAGE: usize = PageSize::Size4K.bytes() as usize;
+
 type Slice<'p, M> = VolatileSlice<'p, MS<'p, M>>;
 
 impl<'p, M: GuestMemoryBackend> Pin<'p, M> {
     /// The object at `iova`, of any alignment.
     #[inline]
     pub fn read<T: ByteValued>(&self, iova: Iova) -> Result<T, AccessError> {
-        let range = self.range_of::<T>(iova, Access::Read)?;
-        let first = self.first_page(range, Permissions::READ)?;
-        if first.bytes() == range.bytes()
-            && let Some(slice) = self.slice(first)
+        if let Some(slice) = self.slice_at_hand(iova, size_of::<T>(), Permissions::READ)
             && let Ok(object) = slice.get_ref::<T>(0)
         {
             return Ok(object.load());
         }
+        self.read_parts(iova)
+    }
+
+    /// Puts `object` at `iova`, of any alignment.
+    #[inline]
+    pub fn write<T: ByteValued>(&self, iova: Iova, object: T) -> Result<(), AccessError> {
+        if let Some(slice) = self.slice_at_hand(iova, size_of::<T>(), Permissions::WRITE)
+            && let Ok(place) = slice.get_ref::<T>(0)
+        {
+            place.store(object);
+            return Ok(());
+        }
+        self.write_parts(iova, &object)
+    }
+
+    #[inline(never)]
+    fn read_parts<T: ByteValued>(&self, iova: Iova) -> Result<T, AccessError> {
+        let range = self.range_of::<T>(iova, Access::Read)?;
         let mut object = T::zeroed();
         let mut rest = object.as_mut_slice();
         for slice in self.slices_of(range, Permissions::READ)? {
@@ -75,18 +93,9 @@ impl<'p, M: GuestMemoryBackend> Pin<'p, M> {
         Ok(object)
     }
 
-    /// Puts `object` at `iova`, of any alignment.
-    #[inline]
-    pub fn write<T: ByteValued>(&self, iova: Iova, object: T) -> Result<(), AccessError> {
+    #[inline(never)]
+    fn write_parts<T: ByteValued>(&self, iova: Iova, object: &T) -> Result<(), AccessError> {
         let range = self.range_of::<T>(iova, Access::Write)?;
-        let first = self.first_page(range, Permissions::WRITE)?;
-        if first.bytes() == range.bytes()
-            && let Some(slice) = self.slice(first)
-            && let Ok(place) = slice.get_ref::<T>(0)
-        {
-            place.store(object);
-            return Ok(());
-        }
         let mut rest = object.as_slice();
         for slice in self.slices_of(range, Permissions::WRITE)? {
             let (part, after) = rest.split_at(slice.len().min(rest.len()));
@@ -96,7 +105,6 @@ impl<'p, M: GuestMemoryBackend> Pin<'p, M> {
         Ok(())
     }
 
-    #[inline]
     fn range_of<T>(&self, iova: Iova, access: Access) -> Result<IovaRange, Fault> {
         IovaRange::new(iova, size_of::<T>() as u64).ok_or(Fault {
             device: self.device(),
@@ -106,18 +114,16 @@ impl<'p, M: GuestMemoryBackend> Pin<'p, M> {
         })
     }
 
-    /// The memory at `range`, if it lies in one region.
+    /// The memory behind `bytes` bytes at `iova` in the usual case: one page, one region, a link that is at hand.
     #[inline]
-    fn slice(&self, range: PhysRange) -> Option<Slice<'p, M>> {
-        let (region, at) = self
-            .memory()
-            .to_region_addr(GuestAddress(range.start().get()))?;
-        let bytes = usize::try_from(range.bytes()).ok()?;
+    fn slice_at_hand(&self, iova: Iova, bytes: usize, wanted: Permissions) -> Option<Slice<'p, M>> {
+        let range = IovaRange::new(iova, bytes as u64)?;
+        let at = self.at_hand(&range, wanted)?.start().get();
+        let (region, at) = self.memory().to_region_addr(GuestAddress(at))?;
         region.get_slice(at, bytes).ok()
     }
 
     /// The memory behind `range`, all of it.
-    #[cold]
     fn slices_of(
         &self,
         range: IovaRange,
@@ -143,16 +149,13 @@ impl<M: GuestMemoryBackend> GuestMemory for Pin<'_, M> {
 
     fn check_range(&self, addr: GuestAddress, count: usize, access: Wanted) -> bool {
         match self.asked(addr, count, access) {
-            Ok(None) => true,
-            Ok(Some((range, wanted))) => match self.translate_for(range, wanted) {
-                Ok(pieces) => pieces.into_iter().all(|piece| {
-                    let at = GuestAddress(piece.start().get());
-                    usize::try_from(piece.bytes()).is_ok_and(|bytes| {
-                        GuestMemoryBackend::check_range(self.memory(), at, bytes)
-                    })
-                }),
-                Err(_) => false,
-            },
+            Ok(wanted) => Slices {
+                pin: self,
+                at: Iova::new(addr.0),
+                left: count,
+                wanted,
+            }
+            .all(|slice| slice.is_ok()),
             Err(_) => false,
         }
     }
@@ -164,92 +167,172 @@ impl<M: GuestMemoryBackend> GuestMemory for Pin<'_, M> {
         count: usize,
         access: Wanted,
     ) -> GuestMemoryResult<impl GuestMemorySliceIterator<'a, BS<'a, Self::Bitmap>>> {
-        let Some((range, wanted)) = self.asked(addr, count, access)? else {
-            return Ok(Slices::of(self.memory(), None));
-        };
-        match self.translate_for(range, wanted) {
-            Ok(pieces) => Ok(Slices::of(self.memory(), Some(pieces))),
-            Err(fault) => {
-                self.keep(fault);
-                Err(GuestMemoryError::InvalidGuestAddress(GuestAddress(
-                    fault.iova.get(),
-                )))
-            }
-        }
+        let wanted = self.asked(addr, count, access)?;
+        Ok(Slices {
+            pin: self,
+            at: Iova::new(addr.0),
+            left: count,
+            wanted,
+        })
     }
 }
 
 impl<M: GuestMemoryBackend> Pin<'_, M> {
-    /// What vm-memory asks for; `None` where that is no bytes. To ask for no access is an error: an address that may not be
-    /// accessed leads nowhere.
+    /// What an access through vm-memory needs, if it is one that a device can make. To ask for no access is an error, unless it is for
+    /// no bytes: an address that may not be accessed leads nowhere.
     #[inline]
     fn asked(
         &self,
         addr: GuestAddress,
         count: usize,
         access: Wanted,
-    ) -> GuestMemoryResult<Option<(IovaRange, Permissions)>> {
-        if count == 0 {
-            return Ok(None);
-        }
-        let refused = GuestMemoryError::InvalidGuestAddress;
-        let wanted = Permissions::from_bits(access as u64).ok_or(refused(addr))?;
+    ) -> GuestMemoryResult<Permissions> {
         let iova = Iova::new(addr.0);
-        match IovaRange::new(iova, count as u64) {
-            Some(range) => Ok(Some((range, wanted))),
-            None => {
-                self.keep(Fault {
-                    device: self.device(),
-                    iova,
-                    access: one_of(wanted),
-                    reason: FaultReason::BadLength,
-                });
-                Err(refused(addr))
+        let wanted = match Permissions::from_bits(access as u64) {
+            Some(wanted) => wanted,
+            None if count == 0 => Permissions::READ,
+            None => return Err(GuestMemoryError::InvalidGuestAddress(addr)),
+        };
+        let within = count <= PAGE - iova.offset_in(PAGE as u64) as usize;
+        match within || count == 0 || self.whole(iova, count, wanted) {
+            true => Ok(wanted),
+            false => Err(GuestMemoryError::InvalidGuestAddress(addr)),
+        }
+    }
+
+    /// Whether a range of several pages may be accessed. If not, the fault is kept.
+    #[inline(never)]
+    fn whole(&self, iova: Iova, bytes: usize, wanted: Permissions) -> bool {
+        let fault = match IovaRange::new(iova, bytes as u64) {
+            Some(range) => match self.walk(range, wanted) {
+                Ok(_) => return true,
+                Err(fault) => fault,
+            },
+            None => Fault {
+                device: self.device(),
+                iova,
+                access: one_of(wanted),
+                reason: FaultReason::BadLength,
+            },
+        };
+        self.keep(fault);
+        false
+    }
+
+    /// The place of the byte at `iova`. If there is none, the fault is kept.
+    #[inline]
+    fn place(&self, iova: Iova, wanted: Permissions) -> Option<(&M::R, MemoryRegionAddress)> {
+        let byte = IovaRange::inclusive(iova, iova)?;
+        let at = match self.at_hand(&byte, wanted) {
+            Some(at) => at,
+            None => self.place_of(byte, wanted)?,
+        };
+        self.memory().to_region_addr(GuestAddress(at.start().get()))
+    }
+
+    #[inline(never)]
+    fn place_of(&self, byte: IovaRange, wanted: Permissions) -> Option<PhysRange> {
+        match self.walk(byte, wanted) {
+            Ok(pieces) => Some(pieces.first()),
+            Err(fault) => {
+                self.keep(fault);
+                None
             }
         }
     }
 }
 
-/// The slices behind a range, in order. All of it has been translated before there is one.
-struct Slices<'a, M: GuestMemoryBackend> {
-    memory: &'a M,
-    /// The present piece,
-    piece: Option<GuestMemoryBackendSliceIterator<'a, M>>,
-    /// and those after it. None once there was an error.
-    pieces: Option<<Pieces as IntoIterator>::IntoIter>,
+/// The slices behind a range, in order.
+///
+/// A range of several pages has been found whole before there is an iterator, and its entries are looked at again as it goes: what is
+/// given is what the page's entry says then. So where a page is unmapped in the middle of an access, the access ends there. To carry
+/// about a list, nearly always of one element, would cost several times the translation.
+struct Slices<'a, 'p, M> {
+    pin: &'a Pin<'p, M>,
+    at: Iova,
+    /// Bytes; none once there was an error, too.
+    left: usize,
+    wanted: Permissions,
 }
 
-impl<'a, M: GuestMemoryBackend> Slices<'a, M> {
-    #[inline]
-    fn of(memory: &'a M, pieces: Option<Pieces>) -> Self {
-        Self {
-            memory,
-            piece: None,
-            pieces: pieces.map(Pieces::into_iter),
-        }
-    }
-}
-
-impl<'a, M: GuestMemoryBackend> Iterator for Slices<'a, M> {
+impl<'a, M: GuestMemoryBackend> Iterator for Slices<'a, '_, M> {
     type Item = GuestMemoryResult<Slice<'a, M>>;
 
     #[inline]
     fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            if let Some(slice) = self.piece.as_mut().and_then(Iterator::next) {
-                if slice.is_err() {
-                    (self.piece, self.pieces) = (None, None);
-                }
-                return Some(slice);
+        let Self {
+            pin,
+            at,
+            left,
+            wanted,
+        } = *self;
+        if left == 0 {
+            return None;
+        }
+        let slice = pin.place(at, wanted).and_then(|(region, start)| {
+            let here = left
+                .min(PAGE - at.offset_in(PAGE as u64) as usize)
+                .min(region.len().saturating_sub(start.0) as usize);
+            region.get_slice(start, here).ok()
+        });
+        match slice {
+            Some(slice) => {
+                self.left = left.saturating_sub(slice.len());
+                // Where that wraps, nothing is left.
+                self.at = at.wrapping_add(slice.len() as u64);
+                Some(Ok(slice))
             }
-            let piece = self.pieces.as_mut()?.next()?;
-            let bytes = usize::try_from(piece.bytes()).unwrap_or(usize::MAX);
-            let at = GuestAddress(piece.start().get());
-            self.piece = Some(GuestMemoryBackend::get_slices(self.memory, at, bytes));
+            None => {
+                self.left = 0;
+                let at = GuestAddress(at.get());
+                Some(Err(GuestMemoryError::InvalidGuestAddress(at)))
+            }
         }
     }
 }
 
-impl<M: GuestMemoryBackend> FusedIterator for Slices<'_, M> {}
+impl<M: GuestMemoryBackend> FusedIterator for Slices<'_, '_, M> {}
 
-impl<'a, M: GuestMemoryBackend> GuestMemorySliceIterator<'a, MS<'a, M>> for Slices<'a, M> {}
+impl<'a, M: GuestMemoryBackend> GuestMemorySliceIterator<'a, MS<'a, M>> for Slices<'a, '_, M> {
+    /// As the trait has it. Its own version peeks, and what it builds for that is larger than all else together.
+    #[inline]
+    fn stop_on_error(mut self) -> GuestMemoryResult<impl Iterator<Item = Slice<'a, M>>> {
+        let first = self.next().transpose()?;
+        Ok(Found { first, rest: self })
+    }
+}
+
+/// The slices up to the first error.
+struct Found<'a, 'p, M: GuestMemoryBackend> {
+    first: Option<Slice<'a, M>>,
+    rest: Slices<'a, 'p, M>,
+}
+
+impl<'a, M: GuestMemoryBackend> Iterator for Found<'a, '_, M> {
+    type Item = Slice<'a, M>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.first.take() {
+            None if self.rest.left != 0 => {
+                let (slice, left) = self.rest.more();
+                self.rest.at = self.rest.at.wrapping_add((self.rest.left - left) as u64);
+                self.rest.left = left;
+                slice
+            }
+            first => first,
+        }
+    }
+}
+
+impl<'a, M: GuestMemoryBackend> Slices<'a, '_, M> {
+    /// The next slice, if there is one, and how many bytes are left behind it.
+    ///
+    /// Neither inlined nor by `&mut self`: most accesses end with their first slice, and the iterator can stay in registers.
+    #[inline(never)]
+    fn more(&self) -> (Option<Slice<'a, M>>, usize) {
+        let mut next = Slices { ..*self };
+        let slice = next.next().and_then(Result::ok);
+        (slice, next.left)
+    }
+}

@@ -9,25 +9,28 @@ use ringfence_types::PhysRange;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pieces {
     first: PhysRange,
-    rest: Vec<PhysRange>,
+    /// Boxed, so that the usual result of a translation is three words and no more.
+    #[expect(clippy::box_collection, reason = "one word where there is nothing")]
+    rest: Option<Box<Vec<PhysRange>>>,
 }
 
 impl Pieces {
     #[inline]
     pub(crate) fn one(first: PhysRange) -> Self {
-        Self {
-            first,
-            rest: Vec::new(),
-        }
+        Self { first, rest: None }
     }
 
     /// Appends `next`.
     pub(crate) fn push(&mut self, next: PhysRange) {
-        let last = self.rest.last_mut().unwrap_or(&mut self.first);
+        let last = match &mut self.rest {
+            Some(rest) => rest.last_mut(),
+            None => None,
+        };
+        let last = last.unwrap_or(&mut self.first);
         let follows = last.last().checked_add(1) == Some(next.start());
         match PhysRange::inclusive(last.start(), next.last()) {
             Some(both) if follows => *last = both,
-            _ => self.rest.push(next),
+            _ => self.rest.get_or_insert_default().push(next),
         }
     }
 
@@ -40,12 +43,12 @@ impl Pieces {
     /// The only piece; `None` if there are several.
     #[inline]
     pub fn only(&self) -> Option<PhysRange> {
-        self.rest.is_empty().then_some(self.first)
+        self.rest.is_none().then_some(self.first)
     }
 
     /// All pieces.
     pub fn iter(&self) -> impl Iterator<Item = PhysRange> + '_ {
-        iter::once(self.first).chain(self.rest.iter().copied())
+        iter::once(self.first).chain(self.rest.iter().flat_map(|rest| rest.iter().copied()))
     }
 }
 
@@ -55,6 +58,6 @@ impl IntoIterator for Pieces {
 
     #[inline]
     fn into_iter(self) -> Self::IntoIter {
-        iter::once(self.first).chain(self.rest)
+        iter::once(self.first).chain(self.rest.map_or_else(Vec::new, |rest| *rest))
     }
 }

@@ -9,9 +9,11 @@ use ringfence_types::{
 };
 
 use crate::endpoint::{Attachment, Endpoint, View};
+use crate::links::Links;
 use crate::pieces::Pieces;
 use crate::pinned;
-use crate::walk::{Denied, one_of};
+use crate::sync::AtomicU64;
+use crate::walk::{Denied, at_hand, one_of};
 
 /// One thread's access to an endpoint's address space. May move between threads while it is offline, which it is whenever no
 /// [`Online`] borrows it.
@@ -23,7 +25,15 @@ pub struct Reader<M> {
     slot: usize,
     epoch: u64,
     generation: u64,
+    seen: Seen<M>,
+}
+
+/// What a pin looks at.
+struct Seen<M> {
     view: Arc<View<M>>,
+    /// Of the table in the view.
+    links: Links,
+    device: DeviceId,
     /// The first fault that a pin could not return as one.
     fault: Cell<Option<Fault>>,
 }
@@ -41,9 +51,9 @@ pub struct Online<'r, M> {
 
 /// The right to translate and to use what translations give, until the next pin of its burst. It costs nothing to copy.
 pub struct Pin<'p, M> {
-    view: &'p View<M>,
-    fault: &'p Cell<Option<Fault>>,
-    device: DeviceId,
+    /// The words of the table that the endpoint's domain has; none if it is not attached to one.
+    words: &'p [AtomicU64],
+    seen: &'p Seen<M>,
     /// Neither `Send` nor `Sync`: another thread's accesses would not be over at this one's checkpoint.
     stays: PhantomData<*const ()>,
 }
@@ -62,13 +72,18 @@ impl<M> Reader<M> {
     pub(crate) fn new(endpoint: Arc<Endpoint<M>>) -> Option<Self> {
         let slot = endpoint.take_slot()?;
         let (view, generation) = endpoint.view();
+        let seen = Seen {
+            view,
+            links: Links::new(),
+            device: endpoint.device(),
+            fault: Cell::new(None),
+        };
         Some(Self {
             endpoint,
             slot,
             epoch: 0,
             generation,
-            view,
-            fault: Cell::new(None),
+            seen,
         })
     }
 
@@ -89,7 +104,7 @@ impl<M> Reader<M> {
         }
     }
 
-    /// Looks whether there is another view to look at.
+    /// Looks whether there is another view to look at, or the table in it has lost links.
     #[inline]
     fn refresh(&mut self) {
         if self.endpoint.generation() != self.generation {
@@ -99,7 +114,8 @@ impl<M> Reader<M> {
 
     #[cold]
     fn look(&mut self) {
-        (self.view, self.generation) = self.endpoint.view();
+        (self.seen.view, self.generation) = self.endpoint.view();
+        self.seen.links.clear();
     }
 
     /// The pins before are gone: says so to whoever waits for it.
@@ -128,10 +144,14 @@ impl<M> Online<'_, M> {
         if epoch != self.reader.epoch {
             self.reader.checkpoint(epoch);
         }
+        let seen = &self.reader.seen;
+        let words = match &seen.view.attachment {
+            Attachment::Domain(table) => table.all(),
+            Attachment::Bypass | Attachment::Blocked => &[],
+        };
         Pin {
-            view: &self.reader.view,
-            fault: &self.reader.fault,
-            device: self.reader.endpoint.device(),
+            words,
+            seen,
             stays: PhantomData,
         }
     }
@@ -148,27 +168,27 @@ impl<M> Drop for Online<'_, M> {
 impl<'p, M> Pin<'p, M> {
     /// Whose accesses this pin translates.
     pub fn device(&self) -> DeviceId {
-        self.device
+        self.seen.device
     }
 
     /// What the addresses of translations refer to.
     #[inline]
     pub fn memory(&self) -> &'p M {
-        &self.view.memory
+        &self.seen.view.memory
     }
 
     /// The first access that an interface without room for a [`Fault`] has refused, such as vm-memory's, since this was last asked.
     /// It is the reader's, and outlives the pin.
     pub fn take_fault(&self) -> Option<Fault> {
-        self.fault.take()
+        self.seen.fault.take()
     }
 
     /// Keeps `fault` for [`take_fault`](Self::take_fault), unless there is one already.
     #[cfg(feature = "vm-memory")]
     #[cold]
     pub(crate) fn keep(&self, fault: Fault) {
-        if self.fault.get().is_none() {
-            self.fault.set(Some(fault));
+        if self.seen.fault.get().is_none() {
+            self.seen.fault.set(Some(fault));
         }
     }
 
@@ -183,29 +203,29 @@ impl<'p, M> Pin<'p, M> {
     /// As [`translate`](Self::translate), for all accesses of `wanted` at once.
     #[inline]
     pub fn translate_for(&self, range: IovaRange, wanted: Permissions) -> Result<Pieces, Fault> {
-        match &self.view.attachment {
-            Attachment::Domain(table) => table
-                .translate(range, wanted)
-                .map_err(|denied| self.fault(denied)),
-            Attachment::Bypass => self.untranslated(range, wanted).map(Pieces::one),
-            Attachment::Blocked => Err(self.blocked(range, wanted)),
+        match self.at_hand(&range, wanted) {
+            Some(found) => Ok(Pieces::one(found)),
+            None => self.walk(range, wanted),
         }
     }
 
-    /// The memory behind the part of `range` that lies in its first page.
-    #[cfg(feature = "vm-memory")]
+    /// The memory behind `range` in the usual case: see [`walk::at_hand`](at_hand).
     #[inline]
-    pub(crate) fn first_page(
-        &self,
-        range: IovaRange,
-        wanted: Permissions,
-    ) -> Result<PhysRange, Fault> {
-        match &self.view.attachment {
+    pub(crate) fn at_hand(&self, range: &IovaRange, wanted: Permissions) -> Option<PhysRange> {
+        at_hand(self.words, &self.seen.links, range, wanted)
+    }
+
+    /// The memory behind `range` in every case.
+    #[inline(never)]
+    pub(crate) fn walk(&self, range: IovaRange, wanted: Permissions) -> Result<Pieces, Fault> {
+        match &self.seen.view.attachment {
             Attachment::Domain(table) => table
-                .within_page(&range, wanted)
+                .translate(&self.seen.links, range, wanted)
                 .map_err(|denied| self.fault(denied)),
-            Attachment::Bypass => self.untranslated(range, wanted),
-            Attachment::Blocked => Err(self.blocked(range, wanted)),
+            Attachment::Bypass => self.untranslated(range, wanted).map(Pieces::one),
+            Attachment::Blocked => {
+                Err(self.fault((range.start(), one_of(wanted), FaultReason::Blocked)))
+            }
         }
     }
 
@@ -217,14 +237,9 @@ impl<'p, M> Pin<'p, M> {
     }
 
     #[cold]
-    fn blocked(&self, range: IovaRange, wanted: Permissions) -> Fault {
-        self.fault((range.start(), one_of(wanted), FaultReason::Blocked))
-    }
-
-    #[cold]
     fn fault(&self, (iova, access, reason): Denied) -> Fault {
         Fault {
-            device: self.device,
+            device: self.seen.device,
             iova,
             access,
             reason,

@@ -12,13 +12,16 @@
 
 use ringfence_types::{Iova, IovaRange, PageSize, Permissions, PhysAddr};
 
-use crate::sync::{AtomicU64, INDEX_BITS, zeroed};
+use crate::sync::{AtomicU64, INDEX_BITS, Ordering, zeroed};
 
 /// Entries of one table.
 pub(crate) const ENTRIES: usize = 1 << INDEX_BITS;
 
 /// Binary logarithm of the granule.
 pub(crate) const GRANULE_SHIFT: u32 = PageSize::Size4K.shift();
+
+/// Binary logarithm of the bytes that one table of the last level translates.
+pub(crate) const TABLE_SHIFT: u32 = GRANULE_SHIFT + INDEX_BITS;
 
 const PERMISSION_BITS: u64 = Permissions::READ_WRITE.bits();
 
@@ -99,6 +102,12 @@ impl Table {
         self.top
     }
 
+    /// All words.
+    #[inline]
+    pub(crate) fn all(&self) -> &[AtomicU64] {
+        &self.words
+    }
+
     /// The word at `at`; `None` outside the block, which no entry leads to.
     #[inline]
     pub(crate) fn word(&self, at: usize) -> Option<&AtomicU64> {
@@ -120,20 +129,44 @@ impl Leaf {
     /// The word of an absent entry.
     pub(crate) const ABSENT: u64 = 0;
 
+    /// An absent entry.
+    pub(crate) const NONE: Self = Self(Self::ABSENT);
+
     /// `page` is aligned to the granule.
     #[inline]
     pub(crate) const fn new(page: PhysAddr, permissions: Permissions) -> Self {
         Self(page.get() | permissions.bits())
     }
 
+    /// R3. What a reader finds in `word`.
     #[inline]
-    pub(crate) const fn from_word(word: u64) -> Self {
-        Self(word)
+    pub(crate) fn read(word: &AtomicU64) -> Self {
+        // Acquire: whoever sees a mapping sees what was done to the page before it was mapped.
+        Self(word.load(Ordering::Acquire))
     }
 
+    /// What the writer finds in `word`, where nobody else stores.
     #[inline]
-    pub(crate) const fn word(self) -> u64 {
-        self.0
+    pub(crate) fn peek(word: &AtomicU64) -> Self {
+        Self(word.load(Ordering::Relaxed))
+    }
+
+    /// Makes it what readers find in `word`.
+    #[inline]
+    pub(crate) fn put(self, word: &AtomicU64) {
+        // Release: see R3.
+        word.store(self.0, Ordering::Release);
+    }
+
+    /// W1. Readers find nothing in `word` any more. Whether they did before.
+    #[inline]
+    pub(crate) fn clear(word: &AtomicU64) -> bool {
+        let present = !Self::peek(word).is_absent();
+        if present {
+            // Relaxed: the wait for readers orders it.
+            word.store(Self::ABSENT, Ordering::Relaxed);
+        }
+        present
     }
 
     #[inline]

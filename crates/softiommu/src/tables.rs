@@ -3,6 +3,7 @@
 //! One writer at a time, by `&mut`. A table that has become empty stays where it is, because the next mapping is likely to need it
 //! again. Only when tables run out are the empty ones unlinked, and used again after a wait for the readers that may stand in them.
 
+use crate::links::Links;
 use crate::sync::{INDEX_BITS, Ordering};
 use crate::table::{ENTRIES, GRANULE_SHIFT, Leaf, Table, index};
 
@@ -24,6 +25,7 @@ pub(crate) struct Tables {
     free: Vec<usize>,
     /// Tables that were empty at some time since they left this list.
     emptied: Vec<usize>,
+    links: Links,
 }
 
 impl Tables {
@@ -36,12 +38,19 @@ impl Tables {
             }],
             free: Vec::new(),
             emptied: Vec::new(),
+            links: Links::new(),
         }
     }
 
     /// Tables in use, the root included.
     pub(crate) fn in_use(&self) -> usize {
         self.known.len().saturating_sub(self.free.len())
+    }
+
+    /// The table of the last level for `iova` if it is at hand: index of its first word.
+    #[inline]
+    pub(crate) fn at_hand(&self, iova: u64) -> Option<usize> {
+        self.links.find(iova)
     }
 
     /// Tables that can be linked without a wait.
@@ -71,6 +80,7 @@ impl Tables {
             };
             shift -= INDEX_BITS;
         }
+        self.links.keep(iova, at);
         Some(at)
     }
 
@@ -117,6 +127,7 @@ impl Tables {
     /// Unlinks every empty table, and those that this empties in turn. They are free once readers have been waited for:
     /// [`recycle`](Self::recycle).
     pub(crate) fn unlink_empty(&mut self, table: &Table) -> Unlinked {
+        self.links.clear();
         let mut unlinked = Vec::new();
         while let Some(number) = self.emptied.pop() {
             let Some(known) = self.known.get_mut(number) else {

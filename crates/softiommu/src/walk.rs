@@ -2,8 +2,9 @@
 
 use ringfence_types::{Access, FaultReason, Iova, IovaRange, PageSize, Permissions, PhysRange};
 
+use crate::links::Links;
 use crate::pieces::Pieces;
-use crate::sync::{INDEX_BITS, Ordering};
+use crate::sync::{AtomicU64, INDEX_BITS, Ordering};
 use crate::table::{GRANULE_SHIFT, Leaf, Table, index};
 
 const PAGE: u64 = PageSize::Size4K.bytes();
@@ -11,67 +12,73 @@ const PAGE: u64 = PageSize::Size4K.bytes();
 /// The first address that is not translated, for which access, and why.
 pub(crate) type Denied = (Iova, Access, FaultReason);
 
+/// The memory behind `range`, if it lies in one page, whose table is at hand in `links`, and whose entry in `words` allows `wanted`:
+/// what most accesses are. Everything else, faults included, is for [`Table::translate`].
+///
+/// Only under a pin: see [`Table::table_of`].
+#[inline]
+pub(crate) fn at_hand(
+    words: &[AtomicU64],
+    links: &Links,
+    range: &IovaRange,
+    wanted: Permissions,
+) -> Option<PhysRange> {
+    let (start, last) = (range.start(), range.last());
+    if (start.get() ^ last.get()) >> GRANULE_SHIFT != 0 {
+        return None;
+    }
+    let table = links.find(start.get())?;
+    let leaf = Leaf::read(words.get(table | index(start.get(), GRANULE_SHIFT))?);
+    if leaf.allows(wanted) {
+        within(leaf, start, last)
+    } else {
+        None
+    }
+}
+
+/// Where `start..=last`, which lies in one page, is in the page of `leaf`. There is always such a range.
+#[inline]
+fn within(leaf: Leaf, start: Iova, last: Iova) -> Option<PhysRange> {
+    let [start, last] = [start, last].map(|at| leaf.page().wrapping_add(at.offset_in(PAGE)));
+    PhysRange::inclusive(start, last)
+}
+
 impl Table {
     /// The memory behind `range`, if every page of it is mapped for `wanted`. Nothing is given of a range that is not whole.
     ///
     /// Each entry is read once: what is checked is what is given.
-    #[inline]
     pub(crate) fn translate(
         &self,
+        links: &Links,
         range: IovaRange,
         wanted: Permissions,
     ) -> Result<Pieces, Denied> {
-        let within = Iova::new(range.start().get() | (PAGE - 1));
-        let first = self.within_page(&range, wanted)?;
-        if range.last() <= within {
-            Ok(Pieces::one(first))
-        } else {
-            self.scattered(range, Pieces::one(first), wanted)
+        if !self.width().holds(&range) {
+            return Err(self.beyond(range.start(), wanted));
         }
-    }
-
-    /// The memory behind the part of `range` in its first page. All of the range is checked against the width.
-    #[inline]
-    pub(crate) fn within_page(
-        &self,
-        range: &IovaRange,
-        wanted: Permissions,
-    ) -> Result<PhysRange, Denied> {
-        let start = range.start();
-        if !self.width().holds(range) {
-            return Err(self.beyond(start, wanted));
+        let mut pieces: Option<Pieces> = None;
+        let mut start = range.start();
+        loop {
+            let last = range.last().min(Iova::new(start.get() | (PAGE - 1)));
+            let leaf = self.walk(links, start.get());
+            if !leaf.allows(wanted) {
+                return Err(denied(start, leaf, wanted));
+            }
+            let piece =
+                within(leaf, start, last).ok_or((start, one_of(wanted), FaultReason::BadLength))?;
+            let found = match pieces.take() {
+                None => Pieces::one(piece),
+                Some(mut pieces) => {
+                    pieces.push(piece);
+                    pieces
+                }
+            };
+            // Past 2^64 - 1 there is nothing, and the range ends there at the latest.
+            match last.checked_add(1).filter(|_| last < range.last()) {
+                Some(next) => (start, pieces) = (next, Some(found)),
+                None => return Ok(found),
+            }
         }
-        let leaf = self.walk(start.get());
-        if !leaf.allows(wanted) {
-            return Err(denied(start, leaf, wanted));
-        }
-        let offset = start.offset_in(PAGE);
-        let bytes = range.bytes().min(PAGE - offset);
-        // A page does not wrap, so there is always a range.
-        PhysRange::new(leaf.page().wrapping_add(offset), bytes).ok_or((
-            start,
-            one_of(wanted),
-            FaultReason::BadLength,
-        ))
-    }
-
-    /// The pages of `range` after the first one, whose piece is `pieces`.
-    #[cold]
-    fn scattered(
-        &self,
-        range: IovaRange,
-        mut pieces: Pieces,
-        wanted: Permissions,
-    ) -> Result<Pieces, Denied> {
-        let mut page = range.start().align_down(PAGE);
-        while let Some(rest) = page
-            .checked_add(PAGE)
-            .and_then(|next| IovaRange::inclusive(next, range.last()))
-        {
-            page = rest.start();
-            pieces.push(self.within_page(&rest, wanted)?);
-        }
-        Ok(pieces)
     }
 
     #[cold]
@@ -82,29 +89,35 @@ impl Table {
     }
 
     /// The entry for the page of `iova`, which the table's width holds. Absent if any entry on the path is.
+    #[inline]
+    fn walk(&self, links: &Links, iova: u64) -> Leaf {
+        links
+            .find(iova)
+            .or_else(|| self.table_of(links, iova))
+            .and_then(|table| self.word(table | index(iova, GRANULE_SHIFT)))
+            .map_or(Leaf::NONE, Leaf::read)
+    }
+
+    /// The table of the last level for `iova`: index of its first word. Kept in `links`.
     ///
     /// Only under a pin: a table on the path may be given to another range once no reader can have seen the entry that led to it.
-    #[inline]
-    fn walk(&self, iova: u64) -> Leaf {
+    fn table_of(&self, links: &Links, iova: u64) -> Option<usize> {
         let mut table = 0;
         let mut shift = self.top();
         while shift > GRANULE_SHIFT {
             // Relaxed: a table that was used for another range before is linked only after a wait for readers, so whoever sees the
             // link went online, or passed a checkpoint, when the entries before were gone.
-            match self.load(table | index(iova, shift), Ordering::Relaxed) {
-                Leaf::ABSENT => return Leaf::from_word(Leaf::ABSENT),
+            match self
+                .word(table | index(iova, shift))?
+                .load(Ordering::Relaxed)
+            {
+                Leaf::ABSENT => return None,
                 next => table = next as usize,
             }
             shift -= INDEX_BITS;
         }
-        // R3. Acquire: whoever sees a mapping sees what was done to the page before it was mapped.
-        Leaf::from_word(self.load(table | index(iova, GRANULE_SHIFT), Ordering::Acquire))
-    }
-
-    #[inline]
-    fn load(&self, at: usize, ordering: Ordering) -> u64 {
-        self.word(at)
-            .map_or(Leaf::ABSENT, |word| word.load(ordering))
+        links.keep(iova, table);
+        Some(table)
     }
 }
 

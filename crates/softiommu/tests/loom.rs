@@ -19,6 +19,8 @@ mod error;
 mod gate;
 #[path = "../src/iommu.rs"]
 mod iommu;
+#[path = "../src/links.rs"]
+mod links;
 #[path = "../src/pieces.rs"]
 mod pieces;
 #[path = "../src/pinned.rs"]
@@ -209,6 +211,40 @@ fn a_table_forgets_its_range_before_it_has_another() {
         pages.poison(0);
         domain.map(page(3), memory(1), Permissions::READ).unwrap();
         device.join().unwrap();
+    });
+}
+
+/// What goes from one range to another is not reached by links that a reader followed before: `next` takes the pin after, which sees
+/// nothing of the range that the table has now.
+fn links_are_forgotten(next: impl Fn(&mut Reader<Arc<Pages>>) + Copy + Send + Sync + 'static) {
+    explore(Some(3), move || {
+        let (mut unit, pages) = unit(2);
+        let mut reader = unit.reader(DISK).unwrap();
+        let device = thread::spawn(move || next(&mut reader));
+        let domain = unit.domain(DOMAIN).unwrap();
+        domain.unmap(page(0)).unwrap();
+        pages.poison(0);
+        domain.map(page(3), memory(1), Permissions::READ).unwrap();
+        device.join().unwrap();
+    });
+}
+
+#[test]
+fn a_checkpoint_forgets_links() {
+    links_are_forgotten(|reader| {
+        let mut burst = reader.online();
+        let _ = access(&burst.pin(), page(0));
+        // The first wait is unmap's own, the second one is for the table.
+        let _ = burst.pin();
+        assert_ne!(access(&burst.pin(), page(1)), Ok(1));
+    });
+}
+
+#[test]
+fn a_new_burst_forgets_links() {
+    links_are_forgotten(|reader| {
+        let _ = access(&reader.online().pin(), page(0));
+        assert_ne!(access(&reader.online().pin(), page(1)), Ok(1));
     });
 }
 

@@ -312,6 +312,30 @@ proptest! {
     }
 }
 
+/// The writer, too, finds its way by what it last knew: not to tables that it has taken back since.
+#[test]
+fn tables_that_were_taken_back_are_linked_again() {
+    let mut both = Both::new();
+    both.step(&Step::Attach {
+        device: 0,
+        domain: 0,
+    });
+    // Root, one table below it, and one for each of these: as many as there may be.
+    for page in (0..TABLES as u64 - 2).map(|table| table * 512) {
+        both.map(0, page, 1, 7, Permissions::READ);
+        let ranges = vec![(page, 1)];
+        both.step(&Step::Unmap { domain: 0, ranges });
+    }
+    // Each at another place in its table, so that what goes to a wrong table meets nothing there.
+    let pages = [TABLES as u64 * 512, 1, 512 + 2, 1024 + 3];
+    for page in pages {
+        both.map(0, page, 1, page, Permissions::READ);
+    }
+    for page in pages {
+        both.access(0, range(page, 1), Access::Read);
+    }
+}
+
 #[test]
 fn what_does_not_consist_of_pages_is_refused() {
     let mut both = Both::new();

@@ -13,8 +13,9 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::counters::{DeviceCounters, prometheus};
 use crate::dma::Direct;
+use crate::errant::{Errant, Misbehaviour, Tried};
 use crate::guest::{IOMMU, Machine, Slot};
-use crate::iommu::Iommu;
+use crate::iommu::{Iommu, Recorder};
 use crate::link::{self, Address};
 use crate::server::{Event, Served, Stop, serve, serve_text};
 use crate::virtio::blk::Blk;
@@ -30,8 +31,10 @@ pub struct Devices {
     pub disk: Option<PathBuf>,
     /// The disk cannot be written.
     pub read_only: bool,
-    /// For tests: the disk writes to this address once, which nobody has asked it to.
-    pub stray: Option<u64>,
+    /// For tests: how the disk misbehaves.
+    pub errant: Vec<Errant>,
+    /// Where to write down what the guest's IOMMU driver asks for.
+    pub requests: Option<PathBuf>,
     /// There is no IOMMU: devices see all of the guest's memory.
     pub untranslated: bool,
     /// Whether there is an entropy device.
@@ -100,20 +103,8 @@ impl Daemon {
         let iommu = if devices.untranslated {
             None
         } else {
-            Some(daemon.attach_iommu(log)?)
+            Some(daemon.attach_iommu(devices, log)?)
         };
-        if let Some(path) = &devices.disk {
-            let mut options = File::options();
-            let file = options.read(true).write(!devices.read_only).open(path);
-            let file = file.map_err(at(path))?;
-            let counters = daemon.count(BLK.1);
-            let mut disk =
-                Blk::new(file, devices.read_only, Arc::clone(&counters)).map_err(at(path))?;
-            if let Some(address) = devices.stray {
-                disk.stray(address);
-            }
-            daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
-        }
         if devices.entropy {
             let counters = daemon.count(RNG.1);
             daemon.attach(
@@ -130,6 +121,23 @@ impl Daemon {
             let mac = options.mac.unwrap_or_else(random_mac);
             let net = Net::new(link, mac, options.pairs, Arc::clone(&counters));
             daemon.attach(NET, net, iommu.as_ref(), counters, log)?;
+        }
+        if let Some(path) = &devices.disk {
+            let mut options = File::options();
+            let file = options.read(true).write(!devices.read_only).open(path);
+            let file = file.map_err(at(path))?;
+            let counters = daemon.count(BLK.1);
+            let mut disk =
+                Blk::new(file, devices.read_only, Arc::clone(&counters)).map_err(at(path))?;
+            if !devices.errant.is_empty() {
+                disk.misbehave(misbehaviour(
+                    &devices.errant,
+                    iommu.as_ref(),
+                    &counters,
+                    log,
+                ));
+            }
+            daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
         }
         daemon.publish()?;
         Ok(daemon)
@@ -149,10 +157,17 @@ impl Daemon {
         Ok(listener)
     }
 
-    fn attach_iommu(&mut self, log: &Log) -> Result<Iommu, (PathBuf, io::Error)> {
+    fn attach_iommu(
+        &mut self,
+        devices: &Devices,
+        log: &Log,
+    ) -> Result<Iommu, (PathBuf, io::Error)> {
         let counters = self.count(IOMMU);
         let iommu = Iommu::new(Arc::clone(&counters)).map_err(|e| (self.machine.dir.clone(), e))?;
-        let device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
+        let mut device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
+        if let Some(path) = &devices.requests {
+            device.record(Recorder::create(path).map_err(|error| (path.clone(), error))?);
+        }
         let dma = iommu.memory();
         let function = VirtioPci::new(device, dma, false, Arc::clone(&counters));
         self.machine.iommu = Some(IOMMU_SLOT);
@@ -248,6 +263,20 @@ fn random_mac() -> [u8; 6] {
     let [first, ..] = &mut mac;
     *first = (*first & !1) | 2;
     mac
+}
+
+/// The disk's; the entropy device lends a hand.
+fn misbehaviour(
+    errant: &[Errant],
+    iommu: Option<&Iommu>,
+    counters: &Arc<DeviceCounters>,
+    log: &Log,
+) -> Misbehaviour {
+    let other = DeviceId::new(RNG.0.address());
+    let other = iommu.and_then(|iommu| iommu.another_reader(other).ok());
+    let log = Arc::clone(log);
+    let tell = move |tried: &Tried| log(BLK.1, &Event::Errant(tried));
+    Misbehaviour::new(errant, other, tell, Arc::clone(counters))
 }
 
 fn text(counters: &[Counted]) -> String {

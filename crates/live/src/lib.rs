@@ -8,6 +8,7 @@
 pub mod counters;
 pub mod daemon;
 pub mod dma;
+pub mod errant;
 pub mod guest;
 pub mod iommu;
 mod irq;

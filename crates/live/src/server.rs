@@ -10,6 +10,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
 use crate::counters::DeviceCounters;
+use crate::errant::Tried;
 use crate::session::{Function, Refusal, Session};
 use crate::virtio::Awaited;
 use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
@@ -45,6 +46,8 @@ pub enum Event<'a> {
     Refused(&'a Refusal),
     /// The stream could not be followed any further and was closed.
     Closed(&'a FramingError),
+    /// The device misbehaved, as it was told to.
+    Errant(&'a Tried),
     /// The client has gone.
     Disconnected,
 }

@@ -3,6 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
+#[cfg(feature = "live")]
+use ringfence_live::errant::Errant;
+
+#[cfg(not(feature = "live"))]
+type Errant = String;
 
 pub(crate) const SERVE_LONG: &str = "\
 Serve virtio devices to a QEMU, every DMA of theirs behind a virtio-iommu.
@@ -40,9 +45,18 @@ pub(crate) struct DeviceArgs {
     /// -netdev stream, or another of these); or datagram=PATH:PATH, this side's socket and the other's (-netdev dgram)
     #[arg(long, value_name = "SIDE[,queues=N][,mac=ADDRESS]", value_parser = net, help_heading = "Devices")]
     pub net: Option<NetArg>,
-    /// The disk misbehaves: after its first request it writes eight bytes at this address, to see what stops it
-    #[arg(long, value_name = "ADDRESS", value_parser = address, help_heading = "Devices")]
-    pub stray_write: Option<u64>,
+    /// The disk misbehaves, to see what stops it: stray:ADDRESS (a write there), after-unmap, write-read-only, read-write-only, foreign (the
+    /// entropy device writes to the disk's buffers; with --rng); several, each once
+    #[arg(
+        long,
+        value_name = "CLASS",
+        value_delimiter = ',',
+        help_heading = "Devices"
+    )]
+    pub errant: Vec<Errant>,
+    /// Write what the guest's IOMMU driver asks for to this file, one request a line
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
+    pub requests: Option<PathBuf>,
     /// No virtio-iommu: devices see all of the guest's memory
     #[arg(long, help_heading = "Devices")]
     pub no_iommu: bool,
@@ -60,28 +74,29 @@ pub(crate) enum GuestCommand {
     /// Boot a guest, run a command in it, end with the command's exit code
     #[command(long_about = GUEST_RUN_LONG, after_help = GUEST_RUN_EXAMPLES)]
     Run(GuestRunArgs),
+    /// Fetch and build what a guest needs, and print where it is
+    #[command(long_about = GUEST_PREPARE_LONG, after_help = GUEST_PREPARE_EXAMPLES)]
+    Prepare(GuestPrepareArgs),
 }
 
-const GUEST_RUN_LONG: &str = "\
-Boot a guest, run a command in it, end with the command's exit code.
+const GUEST_PREPARE_LONG: &str = "\
+Fetch and build what a guest needs, and print where it is.
 
-The guest is Debian's kernel as it is, with busybox as its user space. Its disk lives in this process, behind a virtio-iommu that lives \
-here too: no byte of the guest's memory is reached that the guest has not mapped for the disk. Standard input and output are the \
-command's. What is missing (QEMU 10.1 or later, the kernel) is fetched from Debian's archive into the cache, without root; busybox-static \
-and xz-utils have to be installed.";
+For a QEMU that you start yourself, with the devices of `ringfence serve`: prints assignments for a shell, QEMU (the program and its first \
+arguments), KERNEL (the image), APPEND (the kernel's command line) and INITRAMFS. The user space runs a command as that of `guest run` \
+does: its input and output are the second serial line, its exit code goes to the third.";
 
-const GUEST_RUN_EXAMPLES: &str = "\
+const GUEST_PREPARE_EXAMPLES: &str = "\
 Examples:
-  ringfence guest run -- sh -c 'dd if=/dev/vda of=/dev/null bs=4k count=1000 iflag=direct'
-  ringfence guest run --kernel 7.3 --lazy --metrics -- md5sum /dev/vda
-  ringfence guest run                                 a shell
+  ringfence serve --dir RUN --blk disk.img >arguments &
+  eval \"$(ringfence guest prepare -- md5sum /dev/vda)\"
+  eval \"$QEMU $(cat arguments)\" -display none -kernel '$KERNEL' -initrd '$INITRAMFS' -append '\"$APPEND\"' \\
+    -serial file:console -serial stdio -serial file:status";
 
-Exit codes: the command's; 1 also if the guest could not be booted or ended without one.";
-
-/// Arguments of `guest run`.
+/// Which guest.
 #[derive(Debug, Args)]
-pub(crate) struct GuestRunArgs {
-    /// Debian kernel, by the beginning of its version
+pub(crate) struct GuestArgs {
+    /// Debian kernel, by the beginning of its version; `latest` is the newest when it was fetched, a path a directory with unpacked packages
     #[arg(long, value_name = "VERSION", default_value = "6.12")]
     pub kernel: String,
     /// Unmapped pages are out of reach when the kernel's unmap returns; the default
@@ -98,12 +113,50 @@ pub(crate) struct GuestRunArgs {
         hide_default_value = true
     )]
     pub append: String,
-    /// Longest life of the guest in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
-    pub limit: u64,
     /// Where what was fetched is kept
     #[arg(long, value_name = "DIR", default_value = "target/guest", value_hint = ValueHint::DirPath)]
     pub cache: PathBuf,
+    /// The command [default: a shell]
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// Arguments of `guest prepare`.
+#[derive(Debug, Args)]
+pub(crate) struct GuestPrepareArgs {
+    /// Which guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// Write the user space here
+    #[arg(long, value_name = "FILE", default_value = "initramfs.cpio", value_hint = ValueHint::FilePath)]
+    pub initramfs: PathBuf,
+}
+
+const GUEST_RUN_LONG: &str = "\
+Boot a guest, run a command in it, end with the command's exit code.
+
+The guest is Debian's kernel as it is, with busybox as its user space. Its disk lives in this process, behind a virtio-iommu that lives \
+here too: no byte of the guest's memory is reached that the guest has not mapped for the disk. Standard input and output are the \
+command's. What is missing (QEMU 10.1 or later, the kernel) is fetched from Debian's archive into the cache, without root; busybox-static \
+and xz-utils have to be installed.";
+
+const GUEST_RUN_EXAMPLES: &str = "\
+Examples:
+  ringfence guest run -- sh -c 'dd if=/dev/vda of=/dev/null bs=4k count=1000 iflag=direct'
+  ringfence guest run --kernel latest --lazy --metrics -- md5sum /dev/vda
+  ringfence guest run                                 a shell
+
+Exit codes: the command's; 1 also if the guest could not be booted or ended without one.";
+
+/// Arguments of `guest run`.
+#[derive(Debug, Args)]
+pub(crate) struct GuestRunArgs {
+    /// Which guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// Longest life of the guest in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub limit: u64,
     /// Keep sockets, tables and the console here [default: a temporary directory, kept only if the guest fails]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
@@ -113,9 +166,6 @@ pub(crate) struct GuestRunArgs {
     /// The devices; without --blk the disk is an empty one of 64 MiB.
     #[command(flatten)]
     pub devices: DeviceArgs,
-    /// The command [default: a shell]
-    #[arg(last = true, value_name = "COMMAND")]
-    pub command: Vec<String>,
 }
 
 /// A network device, as it was read. In a build without such devices it is only checked for being there.
@@ -168,11 +218,6 @@ fn mac(text: &str) -> Result<[u8; 6], String> {
     let mac: Option<[u8; 6]> = bytes.and_then(|bytes| bytes.try_into().ok());
     mac.filter(|[first, ..]| first & 1 == 0)
         .ok_or_else(|| "mac has to be like 52:54:00:12:34:56, of one device".into())
-}
-
-fn address(text: &str) -> Result<u64, String> {
-    let digits = text.strip_prefix("0x").unwrap_or(text);
-    u64::from_str_radix(digits, 16).map_err(|_| "it has to be a hexadecimal address".into())
 }
 
 #[cfg(all(test, feature = "live"))]

@@ -22,13 +22,9 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
         .map_err(|e| Failure::io("Ctrl-C".as_ref())(io::Error::other(e)))?;
     let arguments = daemon.machine().device_arguments()?;
     let words: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
-    let mut text = String::from("# arguments for QEMU:\n");
-    for pair in words.chunks(2) {
-        text.push_str("  ");
-        text.push_str(&pair.join(" "));
-        text.push('\n');
-    }
-    print(&text)?;
+    let lines: Vec<String> = words.chunks(2).map(|pair| pair.join(" ")).collect();
+    eprintln!("ringfence: serving; arguments for QEMU:");
+    print(&format!("{}\n", lines.join(" \\\n")))?;
     daemon.join().map_err(Failure::io(&args.dir))
 }
 
@@ -38,7 +34,8 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Devices {
         disk: disk.map(Path::to_owned),
         read_only: args.read_only,
         entropy: args.rng,
-        stray: args.stray_write,
+        errant: args.errant.clone(),
+        requests: args.requests.clone(),
         untranslated: args.no_iommu,
         net: args.net.clone(),
     }
@@ -49,6 +46,7 @@ pub(super) fn start(dir: &Path, devices: &Devices, args: &DeviceArgs) -> Result<
     let log: Log = Arc::new(|device, event| match event {
         Event::Refused(refusal) => eprintln!("ringfence: {device}: refused: {refusal}"),
         Event::Closed(error) => eprintln!("ringfence: {device}: connection closed: {error}"),
+        Event::Errant(tried) => eprintln!("ringfence: {device}: {tried}"),
         Event::Connected | Event::Disconnected => {}
     });
     let started = Daemon::start(dir, devices, &log);
@@ -59,7 +57,7 @@ pub(super) fn start(dir: &Path, devices: &Devices, args: &DeviceArgs) -> Result<
 }
 
 /// For a shell.
-fn quote(word: &str) -> String {
+pub(super) fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:".contains(c);
     if word.chars().all(plain) {
         word.to_owned()

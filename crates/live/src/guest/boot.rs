@@ -19,10 +19,8 @@ pub struct Boot<'a> {
     pub kernel: &'a Path,
     /// The user space.
     pub initramfs: &'a [u8],
-    /// Whether unmaps take effect at once.
-    pub strict: bool,
-    /// More words for the kernel's command line.
-    pub append: &'a str,
+    /// The kernel's command line: [`Machine::kernel_line`] and more.
+    pub kernel_line: &'a str,
     /// The longest that the guest may live.
     pub limit: Duration,
 }
@@ -55,7 +53,6 @@ pub fn boot(boot: &Boot<'_>) -> Result<u8, GuestError> {
         "--kill-after=5",
         &seconds,
     ];
-    let line = format!("{} {}", Machine::kernel_line(boot.strict), boot.append);
     let mut command = boot.qemu.command(&guards);
     command
         .args(boot.machine.device_arguments()?)
@@ -63,7 +60,7 @@ pub fn boot(boot: &Boot<'_>) -> Result<u8, GuestError> {
         .arg(boot.kernel)
         .arg("-initrd")
         .arg(&initrd)
-        .args(["-append", line.trim_end()])
+        .args(["-append", boot.kernel_line])
         .args(["-serial", &format!("file:{}", console.display())])
         .args(["-chardev", "stdio,id=command,signal=off"])
         .args(["-serial", "chardev:command"])

@@ -77,8 +77,10 @@ impl std::fmt::Display for GuestError {
             Self::NoKernel { version, known } => {
                 write!(
                     f,
-                    "no Debian kernel {version}: there are {}",
-                    known.join(", ")
+                    "Debian's archive has no kernel {version}; it has {}. It keeps the newest of each suite only: take one of these, or \
+                     `latest`, or unpack the kernel's packages yourself and name the directory (`--kernel ./DIR`); DEBIAN_MIRROR names \
+                     another archive",
+                    versions(known)
                 )
             }
             Self::NoModule { module } => write!(f, "the kernel's package lacks {module}"),
@@ -106,6 +108,20 @@ impl std::fmt::Display for GuestError {
             }
         }
     }
+}
+
+/// The version in a kernel package's name.
+pub(super) fn kernel_version(package: &str) -> &str {
+    let name = package.strip_prefix("linux-image-").unwrap_or(package);
+    name.strip_suffix("-amd64").unwrap_or(name)
+}
+
+fn versions(packages: &[String]) -> String {
+    if packages.is_empty() {
+        return "none".into();
+    }
+    let versions: Vec<&str> = packages.iter().map(|name| kernel_version(name)).collect();
+    versions.join(", ")
 }
 
 impl std::error::Error for GuestError {

@@ -22,11 +22,15 @@ pub(super) struct Module {
     pub(super) bytes: Vec<u8>,
 }
 
+/// The newest kernel that trixie and its backports have.
+pub const LATEST: &str = "latest";
+
 /// Suites by age; the last one only if the others have no such kernel.
 const SUITES: [&[&str]; 2] = [&["trixie", "trixie-backports"], &["sid"]];
 
 impl Kernel {
-    /// The newest kernel whose version begins with `version` (6.12), fetched into `cache` if it is not there.
+    /// The newest kernel whose version begins with `version` (6.12), or the newest of all ([`LATEST`]), fetched into `cache` if it is not
+    /// there. With a slash in it, `version` is a directory that somebody has unpacked kernel packages into.
     ///
     /// # Errors
     /// [`GuestError`] with what is missing.
@@ -35,6 +39,9 @@ impl Kernel {
         cache: &Path,
         say: &mut dyn FnMut(&str),
     ) -> Result<Self, GuestError> {
+        if version.contains('/') {
+            return Self::unpacked(Path::new(version).to_owned());
+        }
         let root = cache.join("kernels").join(version);
         let complete = root.join("complete");
         if !complete.is_file() {
@@ -43,9 +50,13 @@ impl Kernel {
             fetch(version, cache, &root)?;
             fs::write(&complete, "").map_err(GuestError::io(&complete))?;
         }
+        Self::unpacked(root)
+    }
+
+    fn unpacked(root: PathBuf) -> Result<Self, GuestError> {
         let image = find(&root, &|name| name.starts_with("vmlinuz")).ok_or_else(|| {
             GuestError::NoModule {
-                module: "vmlinuz".into(),
+                module: format!("vmlinuz (in {})", root.display()),
             }
         })?;
         Ok(Self { image, root })
@@ -84,12 +95,7 @@ fn fetch(version: &str, cache: &Path, root: &Path) -> Result<(), GuestError> {
         let apt = Apt::new(cache, suites)?;
         let mut names = apt.names(r"^linux-image-[0-9.]+(\+[a-z0-9.]+)?-amd64$");
         names.sort_by_key(|name| numbers(name));
-        let wanted = names.iter().rev().find(|name| {
-            let rest = name.strip_prefix("linux-image-").unwrap_or(name);
-            rest.strip_prefix(version)
-                .is_some_and(|rest| rest.starts_with(['.', '+', '-']))
-        });
-        if let Some(package) = wanted {
+        if let Some(package) = names.iter().rev().find(|name| is(name, version)) {
             // Since 7.x the image itself and the modules are packages of their own.
             let parts = apt.depends(package).into_iter().filter(|part| {
                 part.starts_with("linux-binary-") || part.starts_with("linux-modules-")
@@ -103,6 +109,14 @@ fn fetch(version: &str, cache: &Path, root: &Path) -> Result<(), GuestError> {
         version: version.to_owned(),
         known,
     })
+}
+
+/// Whether the package `name` is a kernel whose version begins with `version`, or any if that is [`LATEST`].
+fn is(name: &str, version: &str) -> bool {
+    version == LATEST
+        || super::error::kernel_version(name)
+            .strip_prefix(version)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '+', '-']))
 }
 
 fn numbers(name: &str) -> Vec<u32> {
@@ -168,6 +182,17 @@ mod tests {
         );
         assert_eq!(needs(b"depends=\0"), [""; 0]);
         assert_eq!(needs(b"nothing"), [""; 0]);
+    }
+
+    #[test]
+    fn a_version_is_named_by_its_beginning() {
+        let name = "linux-image-6.12.107+deb13-amd64";
+        for version in ["6", "6.12", "6.12.107", "6.12.107+deb13", LATEST] {
+            assert!(is(name, version), "{version}");
+        }
+        for version in ["6.1", "6.12.1", "7.2", "deb13", "6.12.107+deb13-amd64-x"] {
+            assert!(!is(name, version), "{version}");
+        }
     }
 
     #[test]

@@ -16,6 +16,6 @@ mod viot;
 pub use boot::{Boot, boot};
 pub use error::GuestError;
 pub use initramfs::{Initramfs, build as build_initramfs};
-pub use kernel::Kernel;
+pub use kernel::{Kernel, LATEST};
 pub use machine::{IOMMU, Machine, Slot};
 pub use qemu::Qemu;

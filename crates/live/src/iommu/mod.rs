@@ -3,6 +3,7 @@
 //! There is one guest, so there is one memory: what the IOMMU's own client shares. What an endpoint's client shares besides is known to
 //! its session and not used.
 
+mod record;
 mod translated;
 
 use std::io;
@@ -17,6 +18,7 @@ use ringfence_virtio_iommu::{
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
+pub use record::Recorder;
 pub use translated::Translated;
 
 use crate::counters::DeviceCounters;
@@ -110,6 +112,17 @@ impl Iommu {
         let reader = sink.reader(device).map_err(AddError::Unit)?;
         unit.add_endpoint(endpoint, reserved.as_slice())
             .map_err(AddError::Endpoint)?;
+        Ok(Translated::new(self.clone(), endpoint, reader))
+    }
+
+    /// Another way to memory of an endpoint that is there already.
+    ///
+    /// # Errors
+    /// If it is not, or has too many.
+    pub fn another_reader(&self, device: DeviceId) -> Result<Translated, AddError> {
+        let endpoint = EndpointId::new(device.get().into());
+        let reader = self.unit().sink_mut().reader(device);
+        let reader = reader.map_err(AddError::Unit)?;
         Ok(Translated::new(self.clone(), endpoint, reader))
     }
 

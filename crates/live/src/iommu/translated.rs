@@ -1,7 +1,7 @@
 //! Guest memory as one endpoint sees it: each access under a pin of its own.
 
 use ringfence_softiommu::{Pin, Reader};
-use ringfence_types::{Fault, FaultReason};
+use ringfence_types::{Access, Fault, FaultReason, IovaRange};
 use ringfence_virtio_iommu::{Denied, DeniedReason, EndpointId};
 use vm_memory::GuestMemoryMmap;
 
@@ -28,6 +28,12 @@ impl Translated {
             endpoint,
             reader,
         }
+    }
+
+    /// Whether the driver has mapped the first byte of `range` for such an access, by the IOMMU's own record. Nobody is told.
+    pub fn reaches(&self, range: IovaRange, access: Access) -> bool {
+        let unit = self.iommu.unit();
+        unit.translate(self.endpoint, range, access).is_ok()
     }
 }
 

@@ -10,13 +10,13 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use virtio_queue::Queue;
-use vm_memory::{Bytes, GuestAddress};
 
 use super::chain::{Chain, MAX_SEGMENTS, Segments};
 use super::turn::{Done, Turn, serve_chains};
 use super::{Device, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
+use crate::errant::Misbehaviour;
 use crate::wire::fields::{copy_part, u32_at, u64_at};
 
 /// Bytes of a sector, whatever the disk's blocks.
@@ -53,7 +53,7 @@ pub struct Blk {
     read_only: bool,
     write_through: bool,
     buffer: Vec<u8>,
-    stray: Option<u64>,
+    misbehaviour: Option<Misbehaviour>,
     counters: Arc<DeviceCounters>,
 }
 
@@ -71,24 +71,14 @@ impl Blk {
             read_only,
             write_through: true,
             buffer: vec![0; BUFFER_BYTES as usize],
-            stray: None,
+            misbehaviour: None,
             counters,
         })
     }
 
-    /// Makes it misbehave, to see what stops it: once, after the first request, it writes eight bytes at `address`.
-    pub fn stray(&mut self, address: u64) {
-        self.stray = Some(address);
-    }
-
-    fn go_astray<A: Dma>(&mut self, dma: &mut A) {
-        if let Some(address) = self.stray.take()
-            && dma
-                .with(|memory| memory.write_slice(&[0xff; 8], GuestAddress(address)))
-                .is_ok()
-        {
-            self.counters.strays_through.add(1);
-        }
+    /// Makes it misbehave, to see what stops it.
+    pub fn misbehave(&mut self, how: Misbehaviour) {
+        self.misbehaviour = Some(how);
     }
 
     /// Serves one request; how many bytes of its writable part were written.
@@ -250,10 +240,11 @@ impl Device for Blk {
         dma: &mut A,
     ) -> Result<Turn, QueueBroken> {
         let counters = Arc::clone(&self.counters);
-        let turn = serve_chains(queue, dma, &counters, |chain, dma| {
+        serve_chains(queue, dma, &counters, |chain, dma| {
+            if let Some(misbehaviour) = &mut self.misbehaviour {
+                misbehaviour.look(chain, dma);
+            }
             Done::Used(self.serve(chain, dma))
-        })?;
-        self.go_astray(dma);
-        Ok(turn)
+        })
     }
 }

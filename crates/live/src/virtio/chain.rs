@@ -100,6 +100,11 @@ impl Segments {
         self.segments.iter().map(|s| u64::from(s.bytes)).sum()
     }
 
+    /// The pieces in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter()
+    }
+
     /// Takes the first `bytes` off. None if there are fewer.
     pub fn take_front(&mut self, bytes: u32) -> Option<Self> {
         if self.bytes() < u64::from(bytes) {

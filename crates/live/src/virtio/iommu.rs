@@ -12,7 +12,7 @@ use vm_memory::GuestMemory;
 use super::{Awaited, Device, QueueBroken, Turn};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::iommu::Iommu;
+use crate::iommu::{Iommu, Recorder};
 
 const REQUESTS: usize = 0;
 /// The queue in which the driver waits for faults.
@@ -25,6 +25,7 @@ pub struct IommuDevice {
     queues: Queues,
     faults_due: bool,
     counters: Arc<DeviceCounters>,
+    recorder: Option<Recorder>,
 }
 
 impl IommuDevice {
@@ -35,7 +36,13 @@ impl IommuDevice {
             queues: Queues::default(),
             faults_due: false,
             counters,
+            recorder: None,
         }
+    }
+
+    /// Has all requests written down.
+    pub fn record(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
     }
 }
 
@@ -132,10 +139,14 @@ impl IommuDevice {
         let announced = queue.avail_idx(memory, Ordering::Acquire)?.0 != queue.next_avail();
         let begun = Instant::now();
         let (iommu, counters) = (&self.iommu, &self.counters);
+        let recorder = &mut self.recorder;
         let served =
             self.queues
                 .serve_requests(&mut iommu.unit(), queue, memory, |request, handled| {
-                    counters.count_request(request, handled)
+                    counters.count_request(request, handled);
+                    if let Some(recorder) = recorder {
+                        recorder.add(request, handled.result.is_ok());
+                    }
                 })?;
         // As long as its batch took: so long the driver waits for it.
         let took = begun.elapsed();

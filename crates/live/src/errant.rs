@@ -1,0 +1,252 @@
+//! Devices that misbehave on purpose, to see what stops them.
+//!
+//! A class is tried as soon as a request gives the opportunity: an address that the class is about. What comes of it is told here and, if
+//! the IOMMU stops it, by the guest's own driver.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use ringfence_types::{Access, Iova, IovaRange};
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::counters::DeviceCounters;
+use crate::dma::Dma;
+use crate::iommu::Translated;
+use crate::virtio::chain::{Chain, Segment};
+
+/// What a disk does that no driver asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Errant {
+    /// Writes at an address that nobody gave to it.
+    Stray(Iova),
+    /// Writes where the data of an earlier request went, whose mapping is gone. Needs a driver with one request at a time: one of
+    /// [`LARGE_BYTES`] or more, then one of a page or less.
+    AfterUnmap,
+    /// Writes to the header of a request, which is mapped for reading.
+    WriteReadOnly,
+    /// Reads the buffer of a request for data, which is mapped for writing.
+    ReadWriteOnly,
+    /// Another endpoint writes to a buffer of this one, at an address that is not mapped for the other.
+    Foreign,
+}
+
+/// The names of all classes, as [`Errant::from_str`] takes them.
+pub const CLASSES: &[&str] = &[
+    "stray:ADDRESS",
+    "after-unmap",
+    "write-read-only",
+    "read-write-only",
+    "foreign",
+];
+
+/// Bytes of data from which on a request's pages are remembered for [`Errant::AfterUnmap`].
+pub const LARGE_BYTES: u64 = 32 * 1024;
+
+const PAGE_BYTES: u64 = 4096;
+/// Bytes of an errant access.
+const BYTES: u64 = 8;
+
+impl FromStr for Errant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "after-unmap" => Self::AfterUnmap,
+            "write-read-only" => Self::WriteReadOnly,
+            "read-write-only" => Self::ReadWriteOnly,
+            "foreign" => Self::Foreign,
+            _ => {
+                let address = text.strip_prefix("stray:").and_then(|digits| {
+                    let digits = digits.strip_prefix("0x").unwrap_or(digits);
+                    u64::from_str_radix(digits, 16).ok()
+                });
+                let address = address.ok_or_else(|| {
+                    format!(
+                        "there are {}, the address in hexadecimal",
+                        CLASSES.join(", ")
+                    )
+                })?;
+                Self::Stray(Iova::new(address))
+            }
+        })
+    }
+}
+
+impl std::fmt::Display for Errant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Stray(_) => "stray",
+            Self::AfterUnmap => "after-unmap",
+            Self::WriteReadOnly => "write-read-only",
+            Self::ReadWriteOnly => "read-write-only",
+            Self::Foreign => "foreign",
+        })
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tried {
+    /// The class.
+    pub errant: Errant,
+    /// What was tried.
+    pub access: Access,
+    /// Where.
+    pub iova: Iova,
+    /// Whether it was stopped.
+    pub stopped: bool,
+}
+
+impl std::fmt::Display for Tried {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            errant,
+            access,
+            iova,
+            stopped,
+        } = self;
+        let end = if *stopped { "stopped" } else { "not stopped" };
+        write!(f, "errant {access} ({errant}) at {iova}: {end}")
+    }
+}
+
+/// One device's misbehaviour: each class is tried once, one with a request.
+pub struct Misbehaviour {
+    left: Vec<Errant>,
+    other: Option<Translated>,
+    tell: Box<dyn Fn(&Tried) + Send>,
+    counters: Arc<DeviceCounters>,
+    /// Where the data of an earlier request went.
+    past: Vec<Segment>,
+}
+
+impl std::fmt::Debug for Misbehaviour {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Misbehaviour({:?})", self.left)
+    }
+}
+
+impl Misbehaviour {
+    /// Tries all of `classes`; `tell` hears what came of each. [`Errant::Foreign`] is tried by `other`, if there is one.
+    pub fn new(
+        classes: &[Errant],
+        other: Option<Translated>,
+        tell: impl Fn(&Tried) + Send + 'static,
+        counters: Arc<DeviceCounters>,
+    ) -> Self {
+        Self {
+            left: classes.to_vec(),
+            other,
+            tell: Box::new(tell),
+            counters,
+            past: Vec::new(),
+        }
+    }
+
+    /// A request has come and is not served yet: its buffers are mapped.
+    pub fn look<A: Dma>(&mut self, chain: &Chain, dma: &mut A) {
+        let found = self.left.iter().enumerate().find_map(|(at, errant)| {
+            let (access, iova) = self.opportunity(*errant, chain)?;
+            Some((at, *errant, access, iova))
+        });
+        self.remember(chain);
+        let Some((at, errant, access, iova)) = found else {
+            return;
+        };
+        self.left.remove(at);
+        let through = match (errant, &mut self.other) {
+            (Errant::Foreign, Some(other)) => reach(other, access, iova),
+            _ => reach(dma, access, iova),
+        };
+        if through {
+            self.counters.strays_through.add(1);
+        }
+        (self.tell)(&Tried {
+            errant,
+            access,
+            iova,
+            stopped: !through,
+        });
+    }
+
+    fn opportunity(&self, errant: Errant, chain: &Chain) -> Option<(Access, Iova)> {
+        let start = |segment: &Segment| Iova::new(segment.start.0);
+        let long = |segment: &&Segment| u64::from(segment.bytes) >= BYTES;
+        match errant {
+            Errant::Stray(iova) => Some((Access::Write, iova)),
+            Errant::AfterUnmap => Some((Access::Write, self.unmapped(chain)?)),
+            Errant::WriteReadOnly => {
+                let header = chain.readable.iter().find(long)?;
+                Some((Access::Write, start(header)))
+            }
+            Errant::ReadWriteOnly => {
+                let data = chain.writable.iter().find(long)?;
+                Some((Access::Read, start(data)))
+            }
+            Errant::Foreign => {
+                let other = self.other.as_ref()?;
+                let mut all = chain.writable.iter().chain(chain.readable.iter());
+                let buffer = all.find(|segment| {
+                    let range = IovaRange::new(start(segment), BYTES);
+                    long(segment) && range.is_some_and(|r| !other.reaches(r, Access::Write))
+                })?;
+                Some((Access::Write, start(buffer)))
+            }
+        }
+    }
+
+    fn remember(&mut self, chain: &Chain) {
+        if chain.writable.bytes() >= LARGE_BYTES {
+            self.past = chain.writable.iter().copied().collect();
+        }
+    }
+
+    /// A page of an earlier, large request that this small one does not use. The driver waits for each request, so it has unmapped it.
+    fn unmapped(&self, chain: &Chain) -> Option<Iova> {
+        // The status byte stands behind the data.
+        if chain.writable.bytes() > PAGE_BYTES + 1 {
+            return None;
+        }
+        let page = |segment: &Segment| segment.start.0 / PAGE_BYTES;
+        let used = |past: &Segment| {
+            let mut now = chain.readable.iter().chain(chain.writable.iter());
+            now.any(|segment| page(segment).abs_diff(page(past)) <= 1)
+        };
+        let free = self.past.iter().find(|past| !used(past))?;
+        Some(Iova::new(free.start.0))
+    }
+}
+
+/// Whether an access goes through.
+fn reach<A: Dma>(dma: &mut A, access: Access, iova: Iova) -> bool {
+    let at = GuestAddress(iova.get());
+    let mut bytes = [0xff; BYTES as usize];
+    dma.with(|memory| match access {
+        Access::Read => memory.read_slice(&mut bytes, at).is_ok(),
+        Access::Write => memory.write_slice(&bytes, at).is_ok(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_have_names() {
+        let stray = Errant::Stray(Iova::new(0xdead_0000));
+        assert_eq!("stray:dead0000".parse(), Ok(stray));
+        assert_eq!("stray:0xdead0000".parse(), Ok(stray));
+        for (class, errant) in CLASSES.iter().skip(1).zip([
+            Errant::AfterUnmap,
+            Errant::WriteReadOnly,
+            Errant::ReadWriteOnly,
+            Errant::Foreign,
+        ]) {
+            assert_eq!(class.parse(), Ok(errant));
+            assert_eq!(&errant.to_string(), class);
+        }
+        for wrong in ["", "stray", "stray:", "stray:x", "other"] {
+            assert!(wrong.parse::<Errant>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,48 +1,35 @@
 #!/usr/bin/env bash
 # Stock Debian guests whose disk lives in `ringfence`, behind its virtio-iommu: see docs/GUEST.md.
 #
-#   tests/guest/live.sh                      build, boot all cases, one line each; exit code 0 or 1
-#   RINGFENCE=PATH tests/guest/live.sh       with this command instead of building it
+#   tests/guest/live.sh                          build, boot all cases, one line each; exit code 0 or 1
+#   tests/guest/live.sh errant killed            only the cases whose names begin so
+#   RINGFENCE=PATH tests/guest/live.sh           with this command instead of building it
 #   GUEST_KERNELS="6.12" tests/guest/live.sh     with these kernels only
-#   GUEST_KILLS=5 tests/guest/live.sh        the daemon is killed this many times (default 3)
+#   GUEST_KILLS=5 tests/guest/live.sh            the daemon is killed this many times (default 20)
+#   GUEST_CACHE=DIR tests/guest/live.sh          what was fetched is here (default: guest in the target directory)
+#   GUEST_JOBS=1 tests/guest/live.sh             this many guests at the same time (default: processors)
 set -uo pipefail
 
-readonly KERNELS=${GUEST_KERNELS:-6.12 7.3}
-readonly KILLS=${GUEST_KILLS:-3}
+readonly KERNELS=${GUEST_KERNELS:-6.12 latest}
+readonly KILLS=${GUEST_KILLS:-20}
 # Longest life of one guest, which takes 10 to 40 s here, in seconds.
 readonly LIMIT=${GUEST_LIMIT:-180}
 
 repo=$(cd "$(dirname "$0")/../.." && pwd)
-cache=$repo/target/guest
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-passed=0
-failed=0
+here=$repo/tests/guest
+target=${CARGO_TARGET_DIR:-$repo/target}
+cache=${GUEST_CACHE:-$target/guest}
+. "$here/pool.sh"
 
 ringfence=${RINGFENCE:-}
 if [[ ! $ringfence ]]; then
-    ringfence=${CARGO_TARGET_DIR:-$repo/target}/release/ringfence
-    (cd "$repo" && cargo build --quiet --release -p ringfence-cli --features live) || exit 1
+    ringfence=$target/release/ringfence
+    (cd "$repo" && cargo build --quiet --release -p ringfence-cli --all-features) || exit 1
 fi
 
-# judge NAME COMMAND...: the command says whether the case passed.
-judge() {
-    local name=$1
-    shift
-    if "$@"; then
-        echo "ok $name"
-        ((++passed))
-    else
-        echo "FAIL $name; what was said:"
-        tail -n 20 "$work/log" | sed 's/^/    /'
-        ((++failed))
-    fi
-}
-
 run() {
-    timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --limit "$LIMIT" "$@" >"$work/log" 2>&1 </dev/null
+    timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --limit "$LIMIT" "$@" </dev/null
 }
-said() { grep -q -- "$1" "$work/log"; }
 
 # File system, write, checksum, again after a remount.
 readonly FILES='set -e
@@ -51,17 +38,33 @@ dd if=/dev/urandom of=/m/f bs=64k count=200 2>/dev/null; sync; md5sum /m/f >/tmp
 echo 3 >/proc/sys/vm/drop_caches; mount -t ext4 /dev/vda /m; md5sum /m/f | cmp - /tmp/before; umount /m; echo same'
 files() { run "$@" --metrics -- sh -c "$FILES" && said '^same' && said 'ringfence_faults_total{device="iommu"} 0'; }
 
-# What the device does on its own is stopped, and the guest's own log names device and address.
-stray() {
-    run "$@" --stray-write dead0000 --metrics -- sh -c 'dd if=/dev/vda of=/dev/null bs=4k count=10 iflag=direct 2>/dev/null; usleep 500000; dmesg' &&
-        said 'page fault from EP 32 at 0xdead0000 \[W\]' && said 'ringfence_strays_through_total{device="blk"} 0'
+# What the devices do on their own is stopped, and the guest's own log names endpoint, address and access. The large read leaves unmapped
+# addresses behind that the small ones do not use.
+readonly READS='for n in 1 2; do
+    dd if=/dev/vda of=/dev/null bs=64k count=2 iflag=direct 2>/dev/null
+    dd if=/dev/vda of=/dev/null bs=4k count=10 iflag=direct 2>/dev/null
+done; usleep 500000; dmesg'
+errant() {
+    run "$@" --rng --errant stray:dead0000,after-unmap,write-read-only,read-write-only,foreign --metrics -- sh -c "$READS" || return 1
+    local class endpoint access letter at
+    for class in stray after-unmap write-read-only read-write-only foreign; do
+        access=write letter=W endpoint=32
+        [[ $class != read-write-only ]] || access=read letter=R
+        [[ $class != foreign ]] || endpoint=48
+        at=$(sed -n "s/^ringfence: blk: errant $access ($class) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
+        [[ $at ]] || { echo "not tried or not stopped: $class"; return 1; }
+        said "page fault from EP $endpoint at $at \[$letter\]" || return 1
+    done
+    # Nothing else was stopped, and nothing went through.
+    said 'ringfence_faults_total{device="iommu"} 5' && said 'ringfence_strays_through_total{device="blk"} 0'
 }
-# Without the IOMMU the same write goes through: the case above does see something.
-stray_through() {
-    run --kernel 6.12 --no-iommu --stray-write 1f000000 --metrics -- sh -c 'dd if=/dev/vda of=/dev/null bs=4k count=10 iflag=direct 2>/dev/null' &&
-        said 'ringfence_strays_through_total{device="blk"} 1'
+# Without the IOMMU the same accesses go through: the case above does see something.
+errant_through() {
+    run --kernel 6.12 --no-iommu --errant stray:1f000000,read-write-only --metrics -- sh -c "$READS" &&
+        said 'ringfence_strays_through_total{device="blk"} 2'
 }
 code() { run --kernel 6.12 -- sh -c 'exit 7'; [[ $? == 7 ]]; }
+no_kernel() { ! run --kernel 4.4 -- true && said "no kernel 4.4; it has .*6\.12\." && said '`latest`'; }
 
 # Data crosses between two guests, each with its own process, through a socket: both ways, with sums. Several pairs of queues, two processors.
 # sum NAME LOG: what the guest says of one of the files.
@@ -72,22 +75,21 @@ take() { nc -l -p 7 -e sh -c "cat >/theirs"; echo theirs $(md5sum </theirs); }
 give() { until nc 10.9.0.$1 7 </mine; do usleep 200000; done; }
 case $1 in 1) take; give 2 ;; *) give 1; take ;; esac'
 network() {
-    local one=$work/one two=$work/two first status
-    rm -f "$work/link"
+    local one=$case/one two=$case/two first status
     run_to() {
         timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --limit "$LIMIT" \
-            --cpus 2 --metrics --net "socket=$work/link,queues=2" "$@" </dev/null
+            --cpus 2 --metrics --net "socket=$case/link,queues=2" "$@" </dev/null
     }
     run_to "$@" -- sh -c "$TALK" talk 1 >"$one" 2>&1 &
     first=$!
-    for _ in $(seq 300); do [[ -S $work/link ]] && break; sleep 0.1; done
+    for _ in $(seq 300); do [[ -S $case/link ]] && break; sleep 0.1; done
     run_to "$@" -- sh -c "$TALK" talk 2 >"$two" 2>&1
     status=$?
     wait $first || status=1
-    grep -hv _bucket "$one" "$two" >"$work/log"
+    grep -hv _bucket "$one" "$two"
     ((status == 0)) && [[ $(sum mine "$one") && $(sum mine "$two") ]] &&
         [[ $(sum mine "$one") == "$(sum theirs "$two")" && $(sum mine "$two") == "$(sum theirs "$one")" ]] &&
-        [[ $(grep -c 'ringfence_faults_total{device="iommu"} 0' "$work/log") == 2 ]]
+        [[ $(grep -c 'ringfence_faults_total{device="iommu"} 0' "$log") == 2 ]]
 }
 
 # The same with the host, through a tap interface in a network namespace of its own.
@@ -100,64 +102,130 @@ tap() {
         head -c 4194304 /dev/urandom >"$log.mine"
         until busybox nc 10.9.0.1 7 <"$log.mine"; do kill -0 $! || exit 1; sleep 0.2; done 2>/dev/null
         busybox nc -l -p 7 -e sh -c "cat >$log.theirs"
-        wait $!' bash "$work/log" "$TALK" \
+        wait $!' bash "$case/net" "$TALK" \
         timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --limit "$LIMIT" --net tap=tap0 "$@" &&
-        [[ $(sum mine "$work/log") == "$(md5sum <"$work/log.theirs" | cut -d" " -f1)" ]] &&
-        [[ $(sum theirs "$work/log") == "$(md5sum <"$work/log.mine" | cut -d" " -f1)" ]]
+        [[ $(sum mine "$case/net") == "$(md5sum <"$case/net.theirs" | cut -d" " -f1)" ]] &&
+        [[ $(sum theirs "$case/net") == "$(md5sum <"$case/net.mine" | cut -d" " -f1)" ]]
 }
 
-# The process with the devices is killed while the guest writes numbered blocks, each flushed before it is reported: all that were
-# reported are in the image, and nothing of the guest is left running.
+# The tracepoints of the guest's kernel, from boot on, and the requests that its IOMMU saw are the same; the trace is one that
+# `compare` replays in all modes.
+traced() {
+    local out
+    run "$@" --strict --requests "$case/requests" --append 'trace_event=dma:*,iommu:map,iommu:unmap trace_buf_size=24M' -- sh -c \
+        'dd if=/dev/vda of=/dev/null bs=4k count=500 iflag=direct 2>/dev/null
+        dd if=/dev/zero of=/dev/vda bs=64k count=30 conv=fsync 2>/dev/null
+        gzip -c </sys/kernel/tracing/trace' >"$case/trace.gz" || return 1
+    gunzip -c "$case/trace.gz" >"$case/guest.trace" && out=$(python3 "$here/agree.py" "$case/requests" "$case/guest.trace") || {
+        echo "$out"
+        return 1
+    }
+    "$ringfence" compare --json "$case/guest.trace" >"$case/compare.json" && python3 "$repo/tests/compare/check.py" "$case/compare.json" &&
+        echo "$out" >"$case/note"
+}
+
+# The process with the devices is killed while the guest writes: numbered blocks, each flushed before it is reported, and unflushed ones
+# beside. All that were reported are in the image, and nothing of the guest is left running.
+readonly WRITES='while :; do dd if=/dev/zero of=/dev/vda bs=256k seek=200 count=40 conv=notrunc oflag=direct 2>/dev/null; done &
+n=1; while [ $n -lt 12000 ]; do
+    yes $n | head -c 4096 | dd of=/dev/vda bs=4096 seek=$n conv=notrunc,fsync 2>/dev/null && echo done $n
+    n=$((n+1))
+done'
+# Whether a process has this text among its arguments.
+runs_with() {
+    local file
+    for file in /proc/[0-9]*/cmdline; do
+        [[ $(tr '\0' ' ' <"$file") != *"$1"* ]] || return 0
+    done 2>/dev/null
+    return 1
+}
 killed() {
-    local image=$work/image run=$work/killed after=$1
-    rm -rf "$image" "$run"
+    local image=$case/image run=$case/run after=$1 kernel=$2
     truncate -s 64M "$image"
-    "$ringfence" guest run --cache "$cache" --limit "$LIMIT" --dir "$run" --blk "$image" -- sh -c \
-        'n=1; while [ $n -lt 16000 ]; do yes $n | head -c 4096 | dd of=/dev/vda bs=4096 seek=$n conv=notrunc,fsync 2>/dev/null && echo done $n; n=$((n+1)); done' \
-        >"$work/log" 2>&1 </dev/null &
+    "$ringfence" guest run --cache "$cache" --kernel "$kernel" --limit "$LIMIT" --dir "$run" --blk "$image" -- sh -c "$WRITES" \
+        >"$case/done" </dev/null &
     local daemon=$!
-    for _ in $(seq $((LIMIT * 10))); do
-        (($(grep -c '^done' "$work/log") >= after)) && break
+    for _ in $(seq $((LIMIT * 20))); do
+        (($(grep -c '^done' "$case/done") >= after)) && break
         kill -0 $daemon 2>/dev/null || return 1
-        sleep 0.1
+        sleep 0.05
     done
     kill -KILL $daemon
     wait $daemon 2>/dev/null
-    local last n
-    last=$(sed -n 's/^done \([0-9]*\)\r*$/\1/p' "$work/log" | tail -n 1)
-    [[ $last ]] || return 1
-    for n in $(seq "$last"); do
-        cmp -s <(yes "$n" | head -c 4096) <(dd if="$image" bs=4096 skip="$n" count=1 2>/dev/null) || {
-            echo "block $n of $last is not in the image" >>"$work/log"
-            return 1
-        }
-    done
+    python3 - "$case/done" "$image" "$after" <<'END' || return 1
+import re, sys
+reported = [int(n) for n in re.findall(rb"^done (\d+)\r*$", open(sys.argv[1], "rb").read(), re.M)]
+image = open(sys.argv[2], "rb").read()
+if len(reported) < int(sys.argv[3]) or reported != list(range(1, len(reported) + 1)):
+    sys.exit(f"reported: {reported[-3:]}")
+for n in reported:
+    line = b"%d\n" % n
+    if image[n * 4096 : n * 4096 + 4096] != (line * 4096)[:4096]:
+        sys.exit(f"block {n} of {len(reported)} is not in the image")
+END
     for _ in $(seq 100); do
-        pgrep -f -- "$run/initramfs" >/dev/null || return 0
+        runs_with "$run/initramfs" || return 0
         sleep 0.1
     done
-    echo "a process of the guest is left" >>"$work/log"
+    echo "a process of the guest is left"
     return 1
 }
 
+# A QEMU started by hand, with the arguments that `serve` prints and what `guest prepare` found.
+by_hand() {
+    local run=$case/run out=$case/out
+    truncate -s 64M "$case/image"
+    "$ringfence" serve --dir "$run" --blk "$case/image" --rng >"$case/arguments" &
+    local daemon=$!
+    "$ringfence" guest prepare --cache "$cache" --kernel "$1" --initramfs "$case/initramfs" -- \
+        sh -c 'dd if=/dev/vda of=/dev/null bs=4k count=100 iflag=direct 2>/dev/null && head -c 8 /dev/hwrng | wc -c' >"$case/prepared"
+    . "$case/prepared"
+    eval "timeout --kill-after=10 $LIMIT $QEMU $(<"$case/arguments")" -display none -kernel '"$KERNEL"' -initrd '"$INITRAMFS"' \
+        -append '"$APPEND"' -serial 'file:"$case/console"' -serial 'file:"$out"' -serial 'file:"$case/status"' </dev/null
+    local code=$?
+    kill -INT $daemon
+    # Ends by itself, well, and leaves no socket.
+    wait $daemon && ((code == 0)) && grep -q '^8' "$out" && grep -q '^status 0' "$case/status" && [[ ! -e $run/blk.sock ]]
+}
+
+# wanted NAME: whether this case is asked for.
+only=("$@")
+wanted() {
+    ((${#only[@]})) || return 0
+    local one
+    for one in "${only[@]}"; do [[ $1 != "$one"* ]] || return 0; done
+    return 1
+}
+try() { ! wanted "$1" || judge "$@"; }
+
+# Fetched once, before the cases share it.
+for kernel in $KERNELS; do
+    "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" --initramfs "$work/initramfs" -- true >/dev/null || exit 1
+done
 for kernel in $KERNELS; do
     for mode in --strict --lazy; do
         for cpus in 1 2; do
-            judge "files: $kernel $mode, $cpus processors" files --kernel "$kernel" $mode --cpus $cpus
+            try "files: $kernel $mode, $cpus processors" files --kernel "$kernel" $mode --cpus $cpus
         done
     done
-    judge "stray write stopped: $kernel" stray --kernel "$kernel"
-    judge "network between guests: $kernel, strict" network --kernel "$kernel" --strict
-    judge "network between guests: $kernel, lazy" network --kernel "$kernel" --lazy
+    try "errant DMAs stopped and named: $kernel" errant --kernel "$kernel"
+    try "traced: events and requests agree: $kernel" traced --kernel "$kernel"
+    try "by hand: $kernel" by_hand "$kernel"
+    try "network between guests: $kernel, strict" network --kernel "$kernel" --strict
+    try "network between guests: $kernel, lazy" network --kernel "$kernel" --lazy
 done
-judge "stray write not stopped without an IOMMU" stray_through
-judge "exit code" code
 # It takes a tap device, and the right to have a namespace.
 if [[ -c /dev/net/tun ]] && unshare --map-root-user --net true 2>/dev/null; then
-    judge "network with the host" tap --kernel 6.12
+    try "network with the host" tap --kernel 6.12
 else
     echo "left out: network with the host (no /dev/net/tun, or no namespaces)"
 fi
-for n in $(seq "$KILLS"); do judge "killed, $n" killed $((n * 20)); done
-echo "live.sh: $passed passed, $failed failed"
-((failed == 0))
+try "errant DMAs not stopped without an IOMMU" errant_through
+try "exit code" code
+try "no such kernel" no_kernel
+for n in $(seq "$KILLS"); do
+    # After 3 to 60 blocks, all different; the kernels in turn.
+    kernels=($KERNELS)
+    try "killed, $n" killed $((3 * n)) "${kernels[n % ${#kernels[@]}]}"
+done
+all_passed

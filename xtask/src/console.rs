@@ -5,13 +5,13 @@
 //! `...` on a line of its own stands for any number of lines, `[..]` for any text within a line, and `? 2` as the last
 //! line says that the command exits with 2. Blocks fenced otherwise (`sh`, `text`) are not run.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::Context;
 
 use crate::process;
+use crate::product;
 use crate::repo::Repo;
 use crate::rules;
 use crate::violation::Violation;
@@ -58,25 +58,8 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<String> {
 
 /// Builds the command line tool and puts it first on the path.
 fn search_path(repo: &Repo) -> anyhow::Result<std::ffi::OsString> {
-    process::show(
-        process::command(&repo.root, "cargo").args([
-            "build",
-            "--quiet",
-            "--release",
-            "--all-features",
-            "--package",
-            "ringfence-cli",
-        ]),
-        |_| {},
-    )?;
-    // A copy: `cargo run` in a document may put a build with other features in its place.
-    let target = repo.target_directory()?;
-    let directory = target.join("documents");
-    fs::create_dir_all(&directory)?;
-    fs::copy(
-        target.join("release/ringfence"),
-        directory.join("ringfence"),
-    )?;
+    let command = product::build(repo)?;
+    let directory = command.parent().context("no directory")?.to_owned();
     let path = std::env::var_os("PATH").unwrap_or_default();
     Ok(std::env::join_paths(
         std::iter::once(directory).chain(std::env::split_paths(&path)),

@@ -12,6 +12,9 @@ const PROGRAMS: &[(&str, &str, &str)] = &[
     ("valgrind", "--version", "valgrind"),
     // Its --version prints it and fails.
     ("trace-cmd", "options", "trace-cmd"),
+    // What guests consist of.
+    ("busybox", "--help", "busybox-static"),
+    ("xz", "--version", "xz-utils"),
 ];
 
 /// Components of the Rust toolchain: the program each provides, and its name.

@@ -12,6 +12,7 @@ mod links;
 mod mutate;
 mod nostd;
 mod process;
+mod product;
 mod repo;
 mod rules;
 mod source;
@@ -50,7 +51,7 @@ enum Task {
         #[arg(long, default_value_t = 60)]
         seconds: u64,
     },
-    /// Records a trace on a stock kernel in a guest and judges it; needs the network for some 120 MB.
+    /// Records a trace on a stock kernel in a guest and judges it, or tries the devices of guests; fetches a kernel once.
     Guest(guest::Options),
     /// Checks docs/IDS.md and counts what is planned.
     Ids,

@@ -5,7 +5,7 @@ use anyhow::{bail, ensure};
 use crate::repo::Repo;
 use crate::steps::Step;
 use crate::summary::Summary;
-use crate::{check, console, fuzz, ids, install, links, mutate, nostd, process, rules};
+use crate::{check, console, fuzz, guest, ids, install, links, mutate, nostd, process, rules};
 
 /// How long each fuzz target runs in `test`.
 const FUZZ_SECONDS: u64 = 60;
@@ -40,6 +40,7 @@ pub(crate) fn test() -> Vec<Step> {
         }),
         Step::new("exact instruction counts", instruction_counts),
         Step::new("documents that run", console::run),
+        Step::new("guests", guest::live),
         Step::new("fuzz corpora", fuzz::corpora),
     ]);
     steps.push(Step::new("fuzzing", |repo| {

@@ -132,3 +132,26 @@ impl std::error::Error for GuestError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_kernel_is_answered_with_those_there_are() {
+        let error = GuestError::NoKernel {
+            version: "7.2".into(),
+            known: ["6.12.107+deb13", "7.3.4+deb13"]
+                .map(|version| format!("linux-image-{version}-amd64"))
+                .to_vec(),
+        };
+        let text = error.to_string();
+        for part in [
+            "no kernel 7.2; it has 6.12.107+deb13, 7.3.4+deb13.",
+            "`latest`",
+            "--kernel ./DIR",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

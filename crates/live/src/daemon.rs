@@ -16,6 +16,7 @@ use crate::dma::Direct;
 use crate::errant::{Errant, Misbehaviour, Tried};
 use crate::guest::{IOMMU, Machine, Slot};
 use crate::iommu::{Iommu, Recorder};
+use crate::left_behind;
 use crate::link::{self, Address};
 use crate::server::{Event, Served, Stop, serve, serve_text};
 use crate::virtio::blk::Blk;
@@ -150,8 +151,7 @@ impl Daemon {
     }
 
     fn listen(&mut self, path: &Path) -> Result<UnixListener, (PathBuf, io::Error)> {
-        // What a daemon that was killed left behind refuses connections.
-        let _ = fs::remove_file(path);
+        left_behind::clear(path).map_err(|error| (path.to_owned(), error))?;
         let listener = UnixListener::bind(path).map_err(|error| (path.to_owned(), error))?;
         self.sockets.push(path.to_owned());
         Ok(listener)

@@ -12,6 +12,7 @@ pub mod errant;
 pub mod guest;
 pub mod iommu;
 mod irq;
+mod left_behind;
 pub mod link;
 mod memory;
 mod pci;

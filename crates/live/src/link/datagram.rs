@@ -7,6 +7,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
 use super::{Link, Receiving, Sending, received};
+use crate::left_behind;
 use crate::virtio::Awaited;
 
 /// A pair of sockets. What the other side has no room for is lost, as on a wire.
@@ -23,14 +24,7 @@ impl Datagram {
     /// # Errors
     /// What binding meets.
     pub fn open(local: &Path, remote: &Path) -> io::Result<Self> {
-        // What a process that was killed left behind is nobody's.
-        let left = UnixDatagram::unbound()?;
-        if left
-            .connect(local)
-            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-        {
-            let _ = fs::remove_file(local);
-        }
+        left_behind::clear(local)?;
         let socket = UnixDatagram::bind(local)?;
         socket.set_nonblocking(true)?;
         Ok(Self {

@@ -11,6 +11,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
 use super::framing::{Deframed, Deframer, FRAME_PREFIX_BYTES};
 use super::{Link, MAX_FRAME_BYTES, Receiving, Sending};
+use crate::left_behind;
 use crate::virtio::Awaited;
 
 /// Bytes that are read at once: some frames.
@@ -51,7 +52,7 @@ impl Stream {
             Err(error) => match error.kind() {
                 io::ErrorKind::NotFound => {}
                 // Somebody who is no more has listened there.
-                io::ErrorKind::ConnectionRefused => fs::remove_file(path)?,
+                io::ErrorKind::ConnectionRefused => left_behind::clear(path)?,
                 _ => return Err(error),
             },
         }

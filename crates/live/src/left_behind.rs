@@ -1,0 +1,66 @@
+//! Names of sockets whose process was killed. They stay, and nothing can listen there before they are removed.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::Path;
+
+/// Removes the socket at `path` if nobody has it open any more. What is no socket, or is in use, stays.
+///
+/// # Errors
+/// [`AddrInUse`](io::ErrorKind::AddrInUse): something else has the name. Or what looking and removing meet.
+pub(crate) fn clear(path: &Path) -> io::Result<()> {
+    let kind = match fs::symlink_metadata(path) {
+        Ok(about) => about.file_type(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let in_use = |what| Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+    if !kind.is_socket() {
+        return in_use("a file that is no socket has this name");
+    }
+    // A socket of the other kind answers with another error.
+    let refuses = |tried: io::Result<()>| {
+        tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    };
+    let datagram = UnixDatagram::unbound()?;
+    if refuses(UnixStream::connect(path).map(drop)) || refuses(datagram.connect(path)) {
+        return fs::remove_file(path);
+    }
+    in_use("another process uses this socket")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn only_what_nobody_uses_is_removed() {
+        let dir = std::env::temp_dir().join(format!("rf-left-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let at = |name: &str| dir.join(name);
+        clear(&at("nothing")).unwrap();
+
+        fs::write(at("file"), "precious").unwrap();
+        let error = clear(&at("file")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(fs::read(at("file")).unwrap(), b"precious");
+
+        let stream = UnixListener::bind(at("stream")).unwrap();
+        let datagram = UnixDatagram::bind(at("datagram")).unwrap();
+        for name in ["stream", "datagram"] {
+            let error = clear(&at(name)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "{name}");
+            assert!(at(name).exists(), "{name}");
+        }
+        drop((stream, datagram));
+        for name in ["stream", "datagram"] {
+            clear(&at(name)).unwrap();
+            assert!(!at(name).exists(), "{name}");
+        }
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

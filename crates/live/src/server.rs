@@ -7,7 +7,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
+};
 
 use crate::counters::DeviceCounters;
 use crate::errant::Tried;
@@ -82,7 +84,7 @@ pub fn serve<F: Served>(
     stop: &Stop,
     mut report: impl FnMut(Event<'_>),
 ) -> io::Result<()> {
-    while !wait(listener.as_fd(), None, stop, false)?.stop {
+    while !wait(Some(listener.as_fd()), None, stop, false)?.stop {
         let (stream, _) = listener.accept()?;
         report(Event::Connected);
         let mut session = Session::new(function);
@@ -106,7 +108,7 @@ pub fn serve_text(
     stop: &Stop,
     text: impl Fn() -> String,
 ) -> io::Result<()> {
-    while !wait(listener.as_fd(), None, stop, false)?.stop {
+    while !wait(Some(listener.as_fd()), None, stop, false)?.stop {
         let (mut stream, _) = listener.accept()?;
         // A reader who does not read is not waited for: the text fits into a socket's buffer.
         stream.set_nonblocking(true)?;
@@ -127,7 +129,7 @@ fn converse<F: Served>(
     loop {
         let function = session.function();
         let unfinished = function.unfinished();
-        let woken = wait(stream.as_fd(), function.waits_for(), stop, unfinished)?;
+        let woken = wait(Some(stream.as_fd()), function.waits_for(), stop, unfinished)?;
         if woken.stop {
             return Ok(false);
         }
@@ -156,10 +158,34 @@ fn converse<F: Served>(
             counters.refused.add(1);
             report(Event::Refused(refusal));
         }
-        if let Some(reply) = outcome.reply {
-            io::Write::write_all(&mut &*stream, &reply)?;
+        if let Some(reply) = outcome.reply
+            && !answer(stream, &reply, stop)?
+        {
+            return Ok(false);
         }
     }
+}
+
+/// Sends a reply, unless the stop comes first (false): a client that does not read may make its device wait, and not the daemon's end.
+fn answer(stream: &UnixStream, mut reply: &[u8], stop: &Stop) -> io::Result<bool> {
+    while !reply.is_empty() {
+        match send(stream, reply, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(sent) => reply = reply.get(sent..).unwrap_or_default(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => {
+                let room = Awaited {
+                    fd: stream.as_fd(),
+                    input: false,
+                    output: true,
+                };
+                if wait(None, Some(room), stop, false)?.stop {
+                    return Ok(false);
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(true)
 }
 
 /// What has come.
@@ -172,15 +198,13 @@ struct Woken {
 
 /// `busy`: there is other work to do, so only look.
 fn wait(
-    main: BorrowedFd<'_>,
+    main: Option<BorrowedFd<'_>>,
     extra: Option<Awaited<'_>>,
     stop: &Stop,
     busy: bool,
 ) -> io::Result<Woken> {
-    let mut fds = vec![
-        PollFd::new(&*stop.0, PollFlags::IN),
-        PollFd::from_borrowed_fd(main, PollFlags::IN),
-    ];
+    let mut fds = vec![PollFd::new(&*stop.0, PollFlags::IN)];
+    fds.extend(main.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     if let Some(Awaited { fd, input, output }) = extra {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, input);
@@ -200,8 +224,8 @@ fn wait(
         let came = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
         return Ok(Woken {
             stop: came(0),
-            main: came(1),
-            extra: came(2),
+            main: main.is_some() && came(1),
+            extra: came(1 + usize::from(main.is_some())),
         });
     }
 }
@@ -245,4 +269,35 @@ fn receive(stream: &UnixStream, inbox: &mut Inbox) -> io::Result<Received> {
         Ok(None) => Received::Part,
         Err(error) => Received::Lost(error),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More than any socket holds.
+    const LONG: usize = 64 << 20;
+
+    #[test]
+    fn a_client_that_does_not_read_does_not_keep_the_daemon() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let stop = Stop::new().unwrap();
+        stop.stop();
+        assert!(!answer(&ours, &vec![0; LONG], &stop).unwrap());
+        drop(theirs);
+        assert!(answer(&ours, &[0], &stop).is_err(), "it has gone");
+    }
+
+    #[test]
+    fn a_reply_that_does_not_fit_is_sent_as_it_is_read() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let stop = Stop::new().unwrap();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = vec![0; LONG];
+            io::Read::read_exact(&mut theirs, &mut bytes).unwrap();
+            bytes.iter().all(|byte| *byte == 7)
+        });
+        assert!(answer(&ours, &vec![7; LONG], &stop).unwrap());
+        assert!(reader.join().unwrap());
+    }
 }

@@ -1,112 +1,29 @@
-//! One mode's layer, hardware, attackers and oracle, behind one object, so that a test is written once and built once for all modes.
+//! The bench of one mode: its layer over its hardware, with attackers and the oracle.
 
 use ringfence_devices::{
-    Attacker, Event, Mapping as Target, Neighbour, Observer, Passive, Port, Racer, Replayer,
-    Request, Reuse,
+    Attacker, Event, Mapping as Target, Neighbour, Passive, Port, Racer, Replayer, Request,
 };
-use ringfence_dma::flush::{Flush, Never};
-use ringfence_dma::space::{Identity, Paged, Rings, Space, StaticTable};
+use ringfence_dma::flush::Flush;
+use ringfence_dma::space::Space;
 use ringfence_dma::{
-    Coherent, Cpu, Dma, MapReason, Mapping, Outcome, Platform, Request as MapRequest, Segment,
-    SgLimits, SgMapping, SgRequest,
+    Coherent, Cpu, Dma, MapReason, Mapping, Outcome, Request as MapRequest, Segment, SgLimits,
+    SgMapping, SgRequest,
 };
-use ringfence_hw::RingLogic;
-use ringfence_iova::IovaAllocator;
-use ringfence_lab::Profile;
-use ringfence_lab::build::{Job, Recipe, ReplayTable, Single, dispatch};
-use ringfence_lab::hardware::{Directed, Hardware, Riommu, Vtd};
+use ringfence_lab::hardware::Hardware;
 use ringfence_lab::machine::Machine;
-use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayRing};
-use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Tally, Verdict};
-use ringfence_lab::replay::{Attached, Newcomer};
-use ringfence_lab::ring::{RingRecipe, RingSizes};
-use ringfence_pgtable::{Levels, SecondStage, Table};
-use ringfence_trace::DeviceIndex;
+use ringfence_lab::replay::Attached;
 use ringfence_types::{
-    Access, DeviceId, Direction, Fault, Invalidation, Iova, IovaRange, Nanos, PageSize, PhysAddr,
-    PhysMemory, PhysRange,
+    Access, DeviceId, Direction, Fault, Invalidation, Iova, IovaRange, Nanos, PhysAddr, PhysMemory,
+    PhysRange,
 };
 
-/// Devices of a bench; any number of others is unknown to it.
-pub(crate) const DEVICES: usize = 2;
-/// Processors of a bench.
-pub(crate) const CPUS: usize = 2;
-
-/// Each on a bus of its own: a Calgary bridge has one space for all devices behind it.
-pub(crate) fn device(index: usize) -> DeviceId {
-    DeviceId::new((0x10 + index as u16) << 8)
-}
-
-/// Names a mapping of a bench, dead or alive.
-pub(crate) type Handle = usize;
-
-/// What an access came to.
-pub(crate) type Reached = Result<Vec<PhysRange>, Fault>;
-
-/// One mode at work.
-pub(crate) trait Bench {
-    /// Maps one buffer, or a list; `None` if the ring is full.
-    fn try_map(
-        &mut self,
-        device: usize,
-        cpu: usize,
-        pieces: &[PhysRange],
-        direction: Direction,
-    ) -> Option<Handle>;
-    fn map(
-        &mut self,
-        device: usize,
-        cpu: usize,
-        pieces: &[PhysRange],
-        direction: Direction,
-    ) -> Handle {
-        self.try_map(device, cpu, pieces, direction).expect("room")
-    }
-    /// Maps several buffers; those of a ring have one direction. None if the ring has not room for all.
-    fn map_multi(
-        &mut self,
-        device: usize,
-        cpu: usize,
-        buffers: &[(PhysRange, Direction)],
-    ) -> Vec<Handle>;
-    fn map_coherent(&mut self, device: usize, cpu: usize, pages: usize) -> Option<Handle>;
-    fn unmap(&mut self, handle: Handle, cpu: usize);
-    fn unmap_multi(&mut self, handles: &[Handle], cpu: usize);
-    fn end_burst(&mut self, device: usize, cpu: usize, direction: Direction);
-    /// Lets time pass and runs the timers.
-    fn tick(&mut self, cpu: usize, nanos: u64);
-    /// Flushes all that the layer holds back.
-    fn flush(&mut self);
-    /// An access by a device, judged by the oracle.
-    fn access(&mut self, device: DeviceId, iova: Iova, bytes: u64, access: Access) -> Reached;
-    /// The device-visible bytes of a mapping, or of its first piece where pieces lie apart.
-    fn range(&self, handle: Handle) -> IovaRange {
-        self.ranges(handle)[0]
-    }
-    /// The device-visible bytes: one range, or one for each piece where pieces lie apart.
-    fn ranges(&self, handle: Handle) -> &[IovaRange];
-    /// Whether the buffer of the mapping is back.
-    fn is_back(&self, handle: Handle) -> bool;
-    /// The verdict of the last access.
-    fn verdict(&self) -> Verdict;
-    fn tally(&self) -> Tally;
-    /// Attackers on (the default) or off.
-    fn attackers(&mut self, on: bool);
-    /// Purges all that the hardware caches, behind the layer's back.
-    fn purge(&mut self);
-    /// Stores a word.
-    fn poke(&mut self, at: PhysAddr, word: u64);
-    /// Where the pieces of a live mapping lie.
-    fn lies_at(&self, handle: Handle) -> Vec<PhysRange>;
-    /// Accesses that the attackers made.
-    fn attempts(&self) -> u64;
-    /// Unmaps and invalidations so far.
-    fn counts(&self) -> (u64, u64);
-}
+use super::build::attackers;
+use super::eye::{Eye, row};
+use super::{Bench, CPUS, DEVICES, Handle, Reached};
 
 /// The racer last: the cache of a ring holds what was touched last, which is what the replayer tries.
-type Attackers = ((Replayer, Neighbour), Racer);
+pub(super) type Attackers = ((Replayer, Neighbour), Racer);
 
 enum Held {
     Single(Mapping<u64>),
@@ -124,53 +41,7 @@ struct Slot {
     back: bool,
 }
 
-/// Sees every access for the oracle, and keeps the last one.
-struct Eye<'a> {
-    oracle: &'a mut Oracle,
-    last: &'a mut Verdict,
-    reached: &'a mut Vec<PhysRange>,
-}
-
-/// The oracle's row of a device: strangers get one of their own each.
-fn row(device: DeviceId) -> usize {
-    usize::from(device.get())
-}
-
-impl Observer for Eye<'_> {
-    fn allowed(&mut self, request: &Request, ranges: &[PhysRange]) {
-        self.reached.clear();
-        self.reached.extend_from_slice(ranges);
-        let mut iova = request.iova;
-        let mut worst = Verdict::Granted;
-        for range in ranges {
-            let (mut at, mut left) = (range.start(), range.bytes());
-            while left > 0 {
-                let here = left.min(4096 - iova.offset_in(4096));
-                let row = row(request.device);
-                let verdict = self.oracle.allowed(row, iova, here, request.access, at);
-                if verdict != Verdict::Granted && !worst.is_violation() {
-                    worst = verdict;
-                }
-                iova = iova.wrapping_add(here);
-                at = at.wrapping_add(here);
-                left -= here;
-            }
-        }
-        *self.last = worst;
-    }
-
-    fn faulted(&mut self, request: &Request, fault: &Fault) {
-        let bytes = if fault.iova == request.iova {
-            request.bytes.min(4096 - request.iova.offset_in(4096))
-        } else {
-            1
-        };
-        let row = row(request.device);
-        *self.last = self.oracle.faulted(row, fault.iova, bytes, request.access);
-    }
-}
-
-struct World<H, S: Space, F: Flush<S, u64>> {
+pub(super) struct World<H, S: Space, F: Flush<S, u64>> {
     machine: Machine<H>,
     dma: Dma<S, F, u64>,
     cpus: Vec<Cpu<S, F, u64>>,
@@ -199,6 +70,29 @@ impl<H: Hardware> Port for Accesses<'_, H> {
 }
 
 impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
+    pub(super) fn new(
+        machine: Machine<H>,
+        dma: Dma<S, F, u64>,
+        at: Vec<Attached>,
+        ownership: Ownership,
+    ) -> Self {
+        let translates = ownership == Ownership::Page;
+        Self {
+            machine,
+            cpus: (0..CPUS).map(|_| dma.cpu()).collect(),
+            dma,
+            at,
+            oracle: Oracle::new(ownership),
+            last: Verdict::Stopped,
+            reached: Vec::new(),
+            slots: Vec::new(),
+            attackers: Some(attackers(translates)),
+            attempts: 0,
+            unmaps: 0,
+            translates,
+        }
+    }
+
     fn port(&mut self) -> Accesses<'_, H> {
         Accesses {
             machine: &mut self.machine,
@@ -564,143 +458,4 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
     fn counts(&self) -> (u64, u64) {
         (self.unmaps, self.machine.iommu.count)
     }
-}
-
-fn attackers(translates: bool) -> Attackers {
-    let reuse = if translates { Reuse::Page } else { Reuse::Byte };
-    ((Replayer::new(reuse), Neighbour), Racer::new())
-}
-
-struct Build;
-
-impl Build {
-    fn world<H: Hardware, S: Space + 'static, F: Flush<S, u64> + 'static>(
-        flush: F,
-        enabled: bool,
-        ownership: Ownership,
-        mut make: impl FnMut(&Newcomer, &Machine<H>) -> (S, Directed),
-    ) -> Box<dyn Bench> {
-        let mut machine = Machine::new(&Profile::r210_2015(), enabled).unwrap();
-        let mut dma = Dma::new(flush);
-        let mut at = Vec::new();
-        for index in 0..DEVICES {
-            let mut to = Directed::PassThrough;
-            let attachment = dma
-                .attach(device(index), Iova::new(u64::MAX), |domain| {
-                    let newcomer = Newcomer {
-                        domain,
-                        device: device(index),
-                        row: DeviceIndex(index as u16),
-                    };
-                    let (space, directed) = make(&newcomer, &machine);
-                    to = directed;
-                    Ok::<_, ()>(space)
-                })
-                .unwrap();
-            machine
-                .attach(device(index), attachment.domain(), to)
-                .unwrap();
-            at.push(Attached::new(&dma, attachment));
-        }
-        let translates = ownership == Ownership::Page;
-        Box::new(World {
-            machine,
-            cpus: (0..CPUS).map(|_| dma.cpu()).collect(),
-            dma,
-            at,
-            oracle: Oracle::new(ownership),
-            last: Verdict::Stopped,
-            reached: Vec::new(),
-            slots: Vec::new(),
-            attackers: Some(attackers(translates)),
-            attempts: 0,
-            unmaps: 0,
-            translates,
-        })
-    }
-}
-
-impl Job for Build {
-    type Output = Box<dyn Bench>;
-
-    fn identity(self, kind: TableKind) -> Box<dyn Bench> {
-        let enabled = kind != TableKind::None;
-        Self::world(
-            Never,
-            enabled,
-            Ownership::Byte,
-            |&Newcomer { domain, .. }, machine: &Machine<Vtd>| {
-                let directed = if kind == TableKind::StaticRadix {
-                    let format = SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size2M);
-                    let (memory, frames) = (&**machine.arena(), machine.frames());
-                    let coherency = machine.coherency();
-                    let table = Table::new(format, domain, coherency, memory, frames).unwrap();
-                    let all = PhysRange::new(PhysAddr::ZERO, ringfence_lab::machine::DATA_BYTES);
-                    StaticTable::fill(&table, machine, &[all.unwrap()]).unwrap();
-                    Directed::Table(table.root())
-                } else {
-                    Directed::PassThrough
-                };
-                (Identity::new(domain), directed)
-            },
-        )
-    }
-
-    fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Box<dyn Bench>
-    where
-        A: IovaAllocator + 'static,
-        T: ReplayTable,
-        F: FlushFor<A, T> + 'static,
-    {
-        let flush = (recipe.flush)();
-        Self::world::<T::Hardware, Paged<A, T>, F>(
-            flush,
-            true,
-            Ownership::Page,
-            |&Newcomer { domain, .. }, machine| {
-                let (memory, frames) = (machine.arena(), machine.frames());
-                let table = (recipe.table)(domain, machine.coherency(), memory, frames).unwrap();
-                let directed = Directed::Table(table.root());
-                let alloc = recipe.allocator(memory, frames, Some(&table)).unwrap();
-                (Paged::new(alloc, table, recipe.rounding), directed)
-            },
-        )
-    }
-
-    fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Box<dyn Bench>
-    where
-        D: ReplayRing,
-        L: RingLogic + 'static,
-        F: FlushForRings<D> + 'static,
-    {
-        let sizes = RingSizes::Every(SLOTS);
-        Self::world::<Riommu<L>, Rings<D, Single<D>>, F>(
-            (recipe.flush)(),
-            true,
-            Ownership::Page,
-            |newcomer, machine| {
-                let (memory, frames) = (machine.arena(), machine.frames());
-                let (space, rings) = recipe.space(newcomer, &sizes, memory, frames).unwrap();
-                (space, Directed::Table(rings))
-            },
-        )
-    }
-}
-
-/// Slots of every ring: fewer than a test may have live, so that maps wait.
-const SLOTS: u32 = 16;
-
-/// A bench of `mode`.
-pub(crate) fn bench(mode: &Mode) -> Box<dyn Bench> {
-    dispatch(mode, Build).unwrap()
-}
-
-/// A bench of the mode of that name.
-pub(crate) fn named(name: &str) -> Box<dyn Bench> {
-    bench(&Mode::find(name).unwrap())
-}
-
-/// `bytes` bytes of memory from `start`.
-pub(crate) fn memory(start: u64, bytes: u64) -> PhysRange {
-    PhysRange::new(PhysAddr::new(start), bytes).unwrap()
 }

@@ -1,0 +1,183 @@
+//! Allocator, table and invalidation port that write down what happens.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use ringfence_dma::Platform;
+use ringfence_dma::space::{PlainTable, Translations};
+use ringfence_hw::VtdUnit;
+use ringfence_iova::{AllocError, Allocation, IovaAllocator, Request, Returned};
+use ringfence_pgtable::{MapError, MapRequest, SecondStage, UnmapError};
+use ringfence_types::{
+    CachedLevels, DomainId, FaultReason, Flushed, Invalidation, InvalidationError, Invalidator,
+    Pfn, PfnRange, Ticket, Unmapped, WholeDomain,
+};
+
+/// What happens, in the order in which it does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Event {
+    /// The allocator found this many pages from this one on.
+    Alloc(u64, u64),
+    /// The allocator was asked for the range around a page.
+    Find(u64),
+    /// The table took this many pages from this one on.
+    Install(u64, u64),
+    /// It refused.
+    Refuse(MapError),
+    /// What was stored is visible to the hardware.
+    Sync,
+    /// The hardware let an access through to here.
+    Reach(u64, u64),
+    /// The hardware stopped it.
+    Stop(FaultReason),
+    /// The table lost this many pages from this one on.
+    Clear(u64, u64),
+    /// An invalidation was submitted.
+    Submit(Invalidation),
+    /// It was seen to be complete.
+    Complete,
+    /// The allocator took pages back.
+    Free(u64, u64),
+    /// The driver has its buffer back.
+    Back(u64),
+    /// It has not.
+    Withheld,
+}
+
+pub(super) use Event::*;
+
+pub(super) type Log = Rc<RefCell<Vec<Event>>>;
+
+pub(super) struct Allocator<A> {
+    pub(super) inner: A,
+    pub(super) log: Log,
+}
+
+impl<A: IovaAllocator> IovaAllocator for Allocator<A> {
+    type PerCpu = A::PerCpu;
+    type Returned = A::Returned;
+
+    fn per_cpu(&self) -> A::PerCpu {
+        self.inner.per_cpu()
+    }
+
+    fn alloc(&self, cpu: &mut A::PerCpu, request: &Request) -> Result<Allocation, AllocError> {
+        let found = self.inner.alloc(cpu, request)?;
+        let range = found.range;
+        self.log
+            .borrow_mut()
+            .push(Alloc(range.lo().get(), range.pages()));
+        Ok(found)
+    }
+
+    fn find(&self, cpu: &mut A::PerCpu, page: Pfn) -> Option<PfnRange> {
+        self.log.borrow_mut().push(Find(page.get()));
+        self.inner.find(cpu, page)
+    }
+
+    fn free(&self, cpu: &mut A::PerCpu, range: A::Returned) -> bool {
+        let pages = range.range();
+        self.log
+            .borrow_mut()
+            .push(Free(pages.lo().get(), pages.pages()));
+        self.inner.free(cpu, range)
+    }
+
+    fn flushed(&self, cpu: &mut A::PerCpu, proof: Flushed<WholeDomain>) {
+        self.inner.flushed(cpu, proof);
+    }
+
+    fn footprint(&self) -> usize {
+        self.inner.footprint()
+    }
+}
+
+pub(super) struct Traced {
+    pub(super) inner: PlainTable<SecondStage>,
+    pub(super) log: Log,
+}
+
+impl Traced {
+    pub(super) fn note(
+        &self,
+        request: MapRequest,
+        made: Result<(), MapError>,
+    ) -> Result<(), MapError> {
+        self.log.borrow_mut().push(match made {
+            Ok(()) => Install(Pfn::containing(request.iova).get(), request.pages),
+            Err(error) => Refuse(error),
+        });
+        made
+    }
+}
+
+impl Translations for Traced {
+    type PerCpu = ringfence_pgtable::Dirty;
+    type Pages = ();
+
+    fn per_cpu(&self) -> Self::PerCpu {
+        self.inner.per_cpu()
+    }
+
+    fn domain(&self) -> DomainId {
+        self.inner.domain()
+    }
+
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.note(request, self.inner.map(cpu, platform, request))
+    }
+
+    fn map_deferred<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.note(request, self.inner.map_deferred(cpu, platform, request))
+    }
+
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
+        let done = self.inner.unmap(cpu, platform, range)?;
+        self.log
+            .borrow_mut()
+            .push(Clear(range.lo().get(), range.pages()));
+        Ok(done)
+    }
+
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool {
+        self.inner.is_empty(platform)
+    }
+
+    fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P) {
+        self.log.borrow_mut().push(Sync);
+        self.inner.sync(cpu, platform);
+    }
+}
+
+pub(super) struct Watched {
+    pub(super) unit: VtdUnit,
+    pub(super) log: Log,
+}
+
+impl Invalidator for Watched {
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.log.borrow_mut().push(Submit(request));
+        self.unit.submit(request)
+    }
+
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        let done = self.unit.poll(ticket)?;
+        self.log.borrow_mut().push(Complete);
+        Ok(done)
+    }
+}

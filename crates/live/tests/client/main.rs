@@ -4,6 +4,7 @@
 mod disk;
 mod hostile;
 mod interrupts;
+mod links;
 mod memory;
 mod net;
 mod rig;

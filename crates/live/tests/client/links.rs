@@ -1,0 +1,221 @@
+//! Links over real sockets: peers that are slow, go away, or do not speak the language.
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::PathBuf;
+
+use ringfence_live::link::{Datagram, Link, MAX_FRAME_BYTES, Receiving, Sending, Stream};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("rf-link-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        Self(path)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn framed(frame: &[u8]) -> Vec<u8> {
+    [&(frame.len() as u32).to_be_bytes()[..], frame].concat()
+}
+
+fn receive(link: &mut impl Link) -> Result<Vec<u8>, Receiving> {
+    let mut buffer = [0; MAX_FRAME_BYTES + 1];
+    match link.receive(&mut buffer) {
+        Receiving::Frame(bytes) => Ok(buffer[..bytes].to_vec()),
+        other => Err(other),
+    }
+}
+
+/// Whether what the link waits for has come.
+fn ready(link: &impl Link, input: bool, output: bool) -> bool {
+    let awaited = link.waits_for(input, output).unwrap();
+    let mut flags = PollFlags::empty();
+    flags.set(PollFlags::IN, awaited.input);
+    flags.set(PollFlags::OUT, awaited.output);
+    let mut fds = [PollFd::from_borrowed_fd(awaited.fd, flags)];
+    !flags.is_empty() && poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+}
+
+/// A link that listens, and its first peer.
+fn listening(place: &Place) -> (Stream, UnixStream) {
+    let mut link = Stream::open(&place.0).unwrap();
+    assert_eq!(link.send(&[1; 60]), Sending::Lost, "nobody is there");
+    assert!(!ready(&link, true, false));
+    let peer = UnixStream::connect(&place.0).unwrap();
+    assert!(ready(&link, true, false));
+    assert_eq!(receive(&mut link), Err(Receiving::Nothing), "taken in");
+    assert!(link.connected());
+    (link, peer)
+}
+
+#[test]
+fn frames_cross_a_stream() {
+    let place = Place::new("cross");
+    let (mut link, mut peer) = listening(&place);
+    let frame: Vec<u8> = (0..200).collect();
+    assert_eq!(link.send(&frame), Sending::Taken);
+    let mut got = vec![0; 204];
+    peer.read_exact(&mut got).unwrap();
+    assert_eq!(got, framed(&frame));
+    // Two frames and a half; the rest byte by byte.
+    let bytes = [framed(&frame), framed(&[2; 14]), framed(&[3; 1518])].concat();
+    let (now, later) = bytes.split_at(300);
+    peer.write_all(now).unwrap();
+    assert_eq!(receive(&mut link), Ok(frame));
+    assert_eq!(receive(&mut link), Ok(vec![2; 14]));
+    assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+    for byte in later {
+        peer.write_all(&[*byte]).unwrap();
+        if std::ptr::eq(byte, later.last().unwrap()) {
+            assert_eq!(receive(&mut link), Ok(vec![3; 1518]));
+        } else {
+            assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+        }
+    }
+}
+
+#[test]
+fn a_slow_peer_gets_whole_frames_in_order() {
+    let place = Place::new("slow");
+    let (mut link, mut peer) = listening(&place);
+    let frame = |number: u32| {
+        let mut frame = vec![number as u8; 14 + number as usize % 1500];
+        frame[..4].copy_from_slice(&number.to_be_bytes());
+        frame
+    };
+    let mut sent = 0;
+    while link.send(&frame(sent)) == Sending::Taken {
+        sent += 1;
+        assert!(sent < 100_000, "it never says that there is no room");
+    }
+    assert!(!ready(&link, false, true));
+    let mut bytes: Vec<u8> = Vec::new();
+    let mut piece = [0; 4000];
+    // Read a little, send a little, so that frames are cut everywhere.
+    peer.set_nonblocking(true).unwrap();
+    let end = sent + 1000;
+    loop {
+        let got = peer.read(&mut piece).unwrap_or(0);
+        bytes.extend(&piece[..got]);
+        if ready(&link, false, sent < end) {
+            link.came();
+        }
+        while sent < end && link.send(&frame(sent)) == Sending::Taken {
+            sent += 1;
+        }
+        if got == 0 && sent == end && !ready(&link, false, false) {
+            break;
+        }
+    }
+    let expected: Vec<u8> = (0..end).flat_map(|number| framed(&frame(number))).collect();
+    assert!(bytes == expected, "{} of {}", bytes.len(), expected.len());
+    assert!(
+        !link.waits_for(false, false).unwrap().output,
+        "nothing is left to wait for"
+    );
+}
+
+#[test]
+fn a_peer_that_lies_is_let_go_and_the_next_one_taken() {
+    let place = Place::new("lies");
+    let (mut link, mut peer) = listening(&place);
+    for (bytes, dropped) in [
+        (framed(&[]), 1),
+        (framed(&[1; 13]), 1),
+        (framed(&[1; 1519]), 1),
+        (framed(&[1; 65_550]), 1),
+        ([framed(&[1; 3]), framed(&[1; 2000])].concat(), 2),
+    ] {
+        peer.write_all(&bytes).unwrap();
+        for _ in 0..dropped {
+            assert_eq!(receive(&mut link), Err(Receiving::Dropped));
+        }
+        assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+    }
+    peer.write_all(&framed(&[7; 60])).unwrap();
+    assert_eq!(receive(&mut link), Ok(vec![7; 60]));
+    // A length that nobody sends: the stream is none.
+    peer.write_all(&[0xff; 4]).unwrap();
+    assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+    assert!(!link.connected());
+    let mut end = [0];
+    assert!(matches!(peer.read(&mut end), Ok(0) | Err(_)));
+    // The next one; it goes in the middle of a frame, and the one after that begins anew.
+    let mut peer = UnixStream::connect(&place.0).unwrap();
+    assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+    peer.write_all(&framed(&[8; 60])[..30]).unwrap();
+    drop(peer);
+    assert!(ready(&link, true, false));
+    assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+    assert_eq!(link.send(&[1; 60]), Sending::Lost);
+    let mut peer = UnixStream::connect(&place.0).unwrap();
+    assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+    peer.write_all(&framed(&[9; 60])).unwrap();
+    assert_eq!(receive(&mut link), Ok(vec![9; 60]));
+    // One that goes while something was still to be sent to it.
+    while link.send(&[1; 1518]) == Sending::Taken {}
+    drop(peer);
+    link.came();
+    assert_eq!(link.send(&[1; 60]), Sending::Lost);
+}
+
+#[test]
+fn whoever_comes_first_listens() {
+    let place = Place::new("first");
+    // Left behind by somebody who is no more.
+    drop(UnixListener::bind(&place.0).unwrap());
+    let mut first = Stream::open(&place.0).unwrap();
+    let mut second = Stream::open(&place.0).unwrap();
+    assert!(second.connected());
+    assert_eq!(receive(&mut first), Err(Receiving::Nothing));
+    assert_eq!(second.send(&[4; 60]), Sending::Taken);
+    assert_eq!(receive(&mut first), Ok(vec![4; 60]));
+    drop(first);
+    assert_eq!(receive(&mut second), Err(Receiving::Nothing));
+    assert!(second.waits_for(true, true).is_none());
+    assert!(!place.0.exists());
+}
+
+#[test]
+fn datagrams_are_frames() {
+    let (here, there) = (Place::new("here"), Place::new("there"));
+    drop(UnixDatagram::bind(&here.0).unwrap());
+    let mut link = Datagram::open(&here.0, &there.0).unwrap();
+    assert!(Datagram::open(&here.0, &there.0).is_err(), "it is in use");
+    assert_eq!(link.send(&[1; 60]), Sending::Lost, "nobody is there");
+    let peer = UnixDatagram::bind(&there.0).unwrap();
+    assert_eq!(link.send(&[1; 60]), Sending::Taken);
+    let mut got = [0; 100];
+    assert_eq!(peer.recv(&mut got).unwrap(), 60);
+    for (bytes, frame) in [
+        (0, false),
+        (13, false),
+        (14, true),
+        (1518, true),
+        (1519, false),
+        (60_000, false),
+    ] {
+        peer.send_to(&vec![5; bytes], &here.0).unwrap();
+        let expected = if frame {
+            Ok(vec![5; bytes])
+        } else {
+            Err(Receiving::Dropped)
+        };
+        assert_eq!(receive(&mut link), expected, "{bytes}");
+        assert_eq!(receive(&mut link), Err(Receiving::Nothing));
+    }
+    // What there is no room for is lost, not waited for.
+    while link.send(&[1; 60]) == Sending::Taken {}
+    assert!(!ready(&link, false, true));
+    drop(link);
+    assert!(!here.0.exists());
+}

@@ -6,7 +6,7 @@ mod live;
 
 #[cfg(feature = "live")]
 pub(crate) use live::{DeviceArgs, GuestArgs, GuestPrepareArgs, GuestRunArgs};
-pub(crate) use live::{GuestCommand, ServeArgs};
+pub(crate) use live::{GuestCommand, ServeArgs, TopArgs};
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -53,6 +53,9 @@ pub(crate) enum Command {
     /// Serve virtio devices to a QEMU, every DMA of theirs behind a virtio-iommu
     #[command(long_about = live::SERVE_LONG)]
     Serve(ServeArgs),
+    /// Show what the devices of a `serve` or `guest run` are doing
+    #[command(long_about = live::TOP_LONG)]
+    Top(TopArgs),
     /// Boot a stock Debian guest whose devices live in this process
     #[command(subcommand)]
     Guest(GuestCommand),

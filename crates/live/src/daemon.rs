@@ -75,7 +75,8 @@ const IOMMU_SLOT: Slot = Slot(3);
 const BLK: (Slot, &str) = (Slot(4), "blk");
 const NET: (Slot, &str) = (Slot(5), "net");
 const RNG: (Slot, &str) = (Slot(6), "rng");
-const METRICS: &str = "metrics.sock";
+/// Name of the socket that answers with the counters.
+pub const METRICS: &str = "metrics.sock";
 const MEMORY_MIB: u32 = 512;
 
 impl Daemon {

@@ -18,6 +18,7 @@ mod memory;
 mod pci;
 pub mod server;
 mod session;
+pub mod view;
 pub mod virtio;
 pub mod wire;
 

@@ -29,6 +29,33 @@ pub(crate) struct ServeArgs {
     pub devices: DeviceArgs,
 }
 
+pub(crate) const TOP_LONG: &str = "\
+Show what the devices of a `serve` or `guest run` are doing, until Ctrl-C: requests and bytes per second, within what time half and 99 % of \
+the requests were served, and what was stopped.
+
+Rates and times are of the last interval. `stale` counts accesses to what had been unmapped shortly before, among the faults.";
+
+/// Arguments of `top`.
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    /// Directory of the sockets, as given by --dir
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    pub interval: f64,
+    /// Look once, without rates, and end
+    #[arg(long)]
+    pub once: bool,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok();
+    seconds
+        .filter(|seconds| (0.1..=3600.0).contains(seconds))
+        .ok_or_else(|| "it has to be from 0.1 to 3600".into())
+}
+
 /// Which devices there are.
 #[derive(Debug, Args)]
 pub(crate) struct DeviceArgs {

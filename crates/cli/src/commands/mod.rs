@@ -11,6 +11,8 @@ mod reproduce;
 #[cfg(feature = "live")]
 mod serve;
 mod size;
+#[cfg(feature = "live")]
+mod top;
 mod trace;
 #[cfg(not(feature = "live"))]
 mod without_live;
@@ -26,9 +28,11 @@ pub(crate) use reproduce::reproduce;
 #[cfg(feature = "live")]
 pub(crate) use serve::serve;
 pub(crate) use size::size;
+#[cfg(feature = "live")]
+pub(crate) use top::top;
 pub(crate) use trace::trace;
 #[cfg(not(feature = "live"))]
-pub(crate) use without_live::{guest, serve};
+pub(crate) use without_live::{guest, serve, top};
 
 use serde::Serialize;
 

@@ -1,8 +1,8 @@
-//! What `serve` and `guest` say in a build without them.
+//! What `serve`, `top` and `guest` say in a build without them.
 
 use std::process::ExitCode;
 
-use crate::args::{GuestCommand, ServeArgs};
+use crate::args::{GuestCommand, ServeArgs, TopArgs};
 use crate::failure::Failure;
 
 /// Says what to build.
@@ -12,5 +12,10 @@ pub(crate) fn serve(_: &ServeArgs) -> Result<(), Failure> {
 
 /// Says what to build.
 pub(crate) fn guest(_: &GuestCommand) -> Result<ExitCode, Failure> {
+    Err(Failure::NotBuilt)
+}
+
+/// Says what to build.
+pub(crate) fn top(_: &TopArgs) -> Result<(), Failure> {
     Err(Failure::NotBuilt)
 }

@@ -5,6 +5,7 @@
 
 mod record;
 mod translated;
+mod watched;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +22,7 @@ use vm_memory::GuestMemoryMmap;
 pub use record::Recorder;
 pub use translated::Translated;
 
+use self::watched::Watched;
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 
@@ -29,7 +31,7 @@ const DOORBELLS: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
 /// What the software IOMMU's tables can map.
 const LAST_IOVA: u64 = (1 << 48) - 1;
 
-type Unit = Device<IommuSink<GuestMemoryMmap>>;
+type Unit = Device<Watched<GuestMemoryMmap>>;
 
 /// The IOMMU. Clones are the same one.
 #[derive(Clone)]
@@ -82,7 +84,7 @@ impl Iommu {
             options.input = input;
         }
         let sink = IommuSink::new(Limits::default(), GuestMemoryMmap::default());
-        let unit = Device::new(options, sink).map_err(io::Error::other)?;
+        let unit = Device::new(options, Watched::new(sink)).map_err(io::Error::other)?;
         let faults = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
             shared: Arc::new(Shared {
@@ -106,7 +108,7 @@ impl Iommu {
         });
         let endpoint = EndpointId::new(device.get().into());
         let mut unit = self.unit();
-        let sink = unit.sink_mut();
+        let sink = &mut unit.sink_mut().inner;
         sink.add_endpoint(endpoint, device)
             .map_err(AddError::Unit)?;
         let reader = sink.reader(device).map_err(AddError::Unit)?;
@@ -121,7 +123,7 @@ impl Iommu {
     /// If it is not, or has too many.
     pub fn another_reader(&self, device: DeviceId) -> Result<Translated, AddError> {
         let endpoint = EndpointId::new(device.get().into());
-        let reader = self.unit().sink_mut().reader(device);
+        let reader = self.unit().sink_mut().inner.reader(device);
         let reader = reader.map_err(AddError::Unit)?;
         Ok(Translated::new(self.clone(), endpoint, reader))
     }
@@ -142,7 +144,12 @@ impl Iommu {
 
     /// Tells the driver of an access that was stopped, as soon as it gives a buffer for that.
     pub(crate) fn report(&self, denied: Denied) {
-        self.unit().report(denied);
+        let mut unit = self.unit();
+        if unit.sink().is_stale(&denied) {
+            self.shared.counters.stale.add(1);
+        }
+        unit.report(denied);
+        drop(unit);
         self.shared.counters.faults.add(1);
         let _ = rustix::io::write(&self.shared.faults, &1u64.to_ne_bytes());
     }
@@ -176,6 +183,11 @@ impl Dma for GuestDma {
     fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.direct.set_memory(memory);
         // This thread is no reader, so it is not refused.
-        let _ = self.iommu.unit().sink_mut().set_memory(memory.clone());
+        let _ = self
+            .iommu
+            .unit()
+            .sink_mut()
+            .inner
+            .set_memory(memory.clone());
     }
 }

@@ -244,6 +244,33 @@ fn an_unmapped_page_is_out_of_reach_when_the_answer_is_there() {
     assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
 }
 
+/// What was mapped once is told from what never was, and from what another domain of the same number had.
+#[test]
+fn stale_accesses_are_counted_as_such() {
+    let mut guest = mapped();
+    let counted = |guest: &Guest| {
+        let counters = &guest.iommu.counters;
+        (counters.faults.get(), counters.stale.get())
+    };
+    assert_eq!(read(&mut guest, 1, 0xdead_0000), Some(1));
+    assert_eq!(counted(&guest), (1, 0), "never");
+    assert_eq!(guest.unmap(0xb000 + AWAY, 0x1000), 0);
+    assert_eq!(read(&mut guest, 2, 0xb000 + AWAY), Some(1));
+    assert_eq!(counted(&guest), (2, 1), "stale");
+    assert_eq!(guest.map(0xb000 + AWAY, 0x1000, 0xb000, READ), 0);
+    assert_eq!(read(&mut guest, 3, 0xb000 + AWAY), Some(1));
+    assert_eq!(counted(&guest), (3, 1), "there again, and read-only");
+    assert_eq!(guest.unmap(0xb000 + AWAY, 0x1000), 0);
+    assert_eq!(guest.detach(), 0);
+    assert_eq!(guest.attach(), 0);
+    assert_eq!(
+        guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE),
+        0
+    );
+    assert_eq!(read(&mut guest, 4, 0xb000 + AWAY), Some(1));
+    assert_eq!(counted(&guest), (4, 1), "another domain");
+}
+
 #[test]
 fn a_page_to_read_from_is_not_written() {
     let mut guest = mapped();

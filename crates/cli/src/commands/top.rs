@@ -1,0 +1,56 @@
+//! `ringfence top`.
+
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use console::Term;
+use ringfence_live::daemon::METRICS;
+use ringfence_live::view::{Sample, table};
+
+use crate::args::TopArgs;
+use crate::failure::Failure;
+use crate::output::print;
+
+/// More than all counters of all devices take.
+const MAX_BYTES: u64 = 1 << 20;
+/// The daemon answers at once, or not at all.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Looks at the counters again and again. In a terminal the table stays in its place; elsewhere one follows the other.
+pub(crate) fn top(args: &TopArgs) -> Result<(), Failure> {
+    let socket = args.dir.join(METRICS);
+    let term = Term::stdout();
+    let mut last = (look(&socket)?, Instant::now());
+    let mut text = table(&last.0, None);
+    print(&text)?;
+    if args.once {
+        return Ok(());
+    }
+    loop {
+        thread::sleep(Duration::from_secs_f64(args.interval));
+        let now = (look(&socket)?, Instant::now());
+        if term.is_term() {
+            // An error here is one of the terminal's; the next print says so.
+            let _ = term.clear_last_lines(text.lines().count());
+        } else {
+            print("\n")?;
+        }
+        text = table(&now.0, Some((&last.0, now.1.duration_since(last.1))));
+        print(&text)?;
+        last = now;
+    }
+}
+
+fn look(socket: &Path) -> Result<Sample, Failure> {
+    let read = || {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut text = String::new();
+        stream.take(MAX_BYTES).read_to_string(&mut text)?;
+        Sample::parse(&text).ok_or(io::Error::from(io::ErrorKind::InvalidData))
+    };
+    read().map_err(Failure::io(socket))
+}

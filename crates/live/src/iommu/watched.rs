@@ -1,0 +1,96 @@
+//! The software IOMMU, and what was unmapped last: so that an access that is stopped can be told a stale one from one that never had a
+//! mapping.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ringfence_softiommu::IommuSink;
+use ringfence_types::IovaRange;
+use ringfence_virtio_iommu::{
+    Denied, DeniedReason, DomainId, EndpointId, Mapping, Sink, SinkError,
+};
+
+/// Mappings that are remembered after they are gone, of all domains. An access that comes later than so many unmaps counts as one that never
+/// had a mapping.
+const REMEMBERED: usize = 4096;
+
+/// The sink of the guest's IOMMU.
+pub(crate) struct Watched<M> {
+    pub(super) inner: IommuSink<M>,
+    attached: BTreeMap<EndpointId, DomainId>,
+    gone: VecDeque<(DomainId, IovaRange)>,
+}
+
+impl<M> Watched<M> {
+    pub(super) fn new(inner: IommuSink<M>) -> Self {
+        Self {
+            inner,
+            attached: BTreeMap::new(),
+            gone: VecDeque::new(),
+        }
+    }
+
+    /// Whether an access was stopped at an address whose mapping was taken away.
+    pub(super) fn is_stale(&self, denied: &Denied) -> bool {
+        // What is not mapped now and was once, was unmapped since, however often it was mapped in between.
+        denied.reason == DeniedReason::NotMapped
+            && self.attached.get(&denied.endpoint).is_some_and(|domain| {
+                let mut gone = self.gone.iter();
+                gone.any(|(of, range)| of == domain && range.contains_address(denied.iova))
+            })
+    }
+}
+
+impl<M> Sink for Watched<M> {
+    fn begin(&mut self) -> Result<(), SinkError> {
+        self.inner.begin()
+    }
+
+    fn create(&mut self, domain: DomainId) -> Result<(), SinkError> {
+        self.inner.create(domain)
+    }
+
+    /// Another domain that gets its number has nothing to do with it.
+    fn destroy(&mut self, domain: DomainId) {
+        self.inner.destroy(domain);
+        self.gone.retain(|(of, _)| *of != domain);
+    }
+
+    fn attach(
+        &mut self,
+        endpoint: EndpointId,
+        domain: DomainId,
+        mappings: &mut dyn Iterator<Item = Mapping>,
+    ) -> Result<(), SinkError> {
+        self.inner.attach(endpoint, domain, mappings)?;
+        self.attached.insert(endpoint, domain);
+        Ok(())
+    }
+
+    fn bypass(&mut self, endpoint: EndpointId) -> Result<(), SinkError> {
+        self.inner.bypass(endpoint)?;
+        self.attached.remove(&endpoint);
+        Ok(())
+    }
+
+    fn block(&mut self, endpoint: EndpointId) {
+        self.inner.block(endpoint);
+        self.attached.remove(&endpoint);
+    }
+
+    fn map(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
+        self.inner.map(domain, mapping)
+    }
+
+    fn unmap(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
+        self.inner.unmap(domain, mapping)?;
+        if self.gone.len() >= REMEMBERED {
+            self.gone.pop_front();
+        }
+        self.gone.push_back((domain, mapping.iova));
+        Ok(())
+    }
+
+    fn commit(&mut self) {
+        self.inner.commit();
+    }
+}

@@ -8,7 +8,7 @@ use super::device::Lane;
 use super::error::NicError;
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
 use super::layout::{Completion, SEGMENT_BYTES, Segment, Status};
-use super::profile::{Profile, Rings};
+use super::profile::{Fill, Profile, Rings};
 use crate::api::{ApiError, DmaApi, Ring, Stop};
 use crate::buffer::PoolError;
 use crate::returns::Returns;
@@ -170,7 +170,12 @@ impl<H> Nic<H> {
                 segments: [Segment::NONE; MAX_BUFFERS],
                 armed: 0,
             });
-            self.refill(api, queue)?;
+            if self.profile.fill == Fill::RingByRing {
+                self.refill(api, queue)?;
+            }
+        }
+        if self.profile.fill == Fill::InTurns {
+            self.fill_in_turns(api)?;
         }
         Ok(())
     }

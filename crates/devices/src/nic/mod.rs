@@ -28,7 +28,7 @@ pub use error::NicError;
 pub use frame::{FRAME_HEADER_BYTES, Frame, FrameError, MAX_BODY_BYTES};
 pub use layout::{Completion, SEGMENT_BYTES, Segment, Status};
 pub use premapped::{Choice, Premapped};
-pub use profile::{Profile, Rings};
+pub use profile::{Fill, Profile, Replace, Rings};
 pub use receive::{Preemption, Received};
 pub use station::{Station, StationError, StationStats, World};
 pub use transmit::Sent;

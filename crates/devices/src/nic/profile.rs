@@ -14,6 +14,25 @@ pub struct Rings {
     pub size: RingSize,
 }
 
+/// When a receive loop maps the buffer that takes a completed one's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replace {
+    /// Before the completed buffer is unmapped, so that a packet is dropped rather than a descriptor lost when there is nothing to map: Linux
+    /// 3.4 `mlx4_en` and `bnx2x`, the documents' drivers. Between two packets one address is free.
+    BeforeUnmap,
+    /// At once behind the unmap, as EIOVAR section 4 words it. Outside a pair of calls no address is free.
+    AfterUnmap,
+}
+
+/// In which order a port that is opened fills its receive rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fill {
+    /// One after the other (`bnx2x`): a ring's addresses are neighbours.
+    RingByRing,
+    /// A descriptor of each in turns (`mlx4_en`).
+    InTurns,
+}
+
 /// What the drivers of two adapters differ in (rIOMMU section 5.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {
@@ -25,6 +44,10 @@ pub struct Profile {
     pub receive: Rings,
     /// Transmit rings.
     pub transmit: Rings,
+    /// When a receive loop maps.
+    pub replace: Replace,
+    /// In which order receive rings are filled.
+    pub fill: Fill,
 }
 
 const fn rings(count: u16, size: u32) -> Rings {
@@ -41,6 +64,8 @@ impl Profile {
         buffers_per_packet: 2,
         receive: const { rings(4, 1024) },
         transmit: const { rings(4, 512) },
+        replace: Replace::BeforeUnmap,
+        fill: Fill::InTurns,
     };
 
     /// Broadcom BCM57810: one buffer a packet, about 3K addresses.
@@ -49,6 +74,8 @@ impl Profile {
         buffers_per_packet: 1,
         receive: const { rings(2, 1024) },
         transmit: const { rings(2, 512) },
+        replace: Replace::BeforeUnmap,
+        fill: Fill::RingByRing,
     };
 
     /// The port's rings as the DMA API names them, each with the number of buffers that are mapped when it is full: L of rIOMMU section 4.
@@ -68,11 +95,16 @@ impl Profile {
         })
     }
 
+    /// How many target buffers are mapped when every receive ring is full: what a port that was just opened has.
+    pub const fn receive_at_most(&self) -> u64 {
+        let descriptors = self.receive.count as u64 * self.receive.size.entries() as u64;
+        descriptors * self.buffers_per_packet as u64
+    }
+
     /// How many target buffers are mapped when every ring is full.
     pub const fn live_at_most(&self) -> u64 {
-        let receive = self.receive.count as u64 * self.receive.size.entries() as u64;
         let transmit = self.transmit.count as u64 * self.transmit.size.entries() as u64;
-        (receive + transmit) * self.buffers_per_packet as u64
+        self.receive_at_most() + transmit * self.buffers_per_packet as u64
     }
 }
 

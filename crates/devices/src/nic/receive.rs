@@ -1,10 +1,11 @@
-//! The receive loop: for each buffer of a packet unmap it and at once map its successor, then end the burst and hand the packets up
-//! (EIOVAR section 4; decision 0011).
+//! The receive loop: each buffer of a packet is unmapped and its successor mapped, in the order that the driver has (decision 0011), then the
+//! burst is ended and the packets are handed up.
 
 use super::device::Lane;
 use super::driver::{MAX_BUFFERS, Nic, check, offered, ring};
 use super::error::NicError;
 use super::layout::{Segment, Status};
+use super::profile::Replace;
 use crate::ByteMemory;
 use crate::api::DmaApi;
 
@@ -114,6 +115,13 @@ impl<H> Nic<H> {
         let mut result = Ok(());
         for (which, held) in packet.into_iter().enumerate() {
             let Some(held) = held else { continue };
+            let mut replaced = false;
+            if self.profile.replace == Replace::BeforeUnmap && result.is_ok() {
+                result = self.before_call(api, calls);
+                if result.is_ok() {
+                    result = self.arm(api, queue).map(|armed| replaced = armed);
+                }
+            }
             result = result.and(self.before_call(api, calls));
             self.stats.unmaps += 1;
             match api.unmap(ring(Lane::Receive, queue), held.handle) {
@@ -124,9 +132,12 @@ impl<H> Nic<H> {
                     result = result.and(Err(error.into()));
                 }
             }
-            result = result.and(self.before_call(api, calls));
-            if result.is_ok() {
-                result = self.arm(api, queue).map(|_| ());
+            // A map that stalled before has this place free now.
+            if !replaced {
+                result = result.and(self.before_call(api, calls));
+                if result.is_ok() {
+                    result = self.arm(api, queue).map(|_| ());
+                }
             }
         }
         result.map(|()| true)
@@ -213,6 +224,25 @@ impl<H> Nic<H> {
         queue: u16,
     ) -> Result<(), NicError> {
         while self.arm(api, queue)? {}
+        Ok(())
+    }
+
+    /// Arms a descriptor of each ring in turns until all are full, or buffers or the layer's entries run out.
+    ///
+    /// # Errors
+    /// The layer's; what was armed stays armed.
+    pub(super) fn fill_in_turns<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+    ) -> Result<(), NicError> {
+        let mut armed = true;
+        while core::mem::take(&mut armed) {
+            for queue in 0..self.profile.receive.count {
+                for _ in 0..self.profile.buffers_per_packet {
+                    armed |= self.arm(api, queue)?;
+                }
+            }
+        }
         Ok(())
     }
 

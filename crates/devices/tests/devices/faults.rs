@@ -7,7 +7,9 @@ use ringfence_devices::api::{ApiError, DmaApi, Mapped, NotFreed, Refused, Ring, 
 use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
 use ringfence_devices::block::nvme::{NvmeController, NvmeQueue};
 use ringfence_devices::block::{BlockError, Io, Operation, PAGE_BYTES, RamDisk};
-use ringfence_devices::nic::{Lane, Nic, NicDevice, NicError, Profile, Rings, World};
+use ringfence_devices::nic::{
+    Fill, Lane, Nic, NicDevice, NicError, Profile, Replace, Rings, World,
+};
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::{Buffer, Pool};
 use ringfence_dma::ring::{RingSetup, SlotChoice};
@@ -113,10 +115,10 @@ trait Driven<W> {
     fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String>;
 }
 
-/// An adapter with two buffers a packet.
-struct Adapter;
+/// An adapter with two buffers a packet, which maps first or unmaps first.
+struct Adapter<const MAP_FIRST: bool>;
 
-impl Adapter {
+impl<const MAP_FIRST: bool> Adapter<MAP_FIRST> {
     fn profile() -> Profile {
         let rings = Rings {
             count: 1,
@@ -127,11 +129,18 @@ impl Adapter {
             buffers_per_packet: 2,
             receive: rings,
             transmit: rings,
+            replace: match MAP_FIRST {
+                true => Replace::BeforeUnmap,
+                false => Replace::AfterUnmap,
+            },
+            fill: Fill::RingByRing,
         }
     }
 }
 
-impl<W: Judged + World<Handle = Mapping<B>>, B> Driven<W> for Adapter {
+impl<W: Judged + World<Handle = Mapping<B>>, B, const MAP_FIRST: bool> Driven<W>
+    for Adapter<MAP_FIRST>
+{
     fn live(world: &mut W, troubles: &Troubles) -> Result<u32, String> {
         let profile = Self::profile();
         let memory = rig::buffers(Nic::<W::Handle>::buffer_bytes(&profile, 16));
@@ -404,11 +413,12 @@ where
 
 #[test]
 fn an_adapter_loses_nothing_whatever_fails() {
-    let rings: Vec<_> = Adapter::profile()
+    let rings: Vec<_> = Adapter::<false>::profile()
         .api_rings()
         .map(|(ring, live)| (ring, live * 2))
         .collect();
-    in_every_mode::<Adapter>(&rings);
+    in_every_mode::<Adapter<false>>(&rings);
+    in_every_mode::<Adapter<true>>(&rings);
 }
 
 #[test]

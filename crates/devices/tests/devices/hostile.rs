@@ -4,7 +4,8 @@
 use proptest::prelude::*;
 use ringfence_devices::Transfer;
 use ringfence_devices::nic::{
-    Completion, Lane, Nic, NicDevice, NicError, Profile, Reception, Rings, Sent, World,
+    Completion, Fill, Lane, Nic, NicDevice, NicError, Profile, Reception, Replace, Rings, Sent,
+    World,
 };
 use ringfence_devices::ring::{LieKind, RingAddresses, RingSize};
 use ringfence_dma::Mapping;
@@ -23,6 +24,8 @@ fn profile(buffers_per_packet: usize) -> Profile {
         buffers_per_packet,
         receive: rings,
         transmit: rings,
+        replace: Replace::AfterUnmap,
+        fill: Fill::RingByRing,
     }
 }
 

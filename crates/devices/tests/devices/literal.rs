@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 use ringfence_devices::api::{Attacked, DmaApi, Ring};
 use ringfence_devices::block::nvme::{NvmeController, NvmeQueue};
 use ringfence_devices::block::{Io, Operation, PAGE_BYTES, RamDisk};
-use ringfence_devices::nic::{Lane, Nic, NicDevice, Profile, Rings, Segment, Sent, World};
+use ringfence_devices::nic::{
+    Fill, Lane, Nic, NicDevice, Profile, Replace, Rings, Segment, Sent, World,
+};
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::{
     Attacker, Buffer, ByteMemory, DmaError, Event, Mapping as Told, Pool, Port, Racer, Replayer,
@@ -59,6 +61,8 @@ fn profile() -> Profile {
         buffers_per_packet: 1,
         receive: rings(2),
         transmit: rings(256),
+        replace: Replace::AfterUnmap,
+        fill: Fill::RingByRing,
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use ringfence_devices::nic::{
-    MAX_BODY_BYTES, Nic, Profile, Rings, Sent, Station, StationError, World,
+    Fill, MAX_BODY_BYTES, Nic, Profile, Replace, Rings, Sent, Station, StationError, World,
 };
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::workload::{
@@ -238,6 +238,8 @@ fn small(buffers_per_packet: usize, rings: u16, size: u32) -> Profile {
         buffers_per_packet,
         receive: rings,
         transmit: rings,
+        replace: Replace::AfterUnmap,
+        fill: Fill::RingByRing,
     }
 }
 
@@ -274,8 +276,10 @@ proptest! {
         burst in 1_u32..40,
         pause in 2_usize..50,
         longest in 1_usize..64,
+        replace in prop_oneof![Just(Replace::BeforeUnmap), Just(Replace::AfterUnmap)],
+        fill in prop_oneof![Just(Fill::RingByRing), Just(Fill::InTurns)],
     ) {
-        let profile = small(per_packet, rings, 1 << size);
+        let profile = Profile { replace, fill, ..small(per_packet, rings, 1 << size) };
         let script = Script {
             inbound: inbound.into(),
             outbound: outbound.into(),

@@ -5,7 +5,7 @@
 
 use ringfence_devices::api::{ApiError, DmaApi, LayerApi, Mapped, NotFreed, Refused, Ring};
 use ringfence_devices::nic::{Nic, Profile as Adapter, Station, World};
-use ringfence_devices::workload::{BURST, Offer, PACKETS_PER_RUN, Packet, Workload};
+use ringfence_devices::workload::{BURST, PACKETS_PER_RUN, Workload};
 use ringfence_devices::{Buffer, Bus};
 use ringfence_dma::flush::Never;
 use ringfence_dma::space::Identity;
@@ -78,7 +78,7 @@ impl Run {
         plan
     }
 
-    /// What the receive rings alone do: each unmap is followed by a map (EIOVAR section 4).
+    /// What the receive rings alone do: as many unmaps as maps, one by one.
     pub fn receive_only(&self) -> Self {
         let received = |lane: &u16| lane.is_multiple_of(2);
         let steps = self.plan.steps.iter().zip(&self.lanes);
@@ -320,46 +320,11 @@ impl World for Unprotected {
     }
 }
 
-/// A workload that pauses when a run is over: in a closed loop the server always has more to send.
-struct Paced<W> {
-    inner: W,
-    left: u64,
-}
-
-impl<W: Workload> Workload for Paced<W> {
-    fn clients(&self) -> u32 {
-        self.inner.clients()
-    }
-
-    fn offer(&mut self) -> Offer {
-        match self.left {
-            0 => Offer::Waiting,
-            _ => self.inner.offer(),
-        }
-    }
-
-    fn received(&mut self, packet: Packet) {
-        self.left = self.left.saturating_sub(1);
-        self.inner.received(packet);
-    }
-
-    fn send(&mut self) -> Option<Packet> {
-        self.left = self.left.checked_sub(1)?;
-        let packet = self.inner.send();
-        self.left += u64::from(packet.is_none());
-        packet
-    }
-
-    fn answered(&mut self, packet: Packet) {
-        self.inner.answered(packet);
-    }
-}
-
 /// A station whose runs are recorded.
 pub struct Capture<W> {
     world: Unprotected,
     station: Station<(Mapping<Buffer>, u32)>,
-    workload: Paced<W>,
+    workload: W,
     packets: u64,
     before: Traffic,
 }
@@ -387,10 +352,7 @@ impl<W: Workload> Capture<W> {
         Ok(Self {
             world,
             station,
-            workload: Paced {
-                inner: workload,
-                left: 0,
-            },
+            workload,
             packets,
             before: Traffic::default(),
         })
@@ -401,10 +363,8 @@ impl<W: Workload> Capture<W> {
     /// # Errors
     /// The workload cannot go on.
     pub fn run(&mut self) -> Result<Run, LabError> {
-        let (world, workload) = (&mut self.world, &mut self.workload);
-        workload.left = self.packets;
         self.station
-            .run(world, workload, self.packets)
+            .run(&mut self.world, &mut self.workload, self.packets)
             .map_err(LabError::Station)?;
         let stats = self.station.stats();
         let now = Traffic {

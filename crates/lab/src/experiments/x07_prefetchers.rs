@@ -4,7 +4,7 @@
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::prefetch::{Predictor, PrefetchSummary, summarise, synthetic};
+use super::prefetch::{Kind, Predictor, PrefetchSummary, Shape, USES, summarise, synthetic};
 use crate::error::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -17,16 +17,21 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 /// "Most accesses", and what is less: the document prints no number.
 const MOST: f64 = 0.5;
 
-/// Buffers that a recorded device has to use to be counted: of fewer, no share says anything.
-const USES: u64 = 1000;
-
 /// What the document says of a stream, in words.
 struct Claim {
     what: &'static str,
     text: &'static str,
     of: fn(&PrefetchSummary) -> f64,
     demand: Demand,
+    /// The recorded devices that it speaks of, and what they are called together.
+    speaks_of: fn(Kind) -> bool,
+    devices: &'static str,
 }
+
+const RINGS: fn(Kind) -> bool = |kind| kind == Kind::Ring;
+const RINGS_NAME: &str = "rings";
+const ORDERED: fn(Kind) -> bool = Kind::in_order_and_ahead;
+const ORDERED_NAME: &str = "in order and ahead";
 
 const CLAIMS: [Claim; 8] = [
     Claim {
@@ -34,48 +39,64 @@ const CLAIMS: [Claim; 8] = [
         text: FEW,
         of: |summary| summary.best_baseline,
         demand: Demand::AtMost,
+        speaks_of: RINGS,
+        devices: RINGS_NAME,
     },
     Claim {
         what: "Markov, history below the ring",
         text: FEW,
         of: |summary| summary.markov_below,
         demand: Demand::AtMost,
+        speaks_of: RINGS,
+        devices: RINGS_NAME,
     },
     Claim {
         what: "Markov, history of the ring or more",
         text: SOME,
         of: |summary| summary.markov_above,
         demand: Demand::AtLeast,
+        speaks_of: RINGS,
+        devices: RINGS_NAME,
     },
     Claim {
         what: "Recency, history below the ring",
         text: FEW,
         of: |summary| summary.recency_below,
         demand: Demand::AtMost,
+        speaks_of: RINGS,
+        devices: RINGS_NAME,
     },
     Claim {
         what: "Recency, history of the ring or more",
         text: SOME,
         of: |summary| summary.recency_above,
         demand: Demand::AtLeast,
+        speaks_of: RINGS,
+        devices: RINGS_NAME,
     },
     Claim {
         what: "Distance, any history",
         text: FEW,
         of: |summary| summary.distance_below.max(summary.distance_above),
         demand: Demand::AtMost,
+        speaks_of: RINGS,
+        devices: RINGS_NAME,
     },
     Claim {
         what: "two entries a ring, uninvalidated",
         text: "always",
         of: |summary| summary.riotlb_uninvalidated,
         demand: Demand::AtLeast,
+        speaks_of: ORDERED,
+        devices: ORDERED_NAME,
     },
     Claim {
         what: "two entries a ring, invalidated by bursts",
         text: "always",
         of: |summary| summary.riotlb,
         demand: Demand::AtLeast,
+        speaks_of: ORDERED,
+        devices: ORDERED_NAME,
     },
 ];
 
@@ -103,7 +124,8 @@ impl Claim {
 
 const SOURCE: &str = "rIOMMU section 5.4, in words (claims.csv R54)";
 
-/// Of how many recorded devices each claim holds, and what was found of each device.
+/// What was found of each recorded device, and of how many each claim holds: of every device that the claim speaks of, it has to (decision
+/// 0013).
 fn recorded(setting: &Setting, found: &mut Findings) {
     let all = summarise(&setting.recorded);
     let used: Vec<&PrefetchSummary> = all.iter().filter(|one| one.first_misses >= USES).collect();
@@ -113,28 +135,86 @@ fn recorded(setting: &Setting, found: &mut Findings) {
         );
         return;
     }
-    let devices = used.len() as f64;
+    let holds_of = |claim: &Claim, kinds: &dyn Fn(Kind) -> bool| {
+        let of = used.iter().filter(|one| kinds(one.shape.kind()));
+        let holds = of.clone().filter(|summary| claim.holds(summary)).count();
+        (holds as f64, of.count() as f64)
+    };
     for claim in &CLAIMS {
-        let holds = used.iter().filter(|summary| claim.holds(summary)).count();
-        let what = format!("recorded devices: {}: {}", claim.what, claim.text);
-        let row = FindingRow::new(what, "devices", Measured::counted(holds as f64));
-        let printed = Printed {
-            text: format!("all {devices}"),
-            value: devices,
-            source: SOURCE.into(),
-        };
-        found.push(row.beside(printed).held_to(Demand::Exact));
+        let (holds, devices) = holds_of(claim, &|kind| (claim.speaks_of)(kind));
+        if devices > 0.0 {
+            let what = format!(
+                "recorded, {}: {}: {}",
+                claim.devices, claim.what, claim.text
+            );
+            let row = FindingRow::new(what, "devices", Measured::counted(holds));
+            let printed = Printed {
+                text: format!("all {devices}"),
+                value: devices,
+                source: SOURCE.into(),
+            };
+            found.push(row.beside(printed).held_to(Demand::Exact));
+        }
+    }
+    for kind in Kind::ALL {
+        let devices = used.iter().filter(|one| one.shape.kind() == kind).count();
+        let what = format!("recorded devices: {}", kind.name());
+        found.push(FindingRow::new(
+            what,
+            "devices",
+            Measured::counted(devices as f64),
+        ));
+        if devices == 0 {
+            continue;
+        }
+        found.note(format!("{}: {}.", kind.name(), kind.reason()));
+        for claim in CLAIMS.iter().filter(|claim| !(claim.speaks_of)(kind)) {
+            let (holds, _) = holds_of(claim, &|of| of == kind);
+            let what = format!("recorded, {}: {}: {}", kind.name(), claim.what, claim.text);
+            found.push(FindingRow::new(what, "devices", Measured::counted(holds)));
+        }
     }
     for summary in &used {
+        let Shape {
+            in_order,
+            ahead,
+            again,
+            same_next,
+            same_next_in_ring,
+            reuse,
+        } = summary.shape;
+        let kind = summary.shape.kind().name();
+        for (what, value) in [
+            ("in order", in_order),
+            ("ahead", ahead),
+            ("again", again),
+            ("same next", same_next),
+            ("same next in its ring", same_next_in_ring),
+            ("reuse", reuse),
+        ] {
+            let what = format!("{} ({kind}): {what}", summary.source);
+            found.push(FindingRow::new(what, "", Measured::counted(value)));
+        }
         for claim in &CLAIMS {
             found.push(claim.row(summary));
         }
     }
+    let rings = used.iter().filter(|one| one.shape.kind() == Kind::Ring);
+    found.explain(match rings.count() {
+        0 => "Recorded devices: none has a ring whose addresses come again in the same order a ring's length apart, which is what the document's \
+             claim about Markov and Recency speaks of; so it is not judged on them. What each device is instead, and what that does to a \
+             history, stands below.".into(),
+        rings => format!(
+            "Recorded devices: {rings} of {} have a ring whose addresses come again in the same order a ring's length apart, which is what the \
+             document's claim about Markov and Recency speaks of; these are held to it. What the others are, and what that does to a history, \
+             stands below.",
+            used.len()
+        ),
+    });
     found.explain(
-        "Recorded devices: two entries predict where buffers are unmapped in the ring's order and the next one is mapped while this one is used. \
-         They do not where one request is in flight (the next does not exist yet), nor where queues share a direction or a driver \
-         unmaps as requests complete (NVMe, AHCI, virtio): the document keeps such devices on the baseline unit. Markov and Recency \
-         need addresses that come again in the same order, which an allocator with per-processor caches hardly gives.",
+        "Two entries know no addresses, so what these do is nothing to them. They predict where buffers are unmapped in the ring's order and \
+         the next one is mapped while this one is used, and not where one request is in flight, where queues share a direction or where a driver \
+         unmaps as requests complete: the document keeps such devices on the baseline unit.",
     );
     found.note(format!(
         "Recorded: {} devices of the traces named, of {} with any streaming mapping; the others use fewer than {USES} buffers. A trace \
@@ -224,7 +304,8 @@ mod tests {
         setting.recorded.extend(device("small", 64));
         let mut found = Findings::default();
         recorded(&setting, &mut found);
-        assert_eq!(found.rows.len(), 2 * CLAIMS.len());
+        // All claims of the one ring, a count of each kind, and the device itself with its six measures.
+        assert_eq!(found.rows.len(), 2 * CLAIMS.len() + Kind::ALL.len() + 6);
         let of = |what: &str| {
             found
                 .rows
@@ -232,13 +313,13 @@ mod tests {
                 .find(|row| row.what.contains(what))
                 .unwrap()
         };
-        let row = of("recorded devices: Markov, history of the ring or more");
+        let row = of("recorded, rings: Markov, history of the ring or more");
         assert_eq!(
             (row.printed.as_ref().unwrap().value, row.holds),
             (1.0, Some(true))
         );
         // With bursts of one the invalidation takes what was fetched ahead.
-        let row = of("recorded devices: two entries a ring, invalidated by bursts");
+        let row = of("recorded, in order and ahead: two entries a ring, invalidated by bursts");
         assert_eq!(row.holds, Some(false));
         assert_eq!(
             of("large: Recency, history below the ring")
@@ -248,6 +329,39 @@ mod tests {
             0.0
         );
         assert!(found.rows.iter().all(|row| !row.what.starts_with("small")));
+    }
+
+    /// A device whose addresses never come again is counted, and the claims about histories are not held to it; that about two
+    /// entries is.
+    #[test]
+    fn a_claim_is_not_held_to_a_device_it_does_not_speak_of() {
+        let ring = Synthetic {
+            rings: vec![256],
+            burst: 1,
+            laps: 5,
+            addresses: Addresses::Fresh,
+            seed: 1,
+        };
+        let stream = ring.stream().unwrap();
+        let mut setting = Setting::smoke();
+        setting.recorded = feed(&stream, &histories(&stream));
+        let mut found = Findings::default();
+        recorded(&setting, &mut found);
+        let of = |what: &str| found.rows.iter().find(|row| row.what.contains(what));
+        let counted = |what: &str| of(what).unwrap().measured.unwrap().median;
+        assert_eq!(counted("recorded devices: new addresses"), 1.0);
+        assert_eq!(counted("recorded devices: ring"), 0.0);
+        assert!(of("recorded, rings:").is_none());
+        let row = of("recorded, new addresses: Recency, history of the ring or more").unwrap();
+        assert_eq!((row.measured.unwrap().median, row.holds), (0.0, None));
+        let row = of("recorded, in order and ahead: two entries a ring, uninvalidated").unwrap();
+        assert_eq!(row.holds, Some(true));
+        assert!(
+            found
+                .explanation
+                .iter()
+                .any(|text| text.contains("not judged"))
+        );
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::capture::{NIC, Run, Unprotected};
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
+use super::prefetch::{USES, summarise};
 use super::printed::{CLOCK_GHZ, Sheet};
 use super::timed::{Cost, Subject, Timed};
 use crate::error::LabError;
@@ -205,7 +206,35 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
         "The document says why rings are not for AHCI: 32 slots in arbitrary order. The share of unmaps out of order is this driver's under a \
          drive that chooses at random.",
     );
+    recorded(setting, &mut found);
     Ok(found)
+}
+
+/// How far out of order recorded ports are: the same share, of what Linux's driver did under a real load on an emulated drive.
+fn recorded(setting: &Setting, found: &mut Findings) {
+    let all = summarise(&setting.recorded);
+    // A trace says what a device is by nothing but its file's name and its place on the bus.
+    let ports = all.iter().filter(|one| one.source.contains("ahci"));
+    let mut count = 0;
+    for port in ports.filter(|port| port.first_misses >= USES) {
+        count += 1;
+        let what = format!("{}: unmaps of another mapping than the oldest", port.source);
+        let out = Measured::counted(1.0 - port.shape.in_order);
+        found.push(FindingRow::new(what, "", out));
+        let what = format!("{}: pages mapped at once, at most", port.source);
+        found.push(FindingRow::new(
+            what,
+            "",
+            Measured::counted(port.ring_pages as f64),
+        ));
+    }
+    found.note(match count {
+        0 => "No recorded port: name traces whose files are named for ahci with --trace FILE..., and their order stands beside this driver's.",
+        _ => {
+            "Recorded ports: mappings of a direction, in the order in which the kernel's driver made them. How far out of order they come back \
+             is the emulated drive's and the block layer's doing; a scatterlist counts as one mapping."
+        }
+    });
 }
 
 #[cfg(test)]
@@ -234,5 +263,32 @@ mod tests {
         assert_eq!(judged.count(), DISKS.len());
         let curve = &found.figures[0].series[0].points;
         assert!(curve.last().unwrap().1 < 0.9);
+        assert!(found.notes.iter().any(|note| note.contains("--trace")));
+    }
+
+    #[test]
+    fn a_recorded_port_stands_beside_the_driver() {
+        use crate::experiments::prefetch::{Addresses, Synthetic, histories, measure};
+        let ring = Synthetic {
+            rings: vec![64],
+            burst: 1,
+            laps: 40,
+            addresses: Addresses::Tidy,
+            seed: 1,
+        };
+        let mut setting = Setting::smoke();
+        for name in ["t1-ahci-read 0000:00:04.0", "t1-nvme-read 0000:00:05.0"] {
+            let mut stream = ring.stream().unwrap();
+            stream.name = name.into();
+            setting
+                .recorded
+                .extend(measure(&stream, &histories(&stream)));
+        }
+        let mut found = Findings::default();
+        recorded(&setting, &mut found);
+        assert_eq!(found.rows.len(), 2, "{:?}", found.rows);
+        // A ring is in order.
+        assert_eq!(found.rows[0].measured.unwrap().median, 0.0);
+        assert!(found.rows[0].what.contains("ahci"));
     }
 }

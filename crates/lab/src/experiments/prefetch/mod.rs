@@ -16,6 +16,7 @@
 //! them, so each burst begins with a walk, and a ring with a single buffer in flight has no next entry to fetch.
 
 pub mod recorded;
+mod shape;
 mod stream;
 mod synthetic;
 
@@ -29,6 +30,7 @@ use ringfence_hw::prefetch::{
 use ringfence_types::Pfn;
 use serde::Serialize;
 
+pub use shape::{Kind, Shape};
 pub use stream::{Event, Stream};
 pub use synthetic::{Addresses, Synthetic};
 
@@ -36,6 +38,9 @@ use crate::error::LabError;
 
 /// Sizes of history that are tried, in quarters of the most pages that the device has mapped at once.
 pub const QUARTERS: [u64; 7] = [1, 2, 3, 4, 5, 8, 32];
+
+/// Buffers that a recorded device has to use to be counted: of fewer, no share says anything.
+pub const USES: u64 = 1000;
 
 /// Entries of the IOTLB beside a prefetcher. Pages used once are in it for a moment only, so it hardly matters.
 pub const IOTLB_ENTRIES: u32 = 64;
@@ -88,6 +93,8 @@ pub struct PrefetchRow {
     pub ring_entries: u64,
     /// Pages that these buffers have, at most.
     pub ring_pages: u64,
+    /// What the device is like.
+    pub shape: Shape,
     /// What predicts.
     pub predictor: Predictor,
     /// Entries it remembers: of the history, or two for each ring.
@@ -247,11 +254,12 @@ pub fn measure(stream: &Stream, histories: &[u32]) -> Vec<PrefetchRow> {
             }
         }
     }
+    let shape = Shape::of(stream);
     let mut rows: Vec<PrefetchRow> = prefetchers
         .iter()
         .map(|(predictor, history, first, fed)| {
             let history = u64::from(*history);
-            row(stream, *predictor, history, &fed.stats(), *first)
+            row(stream, shape, (*predictor, history), &fed.stats(), *first)
         })
         .collect();
     let entries = 2 * stream.rings() as u64;
@@ -264,7 +272,7 @@ pub fn measure(stream: &Stream, histories: &[u32]) -> Vec<PrefetchRow> {
             misses: stats.misses,
             predicted: stats.predicted,
         };
-        rows.push(row(stream, predictor, entries, &stats, first));
+        rows.push(row(stream, shape, (predictor, entries), &stats, first));
     }
     rows
 }
@@ -284,8 +292,8 @@ fn sum<'a>(all: impl Iterator<Item = &'a PrefetchStats>) -> PrefetchStats {
 
 fn row(
     stream: &Stream,
-    predictor: Predictor,
-    history: u64,
+    shape: Shape,
+    (predictor, history): (Predictor, u64),
     stats: &PrefetchStats,
     first: First,
 ) -> PrefetchRow {
@@ -294,6 +302,7 @@ fn row(
         rings: stream.rings() as u64,
         ring_entries: stream.ring_entries(),
         ring_pages: stream.live_pages(),
+        shape,
         predictor,
         history,
         misses: stats.misses,
@@ -374,6 +383,8 @@ pub struct PrefetchSummary {
     pub source: String,
     /// Pages that the device has mapped at once, at most.
     pub ring_pages: u64,
+    /// What the device is like.
+    pub shape: Shape,
     /// Buffers used whose first page was not cached.
     pub first_misses: u64,
     /// The best of the three as published, at any history.
@@ -419,6 +430,7 @@ pub fn summarise(rows: &[PrefetchRow]) -> Vec<PrefetchSummary> {
             Some(PrefetchSummary {
                 source: first.source.clone(),
                 ring_pages: first.ring_pages,
+                shape: first.shape,
                 first_misses: first.first_misses,
                 best_baseline: of(Predictor::Markov)
                     .max(of(Predictor::Recency))

@@ -1,0 +1,306 @@
+//! What a device is like, measured on its stream without any predictor, and what it is called for it (decision 0013).
+
+use std::collections::{BTreeSet, HashMap};
+
+use ringfence_types::Pfn;
+use serde::Serialize;
+
+use super::stream::{Event, Stream};
+
+/// Shares between 0 and 1.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Shape {
+    /// Of all unmaps, those of the oldest mapping of their ring.
+    pub in_order: f64,
+    /// Of all uses, those at which the ring's next buffer was mapped already.
+    pub ahead: f64,
+    /// Of all uses, those of a first page that was used before.
+    pub again: f64,
+    /// Of all uses, those that follow the same page as when their own was last used.
+    pub same_next: f64,
+    /// The same among the uses of a ring.
+    pub same_next_in_ring: f64,
+    /// Uses between two uses of a page, the median, over the buffers that are mapped at once at most; 0 without any.
+    pub reuse: f64,
+}
+
+/// What a device is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Its rings are not unmapped in order.
+    OutOfOrder,
+    /// The next buffer is mapped only after this one was used.
+    OneAtATime,
+    /// Its addresses do not come again.
+    NewAddresses,
+    /// Each ring's order comes again, that of both together does not.
+    RingsInterleave,
+    /// Its addresses come again in another order.
+    AnotherOrder,
+    /// The order comes again before the ring is around.
+    SmallCircle,
+    /// The same addresses in the same order, a ring's length apart: the document's device.
+    Ring,
+}
+
+impl Kind {
+    /// All, in the order in which they are tried.
+    pub const ALL: [Self; 7] = [
+        Self::OutOfOrder,
+        Self::OneAtATime,
+        Self::NewAddresses,
+        Self::RingsInterleave,
+        Self::AnotherOrder,
+        Self::SmallCircle,
+        Self::Ring,
+    ];
+
+    /// How a finding calls it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OutOfOrder => "out of order",
+            Self::OneAtATime => "one at a time",
+            Self::NewAddresses => "new addresses",
+            Self::RingsInterleave => "rings interleave",
+            Self::AnotherOrder => "another order",
+            Self::SmallCircle => "small circle",
+            Self::Ring => "ring",
+        }
+    }
+
+    /// Why predictors fare as they do on it.
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::OutOfOrder => {
+                "unmapped as requests complete, or several queues in one direction: what comes next is no ring's next entry"
+            }
+            Self::OneAtATime => "the next buffer does not exist yet when this one is used",
+            Self::NewAddresses => "no history knows an address that comes for the first time",
+            Self::RingsInterleave => {
+                "receiving and sending take turns in another order each time, and a history holds one order of all"
+            }
+            Self::AnotherOrder => {
+                "the allocator hands its addresses out in another order each time, as caches of free addresses that are stacks do"
+            }
+            Self::SmallCircle => {
+                "a few addresses go to and fro while most of what is mapped lies still, so that a history below the ring's size holds them all"
+            }
+            Self::Ring => "the document's device",
+        }
+    }
+
+    /// Whether two entries a ring have something to predict: the next buffer is there, and is the next one used.
+    pub const fn in_order_and_ahead(self) -> bool {
+        !matches!(self, Self::OutOfOrder | Self::OneAtATime)
+    }
+}
+
+/// One unmap in ten may be out of turn.
+const IN_ORDER: f64 = 0.9;
+/// Everything else counts from half on.
+const HALF: f64 = 0.5;
+
+impl Shape {
+    /// Measures a stream.
+    pub fn of(stream: &Stream) -> Self {
+        let mut measured = Measured {
+            live: vec![BTreeSet::new(); stream.rings()],
+            in_ring: vec![Order::default(); stream.rings()],
+            ..Measured::default()
+        };
+        for &event in stream.events() {
+            measured.take(stream, event);
+        }
+        let (uses, unmaps) = (measured.uses.max(1) as f64, measured.unmaps.max(1) as f64);
+        let same_in_ring: u64 = measured.in_ring.iter().map(|order| order.same).sum();
+        measured.between.sort_unstable();
+        let median = measured.between.get(measured.between.len() / 2);
+        Self {
+            in_order: measured.oldest as f64 / unmaps,
+            ahead: measured.ahead as f64 / uses,
+            again: measured.between.len() as f64 / uses,
+            same_next: measured.device.same as f64 / uses,
+            same_next_in_ring: same_in_ring as f64 / uses,
+            reuse: median.map_or(0.0, |median| {
+                *median as f64 / stream.ring_entries().max(1) as f64
+            }),
+        }
+    }
+
+    /// What such a device is called: the first name that fits.
+    pub fn kind(&self) -> Kind {
+        if self.in_order < IN_ORDER {
+            Kind::OutOfOrder
+        } else if self.ahead < HALF {
+            Kind::OneAtATime
+        } else if self.again < HALF {
+            Kind::NewAddresses
+        } else if self.same_next < HALF && self.same_next_in_ring >= HALF {
+            Kind::RingsInterleave
+        } else if self.same_next < HALF {
+            Kind::AnotherOrder
+        } else if self.reuse < HALF {
+            Kind::SmallCircle
+        } else {
+            Kind::Ring
+        }
+    }
+}
+
+/// Which page came after which when it was last used.
+#[derive(Debug, Clone, Default)]
+struct Order {
+    last: Option<Pfn>,
+    before: HashMap<Pfn, Pfn>,
+    same: u64,
+}
+
+impl Order {
+    fn take(&mut self, page: Pfn) {
+        let last = self.last.replace(page);
+        if let Some(last) = last {
+            let known = self.before.insert(page, last);
+            self.same += u64::from(known == Some(last));
+        }
+    }
+}
+
+/// Counts under way.
+#[derive(Debug, Default)]
+struct Measured {
+    /// By ring, the entries that are mapped.
+    live: Vec<BTreeSet<u64>>,
+    device: Order,
+    in_ring: Vec<Order>,
+    used: HashMap<Pfn, u64>,
+    between: Vec<u64>,
+    uses: u64,
+    unmaps: u64,
+    oldest: u64,
+    ahead: u64,
+}
+
+impl Measured {
+    fn take(&mut self, stream: &Stream, event: Event) {
+        match event {
+            Event::Map(buffer) => {
+                let (ring, entry) = stream.place(buffer);
+                self.live[usize::from(ring)].insert(entry);
+            }
+            Event::Use(buffer) => {
+                let (ring, entry) = stream.place(buffer);
+                let ring = usize::from(ring);
+                let next = self.live[ring].contains(&(entry + 1));
+                self.ahead += u64::from(next);
+                let Some(first) = stream.pages(buffer).first() else {
+                    return;
+                };
+                let page = first.lo();
+                self.device.take(page);
+                self.in_ring[ring].take(page);
+                if let Some(before) = self.used.insert(page, self.uses) {
+                    self.between.push(self.uses - before);
+                }
+                self.uses += 1;
+            }
+            Event::Unmap(buffer) => {
+                let (ring, entry) = stream.place(buffer);
+                let live = &mut self.live[usize::from(ring)];
+                self.oldest += u64::from(live.first() == Some(&entry));
+                self.unmaps += u64::from(live.remove(&entry));
+            }
+            Event::EndBurst(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_types::PfnRange;
+
+    use super::*;
+
+    /// A ring of `depth` buffers, whose buffer `n` has the page that `page` says; the oldest is used and unmapped before the next is mapped, or
+    /// the youngest.
+    fn ring(depth: u32, uses: u32, youngest: bool, page: impl Fn(u32) -> u64) -> Stream {
+        let mut stream = Stream::new("ring".into());
+        let ring = stream.add_ring();
+        let mut live = std::collections::VecDeque::new();
+        for number in 0..uses {
+            live.push_back(stream.map(ring, PfnRange::new(Pfn::new(page(number)), 1)));
+            if live.len() < depth as usize {
+                continue;
+            }
+            let next = match youngest {
+                true => live.pop_back(),
+                false => live.pop_front(),
+            };
+            let next = next.unwrap();
+            stream.use_buffer(next);
+            stream.unmap(next);
+        }
+        stream
+    }
+
+    #[test]
+    fn every_kind_is_recognised_by_what_makes_it() {
+        // Pages in an order without pattern, another one in each lap.
+        let shuffled = |number: u32| {
+            let (lap, place) = (u64::from(number / 64), u64::from(number % 64));
+            (place * (2 * lap + 1) + lap * 17) % 64
+        };
+        for (stream, wanted) in [
+            (ring(64, 1000, false, |n| u64::from(n % 64)), Kind::Ring),
+            (
+                ring(64, 1000, false, |n| u64::from(n % 64) * 37 % 64),
+                Kind::Ring,
+            ),
+            (ring(64, 1000, false, u64::from), Kind::NewAddresses),
+            (ring(64, 1000, false, shuffled), Kind::AnotherOrder),
+            (
+                ring(1, 1000, false, |n| u64::from(n % 64)),
+                Kind::OneAtATime,
+            ),
+            (
+                ring(64, 1000, true, |n| u64::from(n % 64)),
+                Kind::OutOfOrder,
+            ),
+            // Sixteen go around among sixty-four.
+            (
+                ring(64, 1000, false, |n| u64::from(n % 16)),
+                Kind::SmallCircle,
+            ),
+        ] {
+            let shape = Shape::of(&stream);
+            assert_eq!(shape.kind(), wanted, "{shape:?}");
+        }
+    }
+
+    /// Two rings, each in order, of which now this one is used and now that one.
+    #[test]
+    fn rings_that_take_turns_at_random_interleave() {
+        let mut stream = Stream::new("two".into());
+        let rings = [stream.add_ring(), stream.add_ring()];
+        let mut live = [const { std::collections::VecDeque::new() }; 2];
+        let mut count = [0_u64; 2];
+        let mut state = 1_u64;
+        for _ in 0..4000 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let which = usize::from(state >> 11 & 1 == 1);
+            let page = count[which] % 32 + 1000 * which as u64;
+            count[which] += 1;
+            live[which].push_back(stream.map(rings[which], PfnRange::new(Pfn::new(page), 1)));
+            if live[which].len() == 32 {
+                let oldest = live[which].pop_front().unwrap();
+                stream.use_buffer(oldest);
+                stream.unmap(oldest);
+            }
+        }
+        let shape = Shape::of(&stream);
+        assert_eq!(shape.kind(), Kind::RingsInterleave, "{shape:?}");
+        assert_eq!(shape.in_order, 1.0);
+    }
+}

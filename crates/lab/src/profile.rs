@@ -35,7 +35,7 @@ impl Profile {
     /// The machine of the rIOMMU and EIOVAR documents: Dell R210, Xeon E3-1220 at 3.1 GHz, Mellanox 40 Gb/s.
     ///
     /// Invalidation: about 2150 cycles (rIOMMU section 5.1; Table 1 prints 2127 to 2135). Miss: 1532 cycles (section 5.3). c: half
-    /// of the 1816 cycles that a packet of two mappings costs without protection (Fig. 7). The documents print neither
+    /// of the 1816 cycles that a packet of two mappings costs without protection (Fig. 7). Page walks do not snoop (section 3.2). The documents print neither
     /// IOTLB nor walk-cache geometry; these are assumptions, printed with every report.
     pub fn r210_2015() -> Self {
         Self {
@@ -45,7 +45,7 @@ impl Profile {
             invalidation_cycles: 2150,
             miss_cycles: 1532,
             c_none: 908.0,
-            coherent: true,
+            coherent: false,
             iotlb_sets: 16,
             iotlb_ways: 4,
             walk_cache: [32, 16, 4],

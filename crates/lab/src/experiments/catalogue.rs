@@ -32,10 +32,8 @@ impl Setting {
     /// What `ringfence reproduce` runs: ten of the documents' hundred runs, on a machine whose page walks do not snoop (rIOMMU section
     /// 3.2; decision 0011).
     pub fn full() -> Self {
-        let mut profile = Profile::r210_2015();
-        profile.coherent = false;
         Self {
-            profile,
+            profile: Profile::r210_2015(),
             runs: 10,
             history: 100,
             packets: PACKETS_PER_RUN,

@@ -20,10 +20,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 };
 
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
-    // A flush of a page of entries is of consequence only where the walker does not snoop.
-    let mut setting = setting.clone();
-    setting.profile.coherent = false;
-    let mut runs = runs(&setting)?;
+    let mut runs = runs(setting)?;
     runs.truncate(2);
     let mut found = Findings::by(
         "Two runs of mlx stream on a platform whose walker does not snoop, so that write-backs are executed: FreeBSD as found, FreeBSD with \
@@ -31,9 +28,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     let sheet = Sheet::named("eiovar_table3_freebsd")?;
     let inv = setting.profile.invalidation_cycles as f64;
-    let literal = components(&setting, "freebsd", &runs)?;
-    let fixed = components(&setting, "freebsd-fixed", &runs)?;
-    let linux = components(&setting, "strict+", &runs)?;
+    let literal = components(setting, "freebsd", &runs)?;
+    let fixed = components(setting, "freebsd-fixed", &runs)?;
+    let linux = components(setting, "strict+", &runs)?;
     let spread = literal.order_spread.max(literal.repetition_spread);
     let c = literal.cycles;
     let iova_unmap = c.unmap_iova_find + c.unmap_iova_free;
@@ -85,7 +82,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         Measured::timed(slower, spread),
     );
     found.push(row.beside(claim("E22")?).held_to(Demand::AtLeast));
-    by_clflush(&setting, &runs, &mut found)?;
+    by_clflush(setting, &runs, &mut found)?;
     found.explain(
         "The flush: FreeBSD writes 64 lines back where one changed. CLWB leaves a line that is not modified where it is, and that is 63 of them; \
          CLFLUSH, which the document's processor had, drops each, and the next walk fetches it again. The rows by CLFLUSH execute that.",

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod corpus;
+pub mod drivers;
 mod memory;
 pub mod parquet;
 mod pieces;
@@ -32,6 +33,11 @@ pub struct Target {
 
 /// All targets.
 pub const TARGETS: &[Target] = &[
+    Target {
+        name: "drivers",
+        run: drivers::run,
+        outcomes: drivers::OUTCOMES,
+    },
     Target {
         name: "parquet",
         run: parquet::run,

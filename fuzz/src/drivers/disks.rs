@@ -1,0 +1,374 @@
+//! The two disks' drivers.
+
+use ringfence_devices::api::Ring;
+use ringfence_devices::block::ahci::{
+    AhciDriver, AhciPort, CommandHeader, HEADER_BYTES, Registers, TABLE_BYTES,
+};
+use ringfence_devices::block::nvme::{
+    COMMAND_BYTES, Command, CommandDone, NvmeController, NvmeQueue,
+};
+use ringfence_devices::block::{BLOCK_BYTES, Done, Io, Operation, PAGE_BYTES, RamDisk, Rejected};
+use ringfence_devices::nic::World;
+use ringfence_devices::ring::{RingBase, RingSize};
+use ringfence_devices::{Pool, Transfer};
+use ringfence_types::{Direction, Iova};
+
+use super::Driver;
+use super::rig::{self, Judged};
+use super::session::{Area, Hostile, Step, block_error};
+use crate::Reached;
+
+const QUEUE: u16 = 1;
+/// Entries of the queue pair: seven commands at a time.
+const ENTRIES: u32 = 8;
+/// Pages of the largest request, and more than that are refused by their size.
+const PAGES: u32 = 6;
+const BLOCKS: usize = 256;
+/// All pages that requests can hold at once, 32 slots of [`PAGES`], and some.
+const POOL: u64 = 256;
+
+fn rings_of(queue: u16) -> Vec<(Ring, u32)> {
+    [Direction::ToDevice, Direction::FromDevice]
+        .map(|direction| (Ring { queue, direction }, 64))
+        .into()
+}
+
+fn area(base: &RingBase) -> Area {
+    let bytes = u64::from(base.size.entries()) * u64::from(base.entry_bytes);
+    (base.at, bytes)
+}
+
+/// What both have: buffers and a medium.
+#[derive(Debug)]
+struct Common {
+    pool: Pool,
+    disk: RamDisk,
+}
+
+impl Common {
+    fn new() -> Self {
+        let pool = Pool::new(rig::buffers(POOL * PAGE_BYTES), PAGE_BYTES);
+        Self {
+            pool: pool.expect("pages"),
+            disk: RamDisk::new(BLOCKS),
+        }
+    }
+
+    /// A request of a step: in one of eight bytes of `a`, a size that is none.
+    fn io(&mut self, step: Step) -> Option<Io> {
+        let blocks = u32::from(step.b) % (PAGES * 8) + 1;
+        let bytes = blocks * BLOCK_BYTES as u32 + u32::from(step.a >> 5 == 7);
+        let pages = u64::from(bytes).div_ceil(PAGE_BYTES);
+        let mut buffers = Vec::new();
+        for _ in 0..pages {
+            match self.pool.take() {
+                Some(buffer) => buffers.push(buffer),
+                None => {
+                    self.back(buffers);
+                    return None;
+                }
+            }
+        }
+        Some(Io {
+            operation: match step.a & 1 {
+                0 => Operation::Read,
+                _ => Operation::Write,
+            },
+            block: u64::from(step.c) % (BLOCKS as u64 + 8),
+            bytes,
+            buffers,
+        })
+    }
+
+    fn back(&mut self, buffers: Vec<ringfence_devices::Buffer>) {
+        for buffer in buffers {
+            self.pool.give(buffer).expect("of this pool");
+        }
+    }
+
+    fn rejected(&mut self, rejected: Rejected, reached: Reached<'_>) {
+        reached(block_error(&rejected.error));
+        self.back(rejected.buffers);
+    }
+
+    fn done(&mut self, done: Done, reached: Reached<'_>) {
+        reached(match done.succeeded {
+            true => "done",
+            false => "failed",
+        });
+        self.back(done.buffers);
+    }
+}
+
+/// NVMe.
+pub(super) struct Nvme;
+
+impl Driver for Nvme {
+    type Of<H> = NvmeOf<H>;
+
+    fn rings() -> Vec<(Ring, u32)> {
+        rings_of(QUEUE)
+    }
+}
+
+pub(super) struct NvmeOf<H> {
+    common: Common,
+    queue: NvmeQueue<H>,
+    controller: NvmeController,
+    lists: Iova,
+}
+
+impl<H> Hostile<H> for NvmeOf<H> {
+    fn open<W: Judged + World<Handle = H>>(world: &mut W, seed: u8) -> Self {
+        let mut common = Common::new();
+        let size = RingSize::new(ENTRIES).expect("a power of two");
+        let mut queue = NvmeQueue::open(&mut world.api(), QUEUE, size).expect("nothing fails");
+        // A command with a list tells where lists are; it stays outstanding.
+        let first = Step {
+            a: 0,
+            b: 2 * 8,
+            c: 0,
+        };
+        let io = common.io(first).expect("the pool is full");
+        let id = queue
+            .submit(&mut world.api(), io)
+            .expect("the queue is empty");
+        let tail = queue.publish(&mut world.api());
+        let at = queue.addresses();
+        let mut raw = [0; COMMAND_BYTES];
+        let read = world
+            .bus()
+            .read(rig::NIC, at.submissions.entry(0), &mut raw);
+        assert_eq!((id, read), (0, Ok(())));
+        let mut controller = NvmeController::new(rig::NIC, at, u64::from(seed));
+        controller.submission_doorbell(tail);
+        Self {
+            common,
+            queue,
+            controller,
+            lists: Command::decode(&raw).prp2,
+        }
+    }
+
+    fn areas(&self) -> Vec<Area> {
+        let at = self.queue.addresses();
+        vec![
+            area(&at.submissions),
+            area(&at.completions),
+            (self.lists, u64::from(ENTRIES) * PAGE_BYTES),
+        ]
+    }
+
+    fn request<W: Judged + World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        step: Step,
+        reached: Reached<'_>,
+    ) {
+        let Some(io) = self.common.io(step) else {
+            return;
+        };
+        match self.queue.submit(&mut world.api(), io) {
+            Ok(_) => {}
+            Err(rejected) => self.common.rejected(rejected, reached),
+        }
+        let tail = self.queue.publish(&mut world.api());
+        self.controller.submission_doorbell(tail);
+    }
+
+    fn service<W: Judged + World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        step: Step,
+        reached: Reached<'_>,
+    ) {
+        let (queue, common) = (&mut self.queue, &mut self.common);
+        let budget = u32::from(step.a) + 1;
+        let result = queue.complete(&mut world.api(), budget, |done| common.done(done, reached));
+        if let Err(error) = result {
+            reached(block_error(&error));
+        }
+        let head = self.queue.completion_head();
+        self.controller.completion_doorbell(head);
+    }
+
+    fn claim(&self, step: Step) -> Option<(Iova, [u8; 16])> {
+        let done = CommandDone {
+            head: step.b,
+            queue: (step.c >> 24) as u16 & 3,
+            id: (step.c & 15) as u16,
+            status: (step.c >> 8) as u16,
+        };
+        let mut raw = done.encode();
+        raw[14] = (raw[14] & !1) | step.a >> 7;
+        let at = self.queue.addresses().completions;
+        Some((at.entry(u32::from(step.a)), raw))
+    }
+
+    fn work<W: Judged + World<Handle = H>>(&mut self, world: &mut W) {
+        let disk = &mut self.common.disk;
+        let run = self.controller.run(&mut world.bus(), disk);
+        run.expect("its queues are mapped");
+    }
+
+    fn doorbell(&mut self, value: u32) {
+        match value & 1 {
+            0 => self.controller.submission_doorbell(value >> 1),
+            _ => self.controller.completion_doorbell(value >> 1),
+        }
+    }
+
+    fn out(&self) -> usize {
+        self.common.pool.out()
+    }
+
+    fn close<W: Judged + World<Handle = H>>(self, world: &mut W, reached: Reached<'_>) -> usize {
+        let Self {
+            mut common, queue, ..
+        } = self;
+        if queue.outstanding() > 0 {
+            reached("closed with requests");
+        }
+        let mut back = Vec::new();
+        let closed = queue.close(&mut world.api(), |buffer| back.push(buffer));
+        closed.expect("closing does not ask the device");
+        common.back(back);
+        common.pool.out()
+    }
+}
+
+/// AHCI.
+pub(super) struct Ahci;
+
+impl Driver for Ahci {
+    type Of<H> = AhciOf<H>;
+
+    fn rings() -> Vec<(Ring, u32)> {
+        rings_of(0)
+    }
+}
+
+pub(super) struct AhciOf<H> {
+    common: Common,
+    driver: AhciDriver<H>,
+    port: AhciPort,
+    tables: Iova,
+}
+
+/// Slots of a port.
+const SLOTS: u64 = 32;
+/// Bytes of a received FIS area, two of which the driver allocates.
+const RECEIVED: u64 = 512;
+
+impl<H> Hostile<H> for AhciOf<H> {
+    fn open<W: Judged + World<Handle = H>>(world: &mut W, seed: u8) -> Self {
+        let mut common = Common::new();
+        let mut driver = AhciDriver::open(&mut world.api()).expect("nothing fails");
+        let first = Step { a: 0, b: 0, c: 0 };
+        let io = common.io(first).expect("the pool is full");
+        let tag = driver
+            .submit(&mut world.api(), io)
+            .expect("all slots are free");
+        let slots = driver.publish(&mut world.api());
+        let at = driver.addresses();
+        let mut raw = [0; HEADER_BYTES];
+        let read = world.bus().read(rig::NIC, at.commands, &mut raw);
+        assert_eq!((tag, read), (0, Ok(())));
+        let mut port = AhciPort::new(rig::NIC, at, u64::from(seed));
+        port.issue(slots);
+        Self {
+            common,
+            driver,
+            port,
+            tables: CommandHeader::decode(&raw).table,
+        }
+    }
+
+    fn areas(&self) -> Vec<Area> {
+        let at = self.driver.addresses();
+        vec![
+            (at.commands, SLOTS * HEADER_BYTES as u64),
+            (self.tables, SLOTS * TABLE_BYTES as u64),
+            (at.received, RECEIVED),
+        ]
+    }
+
+    fn request<W: Judged + World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        step: Step,
+        reached: Reached<'_>,
+    ) {
+        let Some(io) = self.common.io(step) else {
+            return;
+        };
+        let submitted = self.driver.submit(&mut world.api(), io);
+        match submitted {
+            Ok(tag) => {
+                self.driver.publish(&mut world.api());
+                self.port.issue(1 << tag);
+            }
+            Err(rejected) => self.common.rejected(rejected, reached),
+        }
+    }
+
+    /// The registers are the device's too: what they say is what it says, or, in every other step, whatever the step says.
+    fn service<W: Judged + World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        step: Step,
+        reached: Reached<'_>,
+    ) {
+        let registers = match step.a & 1 {
+            0 => self.port.registers(),
+            _ => Registers {
+                active: step.c,
+                failed: u32::from(step.b),
+            },
+        };
+        let (driver, common) = (&mut self.driver, &mut self.common);
+        let result = driver.complete(&mut world.api(), registers, |done| {
+            common.done(done, reached);
+        });
+        if let Err(error) = result {
+            reached(block_error(&error));
+        }
+        let api = world.api();
+        let bits = self
+            .driver
+            .set_device_bits(ringfence_devices::api::DmaApi::memory(&api));
+        bits.expect("memory is there");
+    }
+
+    fn claim(&self, _: Step) -> Option<(Iova, [u8; 16])> {
+        None
+    }
+
+    fn work<W: Judged + World<Handle = H>>(&mut self, world: &mut W) {
+        let disk = &mut self.common.disk;
+        let run = self.port.run(&mut world.bus(), disk, 4);
+        run.expect("the received area is mapped");
+    }
+
+    fn doorbell(&mut self, value: u32) {
+        self.port.issue(value);
+    }
+
+    fn out(&self) -> usize {
+        self.common.pool.out()
+    }
+
+    fn close<W: Judged + World<Handle = H>>(self, world: &mut W, reached: Reached<'_>) -> usize {
+        let Self {
+            mut common, driver, ..
+        } = self;
+        if driver.outstanding() > 0 {
+            reached("closed with requests");
+        }
+        let mut back = Vec::new();
+        let closed = driver.close(&mut world.api(), |buffer| back.push(buffer));
+        closed.expect("closing does not ask the device");
+        common.back(back);
+        common.pool.out()
+    }
+}

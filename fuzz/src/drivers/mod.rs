@@ -1,0 +1,136 @@
+//! Drivers of disks and of a network adapter whose device rewrites whatever is mapped for it: descriptors, lists, completions, buffers.
+//!
+//! Whatever it writes, no driver panics, no byte that is not granted is reached (the judge of the devices' own tests keeps the grants and sees
+//! every access), no access to what is granted is stopped, what a driver keeps is bounded, and after closing nothing is mapped and every
+//! buffer is back.
+//!
+//! Input: 2 bytes of header, then steps of 8 bytes.
+//!
+//! | byte | meaning |
+//! |---|---|
+//! | 0 | bits 0..=1 mode: strict, bursts, rings, rings whose walks do not snoop; bits 2..=3 driver: NVMe, AHCI, an adapter with one or with two buffers a packet |
+//! | 1 | seed of the device's order |
+//!
+//! | step, `op % 8` | meaning (`a` is byte 1, `b` bytes 2..=3, `c` bytes 4..=7) |
+//! |---|---|
+//! | 0 | the driver makes a request of size `b`, of direction and kind `a` |
+//! | 1 | the driver looks at most `a` completions through, or what the port's registers say: active `c`, failed `b` |
+//! | 2 | the device writes `c`, four times, to the place `b` of what is mapped for it: ring, list or, from 128 on, the buffer `a` |
+//! | 3 | the device claims completion `a`: `c` and `b` are its fields |
+//! | 4 | the device does what it is there for, as memory now has it |
+//! | 5 | a doorbell rings with `c` |
+//! | 6 | the device reads or writes 64 bytes at an address made of all that follows |
+//! | 7 | the same at an address that it was told of once, `a` ago, whatever has become of it |
+
+mod disks;
+mod nic;
+mod session;
+
+// Machine, memory and judge are those of the devices' tests.
+#[allow(dead_code, reason = "the tests use more of it")]
+#[path = "../../../crates/devices/tests/devices/board.rs"]
+mod board;
+#[allow(dead_code, reason = "the tests use more of it")]
+#[path = "../../../crates/devices/tests/devices/judge.rs"]
+mod judge;
+#[allow(dead_code, reason = "the tests use more of it")]
+#[path = "../../../crates/devices/tests/devices/rig.rs"]
+mod rig;
+
+use ringfence_devices::Buffer;
+use ringfence_devices::api::Ring;
+use ringfence_dma::flush::{Burst, Strict};
+use ringfence_dma::ring::RingSetup;
+use ringfence_pgtable::Coherency;
+
+use self::session::{Hostile, Session, Told};
+use crate::Reached;
+
+/// What the corpus reaches: every lie that a driver tells apart, and every way a request or an access ends.
+pub const OUTCOMES: &[&str] = &[
+    "done",
+    "failed",
+    "frame",
+    "full",
+    "refused: Size",
+    "lie: Nothing",
+    "lie: Index",
+    "lie: Length",
+    "lie: Status",
+    "lie: Queue",
+    "write let through",
+    "write stopped",
+    "wild let through",
+    "wild stopped",
+    "old let through",
+    "old stopped",
+    "colocated",
+    "closed with requests",
+];
+
+/// Runs one input.
+pub fn run(data: &[u8], reached: Reached<'_>) {
+    let Some((&[config, seed], steps)) = data.split_first_chunk::<2>() else {
+        return;
+    };
+    match config >> 2 & 3 {
+        0 => of_mode::<disks::Nvme>(config, seed, steps, reached),
+        1 => of_mode::<disks::Ahci>(config, seed, steps, reached),
+        2 => of_mode::<nic::Adapter<1>>(config, seed, steps, reached),
+        _ => of_mode::<nic::Adapter<2>>(config, seed, steps, reached),
+    }
+}
+
+/// A driver with its device, in whatever mode.
+trait Driver {
+    /// Its rings, each with the slots that its table of buffers has.
+    fn rings() -> Vec<(Ring, u32)>;
+    /// The same for one kind of handle.
+    type Of<H>: Hostile<H>;
+}
+
+fn of_mode<D: Driver>(config: u8, seed: u8, steps: &[u8], reached: Reached<'_>) {
+    let told = Told::default();
+    let witness = told.clone();
+    let rings = |coherency| {
+        let setup = RingSetup {
+            coherency,
+            ..rig::TAIL
+        };
+        rig::RingRig::rings(D::rings(), setup, witness.clone())
+    };
+    match config & 3 {
+        0 => Session::<_, D::Of<_>>::run(
+            rig::Rig::<_, _, Buffer, _>::paged(Strict, witness),
+            told,
+            false,
+            seed,
+            steps,
+            reached,
+        ),
+        1 => Session::<_, D::Of<_>>::run(
+            rig::Rig::<_, _, Buffer, _>::paged(Burst::new(8), witness),
+            told,
+            false,
+            seed,
+            steps,
+            reached,
+        ),
+        2 => Session::<_, D::Of<_>>::run(
+            rings(Coherency::Coherent),
+            told,
+            true,
+            seed,
+            steps,
+            reached,
+        ),
+        _ => Session::<_, D::Of<_>>::run(
+            rings(Coherency::NonCoherent),
+            told,
+            true,
+            seed,
+            steps,
+            reached,
+        ),
+    }
+}

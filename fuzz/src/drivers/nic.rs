@@ -1,0 +1,185 @@
+//! The adapter's driver, with one or with two buffers a packet.
+
+use ringfence_devices::api::Ring;
+use ringfence_devices::nic::{
+    Completion, Fill, Lane, Nic, NicDevice, NicError, Profile, Replace, Rings, Sent, World,
+};
+use ringfence_devices::ring::{RingAddresses, RingSize};
+use ringfence_types::Iova;
+
+use super::Driver;
+use super::rig::{self, Judged};
+use super::session::{Area, Hostile, Step, lie};
+use crate::Reached;
+
+/// Descriptors of each ring.
+const SIZE: u32 = 8;
+
+/// An adapter with so many buffers a packet; with two, replacements are mapped first.
+pub(super) struct Adapter<const BUFFERS: usize>;
+
+const fn profile(buffers_per_packet: usize) -> Profile {
+    let size = match RingSize::new(SIZE) {
+        Some(size) => size,
+        None => panic!("evaluated at compile time"),
+    };
+    let rings = Rings { count: 1, size };
+    Profile {
+        name: "small",
+        buffers_per_packet,
+        receive: rings,
+        transmit: rings,
+        replace: match buffers_per_packet {
+            1 => Replace::AfterUnmap,
+            _ => Replace::BeforeUnmap,
+        },
+        fill: Fill::RingByRing,
+    }
+}
+
+impl<const BUFFERS: usize> Driver for Adapter<BUFFERS> {
+    type Of<H> = AdapterOf<H, BUFFERS>;
+
+    fn rings() -> Vec<(Ring, u32)> {
+        let rings = profile(BUFFERS).api_rings();
+        rings.map(|(ring, live)| (ring, 2 * live)).collect()
+    }
+}
+
+pub(super) struct AdapterOf<H, const BUFFERS: usize> {
+    nic: Nic<H>,
+    device: NicDevice,
+}
+
+impl<H, const BUFFERS: usize> AdapterOf<H, BUFFERS> {
+    fn addresses(&self, lane: Lane) -> RingAddresses {
+        let mut rings = self.nic.rings();
+        let ring = rings.find(|(found, _, _)| *found == lane);
+        ring.map(|(_, _, at)| at).expect("it has both")
+    }
+
+    fn publish<W: Judged + World<Handle = H>>(&mut self, world: &mut W, lane: Lane) {
+        if let Some(tail) = self.nic.publish(&mut world.api(), lane, 0) {
+            self.device.doorbell(lane, 0, tail);
+        }
+    }
+}
+
+const fn lane(of: u8) -> Lane {
+    match of & 1 {
+        0 => Lane::Receive,
+        _ => Lane::Transmit,
+    }
+}
+
+impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
+    fn open<W: Judged + World<Handle = H>>(world: &mut W, _: u8) -> Self {
+        let profile = profile(BUFFERS);
+        let bytes = Nic::<H>::buffer_bytes(&profile, SIZE);
+        let nic = Nic::open(profile, rig::buffers(bytes), &mut world.api());
+        let nic = nic.expect("nothing fails");
+        let mut device = NicDevice::new(rig::NIC, &profile, 3);
+        for (lane, index, at) in nic.rings() {
+            device.program(lane, index, &at);
+        }
+        let mut this = Self { nic, device };
+        this.publish(world, Lane::Receive);
+        this
+    }
+
+    fn areas(&self) -> Vec<Area> {
+        let of = |lane| {
+            let at = self.addresses(lane);
+            [at.descriptors, at.completions].map(|base| {
+                let bytes = u64::from(base.size.entries()) * u64::from(base.entry_bytes);
+                (base.at, bytes)
+            })
+        };
+        [of(Lane::Receive), of(Lane::Transmit)].concat()
+    }
+
+    /// The driver sends a frame, or one comes from the wire, as the device is told to take it.
+    fn request<W: Judged + World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        step: Step,
+        reached: Reached<'_>,
+    ) {
+        let frame = vec![step.a; usize::from(step.b) % 1600];
+        if lane(step.a) == Lane::Receive {
+            let taken = self.device.receive(&mut world.bus(), 0, &frame);
+            taken.expect("its rings are mapped");
+            return;
+        }
+        match self.nic.send(&mut world.api(), 0, &frame) {
+            Ok(Sent::Queued) => {}
+            Ok(Sent::Full) => reached("full"),
+            Err(NicError::FrameLength { .. }) => reached("refused: Size"),
+            Err(error) => panic!("{error}"),
+        }
+        self.publish(world, Lane::Transmit);
+    }
+
+    fn service<W: Judged + World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        step: Step,
+        reached: Reached<'_>,
+    ) {
+        let (lane, budget) = (lane(step.a), u32::from(step.b) + 1);
+        let result = match lane {
+            Lane::Receive => {
+                let each = |frame: &[u8]| {
+                    assert!(frame.len() <= 1514, "no longer than its buffers");
+                    reached("frame");
+                };
+                let result = self.nic.receive(&mut world.api(), 0, budget, None, each);
+                result.map(drop)
+            }
+            Lane::Transmit => self.nic.reclaim(&mut world.api(), 0, budget).map(drop),
+        };
+        match result {
+            Ok(()) => {}
+            Err(NicError::Device(found)) => reached(lie(&found)),
+            Err(error) => panic!("{error}"),
+        }
+        self.publish(world, lane);
+    }
+
+    fn claim(&self, step: Step) -> Option<(Iova, [u8; 16])> {
+        let [status, descriptor, first, _] = step.c.to_le_bytes();
+        let claim = Completion {
+            bytes: u32::from(step.b),
+            first: u32::from(first) * 8,
+            descriptor: u32::from(descriptor),
+            status: u16::from(status) & 7,
+        };
+        let mut raw = claim.encode();
+        raw[14] = (raw[14] & !1) | step.a >> 7;
+        let at = self.addresses(lane(step.a)).completions;
+        Some((at.entry(u32::from(step.a >> 1)), raw))
+    }
+
+    fn work<W: Judged + World<Handle = H>>(&mut self, world: &mut W) {
+        let sent = self.device.transmit(&mut world.bus(), 0, |_| {});
+        sent.expect("its rings are mapped");
+    }
+
+    fn doorbell(&mut self, value: u32) {
+        self.device.doorbell(lane(value as u8), 0, value >> 1);
+    }
+
+    fn out(&self) -> usize {
+        self.nic.buffers_out()
+    }
+
+    fn close<W: Judged + World<Handle = H>>(self, world: &mut W, reached: Reached<'_>) -> usize {
+        let Self { nic, mut device } = self;
+        device.reset();
+        // The receive ring is never empty.
+        reached("closed with requests");
+        nic.close(&mut world.api())
+            .expect("closing does not ask the device");
+        0
+    }
+}

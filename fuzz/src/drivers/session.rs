@@ -1,0 +1,262 @@
+//! One session: a driver, its device, and what must hold after every step.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::rc::Rc;
+
+use ringfence_devices::api::{Handback, Witness};
+use ringfence_devices::block::BlockError;
+use ringfence_devices::nic::World;
+use ringfence_devices::ring::{DeviceLie, LieKind};
+use ringfence_devices::{Buffer, Mapping, Transfer};
+use ringfence_types::{Iova, PhysRange};
+
+use super::rig::{self, Judged};
+use crate::Reached;
+
+/// Most mappings that are remembered.
+const REMEMBERED: usize = 256;
+/// Frames of tables and rings that a machine has at most beyond those of an opened port: a page table with no more than
+/// [`LIVE`] mappings, wherever they lie.
+const FRAMES: u64 = 4 * LIVE as u64;
+/// Buffers that any of these drivers has mapped at most.
+const LIVE: usize = 512;
+
+/// What a device was told, the last of it at the end.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Told(Rc<RefCell<Vec<Mapping>>>);
+
+impl<P> Witness<P> for Told {
+    fn mapped(&mut self, _: &mut P, mapping: &Mapping, _: PhysRange) {
+        let mut all = self.0.borrow_mut();
+        if all.len() == REMEMBERED {
+            all.remove(0);
+        }
+        all.push(*mapping);
+    }
+    fn unmapping(&mut self, _: &mut P, _: &Mapping) {}
+    fn unmapped(&mut self, _: &mut P, _: &Mapping, _: Handback) {}
+    fn released(&mut self, _: &mut P, _: &Buffer) {}
+}
+
+impl Told {
+    /// What was told `ago` mappings ago.
+    fn ago(&self, ago: u8) -> Option<Mapping> {
+        let all = self.0.borrow();
+        all.iter().rev().nth(usize::from(ago)).copied()
+    }
+}
+
+/// A step of the input.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    pub(super) a: u8,
+    pub(super) b: u16,
+    pub(super) c: u32,
+}
+
+/// Where something of a device's lies in its addresses.
+pub(super) type Area = (Iova, u64);
+
+/// A driver, and a device that its maker has no say in any more.
+pub(super) trait Hostile<H>: Sized {
+    /// Opens it; nothing is done yet.
+    fn open<W: Judged + World<Handle = H>>(world: &mut W, seed: u8) -> Self;
+    /// All memory of its rings, lists and tables.
+    fn areas(&self) -> Vec<Area>;
+    /// The driver makes a request.
+    fn request<W: Judged + World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        step: Step,
+        reached: Reached<'_>,
+    );
+    /// The driver looks for what is done.
+    fn service<W: Judged + World<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        step: Step,
+        reached: Reached<'_>,
+    );
+    /// A completion as the device may forge it: where it stands, and its bytes. `None`: this device has none in memory.
+    fn claim(&self, step: Step) -> Option<(Iova, [u8; 16])>;
+    /// The device works. Its own rings are mapped as long as it is open, so that it is never stopped there.
+    fn work<W: Judged + World<Handle = H>>(&mut self, world: &mut W);
+    /// A doorbell.
+    fn doorbell(&mut self, value: u32);
+    /// Buffers that are out of the driver's pool.
+    fn out(&self) -> usize;
+    /// Closes it; buffers that are not back.
+    fn close<W: Judged + World<Handle = H>>(self, world: &mut W, reached: Reached<'_>) -> usize;
+}
+
+/// A session of `D` in a world.
+pub(super) struct Session<W, D> {
+    world: W,
+    driver: D,
+    told: Told,
+    /// To the byte: nothing beside a buffer is reached either.
+    byte_granular: bool,
+    opened_with: u64,
+    of: PhantomData<D>,
+}
+
+impl<W: Judged + World, D: Hostile<W::Handle>> Session<W, D> {
+    pub(super) fn run(
+        mut world: W,
+        told: Told,
+        byte_granular: bool,
+        seed: u8,
+        steps: &[u8],
+        reached: Reached<'_>,
+    ) {
+        let driver = D::open(&mut world, seed);
+        let opened_with = world.frames_in_use();
+        let mut this = Self {
+            world,
+            driver,
+            told,
+            byte_granular,
+            opened_with,
+            of: PhantomData,
+        };
+        for step in steps.as_chunks::<8>().0 {
+            this.step(step, reached);
+            this.holds(reached);
+        }
+        let Self {
+            mut world, driver, ..
+        } = this;
+        let lost = driver.close(&mut world, reached);
+        assert_eq!((lost, world.judge().live()), (0, 0), "everything is back");
+    }
+
+    fn step(&mut self, raw: &[u8; 8], reached: Reached<'_>) {
+        let step = Step {
+            a: raw[1],
+            b: u16::from_le_bytes([raw[2], raw[3]]),
+            c: u32::from_le_bytes([raw[4], raw[5], raw[6], raw[7]]),
+        };
+        let world = &mut self.world;
+        match raw[0] % 8 {
+            0 => self.driver.request(world, step, reached),
+            1 => self.driver.service(world, step, reached),
+            2 => {
+                let target = match step.a {
+                    0..128 => {
+                        let areas = self.driver.areas();
+                        let (at, bytes) = areas[usize::from(step.a) % areas.len()];
+                        // Pages of long areas are all reached, their words modulo what b can name.
+                        Some(at.wrapping_add(u64::from(step.b) * 16 % bytes))
+                    }
+                    _ => self.told.ago(step.a - 128).map(|mapping| {
+                        let offset = u64::from(step.b) % mapping.range.bytes();
+                        mapping.range.start().wrapping_add(offset & !15)
+                    }),
+                };
+                let mut bytes = [0; 16];
+                bytes
+                    .as_chunks_mut::<4>()
+                    .0
+                    .iter_mut()
+                    .for_each(|word| *word = step.c.to_le_bytes());
+                if let Some(target) = target {
+                    let written = world.bus().write(rig::NIC, target, &bytes);
+                    reached(match written {
+                        Ok(()) => "write let through",
+                        Err(_) => "write stopped",
+                    });
+                }
+            }
+            3 => {
+                if let Some((at, bytes)) = self.driver.claim(step) {
+                    let written = world.bus().write(rig::NIC, at, &bytes);
+                    assert_eq!(written, Ok(()), "completions are the device's to write");
+                }
+            }
+            4 => self.driver.work(world),
+            5 => self.driver.doorbell(step.c),
+            6 => {
+                let at =
+                    u64::from_be_bytes([raw[2], raw[3], raw[4], raw[5], raw[6], raw[7], raw[1], 0]);
+                let (through, stopped) = ("wild let through", "wild stopped");
+                reached(match self.touch(Iova::new(at & !63), raw[1]) {
+                    true => through,
+                    false => stopped,
+                });
+            }
+            _ => {
+                if let Some(mapping) = self.told.ago(step.a) {
+                    let at = mapping
+                        .range
+                        .start()
+                        .wrapping_add(u64::from(step.b) & 4095 & !63);
+                    reached(match self.touch(at, raw[4]) {
+                        true => "old let through",
+                        false => "old stopped",
+                    });
+                }
+            }
+        }
+    }
+
+    /// The device tries 64 bytes; whether it got them. What is not a buffer, which the judge knows, is its own rings'.
+    fn touch(&mut self, at: Iova, write: u8) -> bool {
+        let judged = self.world.judge().accesses;
+        let mut bytes = [0x5a; 64];
+        let done = match write & 1 {
+            0 => self.world.bus().read(rig::NIC, at, &mut bytes),
+            _ => self.world.bus().write(rig::NIC, at, &bytes),
+        };
+        if done.is_ok() && self.world.judge().accesses == judged {
+            let inside = |(start, bytes): &Area| {
+                let (first, end) = (start.get() & !4095, start.get() + bytes);
+                (first..end.next_multiple_of(4096)).contains(&at.get())
+            };
+            assert!(
+                self.driver.areas().iter().any(inside),
+                "{at} leads into memory that is nobody's buffer and no ring"
+            );
+        }
+        done.is_ok()
+    }
+
+    fn holds(&mut self, reached: Reached<'_>) {
+        let frames = self.world.frames_in_use();
+        let judge = self.world.judge();
+        if judge.colocated > 0 {
+            reached("colocated");
+        }
+        let beside = match self.byte_granular {
+            true => 0,
+            false => judge.colocated,
+        };
+        assert_eq!(judge.violations, beside, "{:?}", judge.reached);
+        assert_eq!(judge.false_faults, 0);
+        assert!(judge.live() <= LIVE, "{} buffers are mapped", judge.live());
+        assert!(frames <= self.opened_with + FRAMES, "{frames} frames");
+        assert!(self.driver.out() <= LIVE);
+    }
+}
+
+/// The name of a lie; one added later has none here, which the corpus test reports.
+pub(super) fn lie(lie: &DeviceLie) -> &'static str {
+    match lie.kind {
+        LieKind::Nothing => "lie: Nothing",
+        LieKind::Index { .. } => "lie: Index",
+        LieKind::Length { .. } => "lie: Length",
+        LieKind::Status(_) => "lie: Status",
+        LieKind::Queue(_) => "lie: Queue",
+        _ => "lie: unknown",
+    }
+}
+
+/// The same of a disk's driver. Nothing else may go wrong here.
+pub(super) fn block_error(error: &BlockError) -> &'static str {
+    match error {
+        BlockError::Device(found) => lie(found),
+        BlockError::Full => "full",
+        BlockError::Size { .. } => "refused: Size",
+        other => panic!("{other}"),
+    }
+}

@@ -280,6 +280,12 @@ impl<'m, P: Protection> Port<'m, P> {
         let names = self.mapped..;
         self.mapped += pieces.len() as u64;
         match each.body {
+            Body::Renew => {
+                for (piece, name) in pieces.iter().zip(names) {
+                    lane.map(memory, name, piece, direction)?;
+                    lane.unmap(memory)?;
+                }
+            }
             Body::Replace => {
                 for (piece, name) in pieces.iter().zip(names) {
                     lane.unmap(memory)?;

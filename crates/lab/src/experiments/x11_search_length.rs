@@ -258,6 +258,9 @@ fn history(setting: &Setting, found: &mut Findings) -> Result<(), LabError> {
 /// How many times the search of a short history a long one has at least, to count as grown.
 const GROWN: f64 = 2.0;
 
+/// A protection, and its mean searches by the allocation at which their window ends.
+type Means = (&'static str, Vec<(f64, f64)>);
+
 /// By protection, the mean searches of one interface from its first replaced buffer on: over windows that end at [`FIRST`] allocations, at
 /// twice as many, and so on.
 fn windows(
@@ -266,7 +269,7 @@ fn windows(
     burst: u32,
     runs: usize,
     protections: &[(&'static str, usize)],
-) -> Result<Vec<(&'static str, Vec<(f64, f64)>)>, LabError> {
+) -> Result<Vec<Means>, LabError> {
     let mut capture = Capture::with(adapter, Stream::default(), burst, setting.packets)?;
     let sides = protections.iter();
     let mut sides = sides
@@ -347,12 +350,11 @@ mod tests {
         assert_eq!(grown.unwrap().holds, Some(true), "{grown:?}");
         // By the order of E 4 no address changes its ring: a turn's search is all there is. By the drivers' order they do.
         let last = |name: &str| {
-            let rows = found.rows.iter();
-            let of = rows.filter(|row| {
+            let row = found.rows.iter().rfind(|row| {
                 row.what
                     .starts_with(&format!("strict, {name}: mean search"))
             });
-            of.last().and_then(|row| row.measured).unwrap().median
+            row.and_then(|row| row.measured).unwrap().median
         };
         for filled in ["ring by ring", "rings in turns"] {
             let unmapped_first = last(&format!("unmap, map; {filled}"));

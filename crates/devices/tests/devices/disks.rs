@@ -1,20 +1,20 @@
 //! Disks: what is read is what was written, whatever the order in which a drive works, and every page comes back.
 
+mod lies;
+
 use proptest::prelude::*;
 use ringfence_devices::api::{DmaApi, Ring};
-use ringfence_devices::block::ahci::{AhciDriver, AhciPort, Registers};
-use ringfence_devices::block::nvme::{
-    Command, CommandDone, NvmeController, NvmeQueue, Opcode, Status,
-};
+use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
+use ringfence_devices::block::nvme::{NvmeController, NvmeQueue};
 use ringfence_devices::block::{
     BlockError, Done, Io, Operation, PAGE_BYTES, PseudoScsi, RamDisk, Rejected,
 };
 use ringfence_devices::nic::World;
-use ringfence_devices::ring::{DeviceLie, LieKind, RingSize};
+use ringfence_devices::ring::RingSize;
 use ringfence_devices::{Buffer, ByteMemory, Pool};
 use ringfence_dma::Mapping;
 use ringfence_dma::ring::{RingSetup, SlotChoice};
-use ringfence_types::{Direction, Iova};
+use ringfence_types::Direction;
 
 use super::rig::{self, Judged, RingRig};
 
@@ -357,195 +357,6 @@ fn arbitrary_order_is_what_rings_are_not_for() {
     };
     let (tail, any) = (waits(SlotChoice::Tail), waits(SlotChoice::NextFree));
     assert!(tail > any, "{tail} waits at the tail, {any} otherwise");
-}
-
-#[test]
-fn sizes_are_checked_before_anything_is_mapped() {
-    let mut world = rig::strict();
-    let mut pool = Pool::new(rig::buffers(4 << 20), PAGE_BYTES).unwrap();
-    let mut nvme = Nvme::open(&mut world, 4, 1);
-    for (bytes, pages) in [
-        (0, 0),
-        (0, 1),
-        (511, 1),
-        (513, 1),
-        (512, 0),
-        (512, 2),
-        (4608, 1),
-        (514 * 4096, 514),
-    ] {
-        let buffers = (0..pages).map(|_| pool.take().unwrap()).collect();
-        let io = Io {
-            operation: Operation::Write,
-            block: 0,
-            bytes,
-            buffers,
-        };
-        let rejected = nvme.queue.submit(&mut world.api(), io).unwrap_err();
-        assert_eq!(rejected.error, BlockError::Size { bytes, pages });
-        for buffer in rejected.buffers {
-            pool.give(buffer).unwrap();
-        }
-    }
-    assert_eq!((pool.out(), world.judge().maps), (0, 0));
-    Disk::close(nvme, &mut world, |_| {});
-}
-
-#[test]
-fn a_disk_that_fails_says_so() {
-    let mut world = rig::strict();
-    let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
-    let mut disk = RamDisk::new(8);
-    let mut nvme = Nvme::open(&mut world, 4, 1);
-    let mut ahci = Ahci::open(&mut world, 1);
-    let mut io = || Io {
-        operation: Operation::Read,
-        block: 8,
-        bytes: 512,
-        buffers: vec![pool.take().unwrap()],
-    };
-    Disk::submit(&mut nvme, &mut world, io()).unwrap();
-    Disk::submit(&mut ahci, &mut world, io()).unwrap();
-    let done = [
-        nvme.work(&mut world, &mut disk),
-        ahci.work(&mut world, &mut disk),
-    ];
-    for done in done {
-        assert_eq!(done.len(), 1);
-        assert!(!done[0].succeeded);
-        assert_eq!(done[0].buffers.len(), 1);
-    }
-    let fis = {
-        let api = world.api();
-        ahci.driver.set_device_bits(api.memory()).unwrap()
-    };
-    assert_eq!(fis, [0xa1, 0x40, 0x41, 0, 1, 0, 0, 0]);
-    Disk::close(nvme, &mut world, |_| {});
-    Disk::close(ahci, &mut world, |_| {});
-}
-
-#[test]
-fn lies_of_a_controller_have_their_names() {
-    let done = |queue, id| CommandDone {
-        head: 0xffff,
-        queue,
-        id,
-        status: 0,
-    };
-    let found = |id| LieKind::Index {
-        found: id,
-        expected: None,
-    };
-    for (lie, kind) in [
-        (done(QUEUE + 1, 0), LieKind::Queue(QUEUE + 1)),
-        (done(QUEUE, 1), found(1)),
-        (done(QUEUE, 0xffff), found(0xffff)),
-    ] {
-        let mut world = rig::strict();
-        let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
-        let mut nvme = Nvme::open(&mut world, 4, 1);
-        let io = Io {
-            operation: Operation::Write,
-            block: 0,
-            bytes: 512,
-            buffers: vec![pool.take().unwrap()],
-        };
-        Disk::submit(&mut nvme, &mut world, io).unwrap();
-        let mut raw = lie.encode();
-        raw[14] |= 1;
-        let at = nvme.queue.addresses().completions.entry(0);
-        world.bus().write(rig::NIC, at, &raw).unwrap();
-        for _ in 0..2 {
-            let told = nvme
-                .queue
-                .complete(&mut world.api(), 9, |_| panic!("nothing is done"));
-            assert!(
-                matches!(told, Err(BlockError::Device(DeviceLie { kind: k, .. })) if k == kind)
-            );
-        }
-        let mut back = 0;
-        nvme.queue
-            .close(&mut world.api(), |buffer| {
-                pool.give(buffer).unwrap();
-                back += 1;
-            })
-            .unwrap();
-        assert_eq!((back, pool.out(), world.judge().live()), (1, 0, 0));
-    }
-}
-
-#[test]
-fn an_active_bit_of_an_empty_slot_is_a_lie() {
-    let mut world = rig::strict();
-    let mut ahci = Ahci::open(&mut world, 1);
-    let registers = Registers {
-        active: 1 << 31,
-        failed: 0,
-    };
-    let told = ahci.driver.complete(&mut world.api(), registers, |_| {});
-    assert!(matches!(told, Err(BlockError::Device(_))));
-    Disk::close(ahci, &mut world, |_| {});
-}
-
-/// A controller executes what stands in memory, which need not be what its driver wrote.
-#[test]
-fn hostile_commands_end_with_a_status() {
-    let read = Command {
-        opcode: Opcode::Read as u8,
-        id: 0,
-        prp1: Iova::new(0x5000),
-        prp2: Iova::ZERO,
-        block: 0,
-        blocks_less_one: 0,
-    };
-    let cases = [
-        (Command { opcode: 9, ..read }, Status::InvalidOpcode),
-        (
-            Command {
-                block: u64::MAX,
-                ..read
-            },
-            Status::LbaOutOfRange,
-        ),
-        (
-            Command {
-                prp1: Iova::new(0x5001),
-                ..read
-            },
-            Status::PrpOffsetInvalid,
-        ),
-        (
-            Command {
-                prp1: Iova::new(0x5ffc),
-                prp2: Iova::new(0x6004),
-                ..read
-            },
-            // The first page is not mapped at all.
-            Status::DataTransferError,
-        ),
-        (read, Status::DataTransferError),
-    ];
-    for (command, status) in cases {
-        let mut world = rig::strict();
-        let nvme = Nvme::open(&mut world, 4, 1);
-        let at = nvme.queue.addresses();
-        let mut controller = nvme.controller;
-        let entry = at.submissions.entry(0);
-        world
-            .bus()
-            .write(rig::NIC, entry, &command.encode())
-            .unwrap();
-        controller.submission_doorbell(1);
-        let mut disk = RamDisk::new(64);
-        assert_eq!(controller.run(&mut world.bus(), &mut disk), Ok(1));
-        let mut raw = [0; 16];
-        world
-            .bus()
-            .read(rig::NIC, at.completions.entry(0), &mut raw)
-            .unwrap();
-        assert_eq!(CommandDone::decode(&raw).status, status as u16);
-        nvme.queue.close(&mut world.api(), |_| {}).unwrap();
-    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod attacks;
 mod board;
+mod detached;
 mod disks;
 mod faults;
 mod hostile;

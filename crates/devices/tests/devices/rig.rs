@@ -11,7 +11,7 @@ use ringfence_devices::{Buffer, Bus, Custody, Mapping};
 use ringfence_dma::flush::{Burst, Deferred, LiteralBurst, Never, Strict};
 use ringfence_dma::ring::{LiteralRing, Ring, RingSetup, SlotChoice, Tables, lay_out};
 use ringfence_dma::space::{Identity, Paged, PlainTable, RingDriver, Rings, Rounding};
-use ringfence_dma::{Attachment, Cpu, Dma, Flush, Platform, Space};
+use ringfence_dma::{Attachment, Cpu, Dma, Flush, Platform, Space, Teardown};
 use ringfence_hw::{
     FaultLog, Geometry, Literal, Prefetch, Purge, Repaired, Replacement, RingLogic, RingUnit,
     RingUnitConfig, Translate, UnitConfig, VtdUnit,
@@ -21,7 +21,7 @@ use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, SecondStage, Table, Translation,
 };
 use ringfence_types::{
-    DeviceId, DomainId, Invalidator, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    DeviceId, DomainId, FrameSource, Invalidator, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
 };
 
 use super::board::{Memory, Pool, Trouble, Walker};
@@ -183,6 +183,26 @@ impl<F: Flush<Pages, B>, B, W> Rig<Pages, F, B, W> {
             at,
             witness: Grants(witness),
         }
+    }
+}
+
+impl<F: Flush<Pages, Buffer>, W> Rig<Pages, F, Buffer, W> {
+    /// Takes the device out of its domain, with whatever is mapped there: the domain is gone.
+    pub(crate) fn detach(&mut self) {
+        let disconnect = |machine: &mut Machine| {
+            let nothing = machine.pool.alloc_zeroed().unwrap();
+            machine.walker.unit.set_root_table(nothing);
+        };
+        let withheld = |_| panic!("nothing is withheld");
+        let gone = self.dma.detach(
+            &mut self.cpu,
+            &mut self.machine,
+            &self.at,
+            Teardown::Forced,
+            disconnect,
+            withheld,
+        );
+        assert!(gone.unwrap().is_some());
     }
 }
 

@@ -1,0 +1,52 @@
+//! A device that is taken away under its driver: what is mapped comes back through the driver's own calls, and is out of reach.
+
+use ringfence_devices::api::{DmaApi, Ring, Stop};
+use ringfence_devices::nic::World;
+use ringfence_devices::{DmaError, Pool};
+use ringfence_dma::MapReason;
+use ringfence_types::{Direction, PhysRange};
+
+use super::rig::{self, Judged};
+
+const RING: Ring = Ring {
+    queue: 0,
+    direction: Direction::FromDevice,
+};
+
+#[test]
+fn buffers_of_a_domain_that_is_gone_come_back() {
+    let mut world = rig::strict();
+    let mut pool = Pool::new(rig::buffers(16 << 12), 4096).unwrap();
+    let mut handles = Vec::new();
+    for _ in 0..5 {
+        let buffer = pool.take().unwrap();
+        let memory = PhysRange::new(buffer.start(), 1500).unwrap();
+        handles.push(world.api().map(RING, buffer, memory).unwrap());
+    }
+    let told: Vec<_> = handles.iter().map(|mapped| mapped.iova).collect();
+    for iova in &told {
+        world.bus().write(rig::NIC, *iova, &[7; 64]).unwrap();
+    }
+    world.detach();
+    for iova in &told {
+        let stopped = world.bus().write(rig::NIC, *iova, &[8; 64]);
+        assert!(matches!(stopped, Err(DmaError::Fault(_))), "{stopped:?}");
+    }
+    // Each once, at once, and each its own: in a mode whose unmap would otherwise have had something to clear and to flush.
+    for mapped in handles {
+        let back = world.api().unmap(RING, mapped.handle).unwrap();
+        pool.give(back.expect("nobody reaches it")).unwrap();
+    }
+    assert_eq!((pool.out(), world.judge().live()), (0, 0));
+    assert_eq!(world.judge().violations, 0);
+
+    let buffer = pool.take().unwrap();
+    let memory = PhysRange::new(buffer.start(), 1500).unwrap();
+    let refused = world.api().map(RING, buffer, memory).unwrap_err();
+    assert!(
+        matches!(refused.stop, Stop::Failed(error) if error.reason == MapReason::NotAttached),
+        "{:?}",
+        refused.stop
+    );
+    pool.give(refused.buffer).unwrap();
+}

@@ -1,0 +1,349 @@
+//! What a driver is told that is not so, and what a controller finds that its driver did not write.
+
+use ringfence_devices::api::DmaApi;
+use ringfence_devices::block::ahci::Registers;
+use ringfence_devices::block::nvme::{Command, CommandDone, Opcode, Status};
+use ringfence_devices::block::{BlockError, Io, Operation, PAGE_BYTES, RamDisk};
+use ringfence_devices::nic::World;
+use ringfence_devices::ring::{DeviceLie, LieKind};
+use ringfence_devices::{Pool, Transfer};
+use ringfence_types::Iova;
+
+use super::super::rig::{self, Judged};
+use super::{Ahci, Disk, Nvme, QUEUE};
+
+#[test]
+fn sizes_are_checked_before_anything_is_mapped() {
+    let mut world = rig::strict();
+    let mut pool = Pool::new(rig::buffers(4 << 20), PAGE_BYTES).unwrap();
+    let mut nvme = Nvme::open(&mut world, 4, 1);
+    for (bytes, pages) in [
+        (0, 0),
+        (0, 1),
+        (511, 1),
+        (513, 1),
+        (512, 0),
+        (512, 2),
+        (4608, 1),
+        (514 * 4096, 514),
+    ] {
+        let buffers = (0..pages).map(|_| pool.take().unwrap()).collect();
+        let io = Io {
+            operation: Operation::Write,
+            block: 0,
+            bytes,
+            buffers,
+        };
+        let rejected = nvme.queue.submit(&mut world.api(), io).unwrap_err();
+        assert_eq!(rejected.error, BlockError::Size { bytes, pages });
+        for buffer in rejected.buffers {
+            pool.give(buffer).unwrap();
+        }
+    }
+    assert_eq!((pool.out(), world.judge().maps), (0, 0));
+    Disk::close(nvme, &mut world, |_| {});
+}
+
+#[test]
+fn a_disk_that_fails_says_so() {
+    let mut world = rig::strict();
+    let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
+    let mut disk = RamDisk::new(8);
+    let mut nvme = Nvme::open(&mut world, 4, 1);
+    let mut ahci = Ahci::open(&mut world, 1);
+    let mut io = || Io {
+        operation: Operation::Read,
+        block: 8,
+        bytes: 512,
+        buffers: vec![pool.take().unwrap()],
+    };
+    Disk::submit(&mut nvme, &mut world, io()).unwrap();
+    Disk::submit(&mut ahci, &mut world, io()).unwrap();
+    let done = [
+        nvme.work(&mut world, &mut disk),
+        ahci.work(&mut world, &mut disk),
+    ];
+    for done in done {
+        assert_eq!(done.len(), 1);
+        assert!(!done[0].succeeded);
+        assert_eq!(done[0].buffers.len(), 1);
+    }
+    let fis = {
+        let api = world.api();
+        ahci.driver.set_device_bits(api.memory()).unwrap()
+    };
+    assert_eq!(fis, [0xa1, 0x40, 0x41, 0, 1, 0, 0, 0]);
+    Disk::close(nvme, &mut world, |_| {});
+    Disk::close(ahci, &mut world, |_| {});
+}
+
+#[test]
+fn lies_of_a_controller_have_their_names() {
+    let done = |queue, id| CommandDone {
+        head: 0xffff,
+        queue,
+        id,
+        status: 0,
+    };
+    let found = |id| LieKind::Index {
+        found: id,
+        expected: None,
+    };
+    for (lie, kind) in [
+        (done(QUEUE + 1, 0), LieKind::Queue(QUEUE + 1)),
+        (done(QUEUE, 1), found(1)),
+        (done(QUEUE, 0xffff), found(0xffff)),
+    ] {
+        let mut world = rig::strict();
+        let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
+        let mut nvme = Nvme::open(&mut world, 4, 1);
+        let io = Io {
+            operation: Operation::Write,
+            block: 0,
+            bytes: 512,
+            buffers: vec![pool.take().unwrap()],
+        };
+        Disk::submit(&mut nvme, &mut world, io).unwrap();
+        let mut raw = lie.encode();
+        raw[14] |= 1;
+        let at = nvme.queue.addresses().completions.entry(0);
+        world.bus().write(rig::NIC, at, &raw).unwrap();
+        for _ in 0..2 {
+            let told = nvme
+                .queue
+                .complete(&mut world.api(), 9, |_| panic!("nothing is done"));
+            assert!(
+                matches!(told, Err(BlockError::Device(DeviceLie { kind: k, .. })) if k == kind)
+            );
+        }
+        let mut back = 0;
+        nvme.queue
+            .close(&mut world.api(), |buffer| {
+                pool.give(buffer).unwrap();
+                back += 1;
+            })
+            .unwrap();
+        assert_eq!((back, pool.out(), world.judge().live()), (1, 0, 0));
+    }
+}
+
+#[test]
+fn an_active_bit_of_an_empty_slot_is_a_lie() {
+    let mut world = rig::strict();
+    let mut ahci = Ahci::open(&mut world, 1);
+    let registers = Registers {
+        active: 1 << 31,
+        failed: 0,
+    };
+    let told = ahci.driver.complete(&mut world.api(), registers, |_| {});
+    assert!(matches!(told, Err(BlockError::Device(_))));
+    Disk::close(ahci, &mut world, |_| {});
+}
+
+/// A controller executes what stands in memory, which need not be what its driver wrote.
+#[test]
+fn hostile_commands_end_with_a_status() {
+    let read = Command {
+        opcode: Opcode::Read as u8,
+        id: 0,
+        prp1: Iova::new(0x5000),
+        prp2: Iova::ZERO,
+        block: 0,
+        blocks_less_one: 0,
+    };
+    let cases = [
+        (Command { opcode: 9, ..read }, Status::InvalidOpcode),
+        (
+            Command {
+                block: u64::MAX,
+                ..read
+            },
+            Status::LbaOutOfRange,
+        ),
+        (
+            Command {
+                prp1: Iova::new(0x5001),
+                ..read
+            },
+            Status::PrpOffsetInvalid,
+        ),
+        (
+            Command {
+                prp1: Iova::new(0x5ffc),
+                prp2: Iova::new(0x6004),
+                ..read
+            },
+            // The first page is not mapped at all.
+            Status::DataTransferError,
+        ),
+        (read, Status::DataTransferError),
+    ];
+    for (command, status) in cases {
+        let mut world = rig::strict();
+        let nvme = Nvme::open(&mut world, 4, 1);
+        let at = nvme.queue.addresses();
+        let mut controller = nvme.controller;
+        let entry = at.submissions.entry(0);
+        world
+            .bus()
+            .write(rig::NIC, entry, &command.encode())
+            .unwrap();
+        controller.submission_doorbell(1);
+        let mut disk = RamDisk::new(64);
+        assert_eq!(controller.run(&mut world.bus(), &mut disk), Ok(1));
+        let mut raw = [0; 16];
+        world
+            .bus()
+            .read(rig::NIC, at.completions.entry(0), &mut raw)
+            .unwrap();
+        assert_eq!(CommandDone::decode(&raw).status, status as u16);
+        nvme.queue.close(&mut world.api(), |_| {}).unwrap();
+    }
+}
+
+/// A read of one block.
+fn read(pool: &mut Pool) -> Io {
+    Io {
+        operation: Operation::Read,
+        block: 0,
+        bytes: 512,
+        buffers: vec![pool.take().unwrap()],
+    }
+}
+
+/// Writes a completion of command `id` with a phase of its own into an entry.
+fn forge<W: World<Handle = H>, H>(
+    world: &mut W,
+    nvme: &Nvme<H>,
+    (entry, phase): (u32, u8),
+    id: u16,
+) {
+    let done = CommandDone {
+        head: 0,
+        queue: QUEUE,
+        id,
+        status: 0,
+    };
+    let mut raw = done.encode();
+    raw[14] = (raw[14] & !1) | phase;
+    let at = nvme.queue.addresses().completions.entry(entry);
+    world.bus().write(rig::NIC, at, &raw).unwrap();
+}
+
+/// As a real one has to: entries that the driver has not given back are not written again.
+#[test]
+fn a_controller_does_not_overrun_its_completions() {
+    let mut world = rig::strict();
+    let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
+    let mut disk = RamDisk::new(8);
+    let mut nvme = Nvme::open(&mut world, 4, 1);
+    let mut done = Vec::new();
+    for round in 0..3 {
+        for _ in 0..3 {
+            Disk::submit(&mut nvme, &mut world, read(&mut pool)).unwrap();
+        }
+        let tail = nvme.queue.publish(&mut world.api());
+        nvme.controller.submission_doorbell(tail);
+        // The driver has handled what came, and has not said so.
+        let wanted = if round == 0 { 3 } else { 0 };
+        assert_eq!(nvme.controller.run(&mut world.bus(), &mut disk), Ok(wanted));
+        if round > 0 {
+            let told = nvme
+                .queue
+                .complete(&mut world.api(), 9, |_| panic!("not done"));
+            assert_eq!(told, Ok(0));
+            let head = nvme.queue.completion_head();
+            nvme.controller.completion_doorbell(head);
+            assert_eq!(nvme.controller.run(&mut world.bus(), &mut disk), Ok(3));
+        }
+        let each = |request| done.push(request);
+        assert_eq!(nvme.queue.complete(&mut world.api(), 9, each), Ok(3));
+    }
+    assert_eq!(done.len(), 9);
+    for request in done {
+        assert!(request.succeeded);
+        request
+            .buffers
+            .into_iter()
+            .for_each(|buffer| pool.give(buffer).unwrap());
+    }
+    Disk::close(nvme, &mut world, |_| panic!("nothing was outstanding"));
+    assert_eq!((pool.out(), world.judge().live()), (0, 0));
+}
+
+/// One that does overwrites what its driver has not read: completions are lost, and nothing else. No command is taken for another, and
+/// closing gives every buffer back.
+#[test]
+fn a_controller_that_overruns_loses_its_own_completions() {
+    let mut world = rig::strict();
+    let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
+    let mut nvme = Nvme::open(&mut world, 4, 1);
+    for _ in 0..3 {
+        Disk::submit(&mut nvme, &mut world, read(&mut pool)).unwrap();
+    }
+    // A lap of four, and one more over the first.
+    for (turn, id) in [0, 1, 2, 0, 1].into_iter().enumerate() {
+        let (entry, lap) = (turn as u32 % 4, turn / 4);
+        forge(&mut world, &nvme, (entry, [1, 0][lap]), id);
+    }
+    let told = nvme
+        .queue
+        .complete(&mut world.api(), 9, |_| panic!("not this lap's"));
+    assert_eq!(told, Ok(0));
+    let mut back = 0;
+    nvme.queue
+        .close(&mut world.api(), |buffer| {
+            pool.give(buffer).unwrap();
+            back += 1;
+        })
+        .unwrap();
+    assert_eq!((back, pool.out(), world.judge().live()), (3, 0, 0));
+}
+
+/// What the last lap left in the queue has the other phase, and is nothing new, whatever it names.
+#[test]
+fn a_completion_of_the_last_lap_is_not_taken_again() {
+    let mut world = rig::strict();
+    let mut pool = Pool::new(rig::buffers(1 << 20), PAGE_BYTES).unwrap();
+    let mut disk = RamDisk::new(8);
+    let mut nvme = Nvme::open(&mut world, 4, 1);
+    for lap in 0..5 {
+        let stale = [0, 1][lap % 2];
+        for _ in 0..4 {
+            Disk::submit(&mut nvme, &mut world, read(&mut pool)).unwrap();
+            let entry = nvme.queue.completion_head();
+            // The command is outstanding, and the entry names it in the old phase.
+            forge(&mut world, &nvme, (entry, stale), 0);
+            let told = nvme
+                .queue
+                .complete(&mut world.api(), 9, |_| panic!("stale"));
+            assert_eq!(told, Ok(0), "lap {lap}, entry {entry}");
+            for request in nvme.work(&mut world, &mut disk) {
+                assert!(request.succeeded);
+                request
+                    .buffers
+                    .into_iter()
+                    .for_each(|buffer| pool.give(buffer).unwrap());
+            }
+            assert_eq!(nvme.queue.outstanding(), 0);
+        }
+    }
+    // In the phase of the lap it is looked at, and nothing is outstanding.
+    let entry = nvme.queue.completion_head();
+    forge(&mut world, &nvme, (entry, 0), 0);
+    let told = nvme
+        .queue
+        .complete(&mut world.api(), 9, |_| panic!("nothing is done"));
+    assert!(matches!(
+        told,
+        Err(BlockError::Device(DeviceLie {
+            kind: LieKind::Index {
+                found: 0,
+                expected: None
+            },
+            ..
+        }))
+    ));
+    Disk::close(nvme, &mut world, |_| panic!("nothing was outstanding"));
+    assert_eq!((pool.out(), world.judge().live()), (0, 0));
+}

@@ -1,6 +1,8 @@
 //! The ring driver and the ring unit, which meet in memory only: at random against a reference of what may be reached, and the numbers
 //! that erratum 8 gives for the driver and the unit as they are printed.
 
+mod lagging;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;

@@ -1,22 +1,22 @@
 //! Every format, depth and largest page; every way to change a table; both kinds of memory: against brute force.
 
 mod common;
+#[path = "common/fronts.rs"]
+mod fronts;
 #[path = "common/model.rs"]
 mod model;
 
 use common::{DOMAIN, Memory, Source, flushed, frames, memory, page};
+use fronts::{Burst, Cached, Front, Plain, Reclaiming};
 use model::Model;
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    CalgaryTce, Coherency, Cursor, Dirty, Format, Leaf, LeafCache, Levels, MapError, MapRequest,
-    Reclaim, ReclaimingTable, Retired, SecondStage, Table, UnmapError, walk,
+    CalgaryTce, Coherency, Cursor, Dirty, Format, Leaf, Levels, MapError, MapRequest, Reclaim,
+    ReclaimingTable, SecondStage, Table, UnmapError, walk,
 };
-use ringfence_types::{
-    CachedLevels, FrameSource, Invalidation, Iova, PageSize, Pending, Permissions, PfnRange,
-    PhysAddr, PhysMemory,
-};
+use ringfence_types::{FrameSource, Iova, PageSize, Permissions, PhysAddr, PhysMemory};
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -71,183 +71,6 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(place, delta, pages)| Op::Unmap { place, delta, pages }),
         2 => (any::<usize>(), delta()).prop_map(|(place, delta)| Op::UnmapLeaf { place, delta }),
     ]
-}
-
-/// One way to change a table.
-trait Front<F: Format> {
-    fn map(
-        &mut self,
-        mem: &Memory,
-        frames: &Source<'_>,
-        request: MapRequest,
-    ) -> Result<(), MapError>;
-    fn unmap(
-        &mut self,
-        mem: &Memory,
-        frames: &Source<'_>,
-        range: PfnRange,
-    ) -> Result<(), UnmapError>;
-    fn root(&self) -> PhysAddr;
-    fn lookup(&self, mem: &Memory, iova: Iova) -> Option<Leaf>;
-    fn destroy(self, mem: &Memory, frames: &Source<'_>);
-}
-
-struct Plain<F>(Table<F>);
-struct Cached<F>(Table<F>, LeafCache);
-struct Burst<F>(Table<F>, LeafCache, Dirty, bool);
-struct Reclaiming<F>(ReclaimingTable<F>);
-
-impl<F: Format> Front<F> for Plain<F> {
-    fn map(
-        &mut self,
-        mem: &Memory,
-        frames: &Source<'_>,
-        request: MapRequest,
-    ) -> Result<(), MapError> {
-        self.0.map(mem, frames, request)
-    }
-    fn unmap(&mut self, mem: &Memory, _: &Source<'_>, range: PfnRange) -> Result<(), UnmapError> {
-        let (unmapped, levels) = self.0.unmap(mem, range)?;
-        assert_eq!((unmapped.domain(), unmapped.range()), (DOMAIN, range));
-        assert_eq!(levels, CachedLevels::Leaves, "these tables stay");
-        Ok(())
-    }
-    fn root(&self) -> PhysAddr {
-        self.0.root()
-    }
-    fn lookup(&self, mem: &Memory, iova: Iova) -> Option<Leaf> {
-        self.0.lookup(mem, iova)
-    }
-    fn destroy(self, mem: &Memory, frames: &Source<'_>) {
-        assert!(self.0.destroy(mem, frames, &flushed()).is_ok());
-    }
-}
-
-impl<F: Format> Front<F> for Cached<F> {
-    fn map(
-        &mut self,
-        mem: &Memory,
-        frames: &Source<'_>,
-        request: MapRequest,
-    ) -> Result<(), MapError> {
-        self.1.map(&self.0, mem, frames, request)
-    }
-    fn unmap(&mut self, mem: &Memory, _: &Source<'_>, range: PfnRange) -> Result<(), UnmapError> {
-        let (unmapped, _) = self.1.unmap(&self.0, mem, range)?;
-        assert_eq!(unmapped.range(), range);
-        Ok(())
-    }
-    fn root(&self) -> PhysAddr {
-        self.0.root()
-    }
-    fn lookup(&self, mem: &Memory, iova: Iova) -> Option<Leaf> {
-        self.0.lookup(mem, iova)
-    }
-    fn destroy(self, mem: &Memory, frames: &Source<'_>) {
-        let Self(table, cache) = self;
-        let table = table
-            .destroy(mem, frames, &flushed())
-            .expect_err("a cache of it lives");
-        drop(cache);
-        assert!(table.destroy(mem, frames, &flushed()).is_ok());
-    }
-}
-
-/// Plain and cached operations in turn, each synced before it is looked at.
-impl<F: Format> Front<F> for Burst<F> {
-    fn map(
-        &mut self,
-        mem: &Memory,
-        frames: &Source<'_>,
-        request: MapRequest,
-    ) -> Result<(), MapError> {
-        self.3 = !self.3;
-        let done = if self.3 {
-            self.0.map_deferred(mem, frames, request, &mut self.2)
-        } else {
-            self.1
-                .map_deferred(&self.0, mem, frames, request, &mut self.2)
-        };
-        self.2.sync(mem);
-        done
-    }
-    fn unmap(&mut self, mem: &Memory, _: &Source<'_>, range: PfnRange) -> Result<(), UnmapError> {
-        self.3 = !self.3;
-        let done = if self.3 {
-            self.0.unmap_deferred(mem, range, &mut self.2)
-        } else {
-            self.1.unmap_deferred(&self.0, mem, range, &mut self.2)
-        };
-        self.2.sync(mem);
-        assert!(self.2.is_clean());
-        let (unmapped, _) = done?;
-        assert_eq!(unmapped.range(), range);
-        Ok(())
-    }
-    fn root(&self) -> PhysAddr {
-        self.0.root()
-    }
-    fn lookup(&self, mem: &Memory, iova: Iova) -> Option<Leaf> {
-        self.0.lookup(mem, iova)
-    }
-    fn destroy(self, mem: &Memory, frames: &Source<'_>) {
-        drop(self.1);
-        assert!(self.0.destroy(mem, frames, &flushed()).is_ok());
-    }
-}
-
-impl<F: Format> Front<F> for Reclaiming<F> {
-    fn map(
-        &mut self,
-        mem: &Memory,
-        frames: &Source<'_>,
-        request: MapRequest,
-    ) -> Result<(), MapError> {
-        self.0.map(mem, frames, request)
-    }
-    fn unmap(
-        &mut self,
-        mem: &Memory,
-        frames: &Source<'_>,
-        range: PfnRange,
-    ) -> Result<(), UnmapError> {
-        let before = self.0.table_bytes();
-        let (unmapped, levels) = self.0.unmap(mem, range)?;
-        let out = frames.outstanding();
-        let retired = self.0.take_retired();
-        assert_eq!(levels == CachedLevels::All, !retired.is_empty());
-        assert_eq!(self.0.table_bytes() + 4096 * retired.len() as u64, before);
-        let count = retired.len();
-        let request = Invalidation::Pages {
-            domain: DOMAIN,
-            range,
-            levels,
-        };
-        let pending =
-            Pending::submit(&mut common::Instant, request, (unmapped, retired)).expect("covered");
-        let (unmapped, retired) = pending
-            .wait(&mut common::Instant)
-            .expect("completes")
-            .split();
-        assert_eq!(unmapped.range(), range);
-        assert_eq!(
-            frames.outstanding(),
-            out,
-            "nothing goes back before the invalidation"
-        );
-        Retired::release(retired, frames);
-        assert_eq!(frames.outstanding(), out - count);
-        Ok(())
-    }
-    fn root(&self) -> PhysAddr {
-        self.0.root()
-    }
-    fn lookup(&self, mem: &Memory, iova: Iova) -> Option<Leaf> {
-        self.0.lookup(mem, iova)
-    }
-    fn destroy(self, mem: &Memory, frames: &Source<'_>) {
-        assert!(self.0.destroy(mem, frames, &flushed()).is_ok());
-    }
 }
 
 /// Runs `ops` and compares after each.

@@ -125,6 +125,12 @@ traced() {
         echo "$out" >"$case/note"
 }
 
+# Random accesses, legal and errant, through our IOMMU and through QEMU's own, over what the guest maps.
+judged() {
+    timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest judge --cache "$cache" --limit "$LIMIT" --cases 2000 "$@" </dev/null &&
+        grep '^seed' "$log" >"$case/note"
+}
+
 # The process with the devices is killed while the guest writes: numbered blocks, each flushed before it is reported, and unflushed ones
 # beside. All that were reported are in the image, and nothing of the guest is left running.
 readonly WRITES='while :; do dd if=/dev/zero of=/dev/vda bs=256k seek=200 count=40 conv=notrunc oflag=direct 2>/dev/null; done &
@@ -211,6 +217,8 @@ for kernel in $KERNELS; do
     done
     try "errant DMAs stopped and named: $kernel" errant --kernel "$kernel"
     try "traced: events and requests agree: $kernel" traced --kernel "$kernel"
+    try "judged by QEMU, strict: $kernel" judged --kernel "$kernel" --strict --seed 1
+    try "judged by QEMU, lazy: $kernel" judged --kernel "$kernel" --lazy --seed 2
     try "by hand: $kernel" by_hand "$kernel"
     try "network between guests: $kernel, strict" network --kernel "$kernel" --strict
     try "network between guests: $kernel, lazy" network --kernel "$kernel" --lazy

@@ -33,6 +33,19 @@ impl Stop {
         )?)))
     }
 
+    /// Readable once it was told.
+    pub(crate) fn fd(&self) -> &OwnedFd {
+        &self.0
+    }
+
+    /// The next client, if one comes before the stop.
+    pub(crate) fn accept(&self, listener: &UnixListener) -> io::Result<Option<UnixStream>> {
+        if wait(listener.as_fd(), None, self, false)?.stop {
+            return Ok(None);
+        }
+        Ok(Some(listener.accept()?.0))
+    }
+
     /// Tells them.
     pub fn stop(&self) {
         let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
@@ -238,17 +251,46 @@ enum Received {
 }
 
 fn receive(stream: &UnixStream, inbox: &mut Inbox) -> io::Result<Received> {
-    let mut bytes = vec![0; inbox.wants()];
+    let Some(piece) = receive_piece(stream, inbox.wants(), RecvFlags::DONTWAIT)? else {
+        return Ok(Received::Part);
+    };
+    if piece.bytes.is_empty() {
+        return Ok(Received::End);
+    }
+    Ok(match inbox.take(&piece.bytes, piece.fds, piece.truncated) {
+        Ok(Some(message)) => Received::Message(message),
+        Ok(None) => Received::Part,
+        Err(error) => Received::Lost(error),
+    })
+}
+
+/// Bytes of a stream and the descriptors that came with them.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// None at the end of the stream.
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+    /// More descriptors came than a message may carry.
+    pub(crate) truncated: bool,
+}
+
+/// At most `wants` bytes; none if it would have to wait, or waited too long.
+pub(crate) fn receive_piece(
+    stream: &UnixStream,
+    wants: usize,
+    flags: RecvFlags,
+) -> io::Result<Option<Piece>> {
+    let mut bytes = vec![0; wants];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = match recvmsg(
         stream,
         &mut [IoSliceMut::new(&mut bytes)],
         &mut control,
-        RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC,
+        flags | RecvFlags::CMSG_CLOEXEC,
     ) {
         Ok(got) => got,
-        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(Received::Part),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     let fds: Vec<OwnedFd> = control
@@ -259,16 +301,12 @@ fn receive(stream: &UnixStream, inbox: &mut Inbox) -> io::Result<Received> {
         })
         .flatten()
         .collect();
-    if got.bytes == 0 {
-        return Ok(Received::End);
-    }
-    let truncated = got.flags.contains(ReturnFlags::CTRUNC);
-    let piece = bytes.get(..got.bytes).unwrap_or(&bytes);
-    Ok(match inbox.take(piece, fds, truncated) {
-        Ok(Some(message)) => Received::Message(message),
-        Ok(None) => Received::Part,
-        Err(error) => Received::Lost(error),
-    })
+    bytes.truncate(got.bytes);
+    Ok(Some(Piece {
+        bytes,
+        fds,
+        truncated: got.flags.contains(ReturnFlags::CTRUNC),
+    }))
 }
 
 #[cfg(test)]

@@ -104,6 +104,36 @@ pub(crate) enum GuestCommand {
     /// Fetch and build what a guest needs, and print where it is
     #[command(long_about = GUEST_PREPARE_LONG, after_help = GUEST_PREPARE_EXAMPLES)]
     Prepare(GuestPrepareArgs),
+    /// Have the software IOMMU judged by QEMU's own, over what a stock Linux maps
+    #[command(long_about = GUEST_JUDGE_LONG)]
+    Judge(GuestJudgeArgs),
+}
+
+const GUEST_JUDGE_LONG: &str = "\
+Have the software IOMMU judged by QEMU's own, over what a stock Linux maps.
+
+Boots a guest behind QEMU's intel-iommu whose disk lives here. What QEMU tells of the guest's mappings goes into the software IOMMU, and \
+random accesses, legal and errant, are tried through both while the guest is stopped: both have to let an access through, to the same \
+bytes, or both to reject it. QEMU tells of a mapping for writing only as one for both; reads that it then rejects are counted apart.
+
+The exit code is 0 if as many cases were tried as asked for, and none differs. A command, if one is given, is what the guest does instead of \
+reading and writing its disk.";
+
+/// Arguments of `guest judge`.
+#[derive(Debug, Args)]
+pub(crate) struct GuestJudgeArgs {
+    /// Which guest.
+    #[command(flatten)]
+    pub guest: GuestArgs,
+    /// Accesses to try
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub cases: u32,
+    /// The seed of the choices
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    pub seed: u64,
+    /// Longest life of the guest in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub limit: u64,
 }
 
 const GUEST_PREPARE_LONG: &str = "\

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ringfence_live::guest::{Boot, Initramfs, Kernel, Machine, Qemu, boot, build_initramfs};
+use ringfence_live::judge::{Judge, Report, Settings};
 
 use super::serve::{devices, quote, start};
-use crate::args::{GuestArgs, GuestCommand, GuestPrepareArgs, GuestRunArgs};
+use crate::args::{GuestArgs, GuestCommand, GuestJudgeArgs, GuestPrepareArgs, GuestRunArgs};
 use crate::failure::Failure;
 use crate::output::print;
 
@@ -28,6 +29,7 @@ const SCRATCH_BYTES: u64 = 64 << 20;
 pub(crate) fn guest(command: &GuestCommand) -> Result<ExitCode, Failure> {
     match command {
         GuestCommand::Run(args) => run(args),
+        GuestCommand::Judge(args) => judge(args),
         GuestCommand::Prepare(args) => prepare(args).map(|()| ExitCode::SUCCESS),
     }
 }
@@ -41,6 +43,10 @@ struct Prepared {
 
 impl Prepared {
     fn new(args: &GuestArgs) -> Result<Self, Failure> {
+        Self::with_command(args, &args.command)
+    }
+
+    fn with_command(args: &GuestArgs, command: &[String]) -> Result<Self, Failure> {
         let mut say = |text: &str| eprintln!("ringfence: {text}");
         fs::create_dir_all(&args.cache).map_err(Failure::io(&args.cache))?;
         let cache = fs::canonicalize(&args.cache).map_err(Failure::io(&args.cache))?;
@@ -50,7 +56,7 @@ impl Prepared {
             &kernel,
             &Initramfs {
                 modules: MODULES,
-                command: &args.command,
+                command,
                 files: &[],
             },
         )?;
@@ -117,6 +123,67 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     let code = ended?;
     dir.done();
     Ok(ExitCode::from(code))
+}
+
+/// Reads and writes of several sizes, so that mappings come and go.
+const JUDGED: &str = "for n in $(seq 12); do
+    dd if=/dev/vda of=/dev/null bs=4k count=4 iflag=direct
+    dd if=/dev/vda of=/dev/null bs=64k count=2 iflag=direct
+    dd if=/dev/zero of=/dev/vda bs=16k count=2 oflag=direct
+done 2>/dev/null";
+
+fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
+    let mut command = args.guest.command.clone();
+    if command.is_empty() {
+        command = ["sh", "-c", JUDGED].map(str::to_owned).to_vec();
+    }
+    let prepared = Prepared::with_command(&args.guest, &command)?;
+    let dir = Directory::new(None)?;
+    let disk = scratch(&dir.path)?;
+    let mut options = fs::File::options();
+    let disk = options.read(true).write(true).open(&disk);
+    let settings = Settings {
+        cases: args.cases,
+        seed: args.seed,
+    };
+    let disk = disk.map_err(Failure::io(&dir.path))?;
+    let judge = Judge::start(&dir.path, disk, settings).map_err(Failure::io(&dir.path))?;
+    let line = format!("{} {}", kernel_line(&args.guest), Judge::KERNEL_WORDS);
+    let ended = boot(&Boot {
+        machine: judge.machine(),
+        qemu: &prepared.qemu,
+        kernel: &prepared.kernel.image,
+        initramfs: &prepared.initramfs,
+        kernel_line: &line,
+        limit: Duration::from_secs(args.limit),
+    });
+    let report = judge.finish().map_err(Failure::io(&dir.path))?;
+    let Report {
+        allowed,
+        rejected,
+        told_more,
+        differing,
+        most_mapped,
+    } = &report;
+    let mut text = format!(
+        "seed {}: {} cases over at most {most_mapped} mappings: {allowed} let through by both to the same bytes, {rejected} rejected by both, \
+         {told_more} reads of what QEMU told more of than it grants, {} differ\n",
+        args.seed,
+        report.cases(),
+        differing.len()
+    );
+    for one in differing.iter().take(20) {
+        text.push_str(&format!("  {one}\n"));
+    }
+    print(&text)?;
+    let code = ended?;
+    dir.done();
+    let passed = code == 0 && differing.is_empty() && report.cases() == args.cases;
+    Ok(if passed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn scratch(dir: &Path) -> Result<PathBuf, Failure> {

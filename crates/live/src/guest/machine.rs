@@ -30,6 +30,8 @@ pub struct Machine {
     pub memory: u32,
     /// Processors.
     pub processors: u32,
+    /// More arguments, before the devices.
+    pub extra: Vec<String>,
 }
 
 /// Name of the IOMMU's socket.
@@ -68,6 +70,7 @@ impl Machine {
         ]
         .map(str::to_owned)
         .to_vec();
+        arguments.extend(self.extra.iter().cloned());
         if let Some(slot) = self.iommu {
             let path = self.dir.join("viot.bin");
             let endpoints: Vec<u16> = self.devices.iter().map(|(s, _)| s.address()).collect();

@@ -40,7 +40,7 @@ impl Stop {
 
     /// The next client, if one comes before the stop.
     pub(crate) fn accept(&self, listener: &UnixListener) -> io::Result<Option<UnixStream>> {
-        if wait(listener.as_fd(), None, self, false)?.stop {
+        if wait(Some(listener.as_fd()), None, self, false)?.stop {
             return Ok(None);
         }
         Ok(Some(listener.accept()?.0))

@@ -7,6 +7,7 @@ use ringfence_types::{Iova, IovaRange};
 use ringfence_virtio_iommu::spec;
 use rustix::fs::fstat;
 
+use crate::dma::Dma;
 use crate::iommu::Iommu;
 use crate::memory::{GuestRam, Source};
 use crate::wire::{Message, Request, errno};
@@ -132,9 +133,7 @@ impl Feed {
             accessible: true,
         };
         ram.map(range, source).map_err(|error| error.errno())?;
-        let memory = ram.memory().clone();
-        let set = self.iommu.unit().sink_mut().set_memory(memory);
-        set.map_err(|_| errno::EINVAL)?;
+        self.iommu.memory().set_memory(ram.memory());
         self.file = Some(this);
         Ok(true)
     }

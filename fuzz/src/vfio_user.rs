@@ -1,33 +1,41 @@
-//! A client of the vfio-user server, to which nothing is forbidden, and the driver of the disk behind it.
+//! A client of the vfio-user server, to which nothing is forbidden, and the driver of the devices behind it: a disk, a network device, an
+//! IOMMU and a disk behind that.
 //!
 //! Input: messages as they cross the socket, each behind one byte that says what descriptors come with it: bits 0..=1 how many, bits 2..=3
 //! of what kind (sealed memory, an eventfd, memory that could shrink, a directory). A message with command 200 is none: its body is
-//! written to the guest's memory, at the offset in its first four bytes.
+//! written to the guest's memory, at the offset in its first four bytes. Nor are those with command 201, whose first byte says which device the
+//! next messages are for (the disk at first), and 202: the network's other side sends the body but for its first byte, and takes as many frames as that says.
+
+mod devices;
 
 use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
-use ringfence_live::counters::DeviceCounters;
-use ringfence_live::dma::Direct;
-use ringfence_live::server::Served;
-use ringfence_live::virtio::VirtioPci;
-use ringfence_live::virtio::blk::Blk;
 use ringfence_live::wire::{FramingError, HEADER_BYTES, Inbox, MAX_MESSAGE_BYTES, RequestError};
-use ringfence_live::{FunctionError, MemoryError, Refusal, Session};
+use ringfence_live::{FunctionError, MemoryError, Refusal};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
 };
 
+use self::devices::Devices;
 use crate::Reached;
 
-/// What the corpus reaches: every refusal but the one that takes a thousand ranges, and a request that is served.
+/// What the corpus reaches: every refusal but the one that takes a thousand ranges, and what each device can do with requests.
 pub const OUTCOMES: &[&str] = &[
     "answered",
     "served",
+    "net: sent",
+    "net: received",
+    "net: dropped",
+    "net: no such command",
+    "iommu: served",
+    "iommu: refused",
+    "iommu: fault",
+    "iommu: stale",
+    "translated: served",
     "refused: version",
     "refused: index",
     "request: UnknownCommand",
@@ -54,6 +62,8 @@ pub const OUTCOMES: &[&str] = &[
 const RAM_BYTES: u64 = 1 << 20;
 const DISK_BYTES: u64 = 1 << 16;
 const POKE: u16 = 200;
+const TALK_TO: u16 = 201;
+const PEER: u16 = 202;
 
 struct Files {
     ram: File,
@@ -95,11 +105,7 @@ fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(file, flags, 0, bytes).expect("empty");
     }
-    let counters = Arc::new(DeviceCounters::default());
-    let disk = files.disk.try_clone().expect("a copy");
-    let disk = Blk::new(disk, false, Arc::clone(&counters)).expect("a disk");
-    let function = VirtioPci::new(disk, Direct::default(), false, Arc::clone(&counters));
-    let mut session = Session::new(function);
+    let mut devices = Devices::new(&files.disk);
     let mut inbox = Inbox::default();
     let mut rest = data;
     while let Some((about, after)) = rest.split_first() {
@@ -125,27 +131,39 @@ fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
                 }
             }
         };
-        if message.header.command == POKE {
-            if let Some((at, bytes)) = message.body.split_first_chunk::<4>() {
+        match (
+            message.header.command,
+            message.body.split_first_chunk::<4>(),
+        ) {
+            (POKE, Some((at, bytes))) => {
                 let at = u64::from(u32::from_le_bytes(*at)) % RAM_BYTES;
                 let room = usize::try_from(RAM_BYTES - at)
                     .expect("small")
                     .min(bytes.len());
                 files.ram.write_all_at(&bytes[..room], at).expect("inside");
+                continue;
             }
-            continue;
+            (TALK_TO, Some(([device, ..], _))) => {
+                devices.talk_to(*device);
+                continue;
+            }
+            (PEER, _) => {
+                if let Some((room, bytes)) = message.body.split_first() {
+                    devices.peer(*room, bytes);
+                }
+                devices.tell(reached);
+                continue;
+            }
+            _ => {}
         }
         let header = message.header;
-        let outcome = session.handle(message);
+        let outcome = devices.handle(message);
         assert_eq!(outcome.reply.is_none(), header.no_reply);
         if let Some(reply) = outcome.reply {
             let size = u32::from_le_bytes(reply[4..8].try_into().expect("4 bytes"));
             assert_eq!(usize::try_from(size), Ok(reply.len()));
             assert!(reply.len() >= HEADER_BYTES && reply[..2] == header.id.to_le_bytes());
             assert_eq!(reply[8] & 0x20 != 0, outcome.refusal.is_some());
-        }
-        if session.function().unfinished() {
-            session.function().go_on();
         }
         match outcome.refusal {
             None => reached("answered"),
@@ -154,9 +172,7 @@ fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
                 reached(refused(&refusal));
             }
         }
-        if counters.requests.get() > counters.failed.get() + counters.malformed.get() {
-            reached("served");
-        }
+        devices.tell(reached);
     }
 }
 

@@ -1,5 +1,7 @@
 //! Frames in a stream of bytes: each behind its length, four bytes, the highest first (QEMU's `-netdev stream`).
 
+use std::io::IoSlice;
+
 use super::{MAX_FRAME_BYTES, MIN_FRAME_BYTES};
 
 /// Bytes of a length.
@@ -92,6 +94,57 @@ impl Deframer {
     }
 }
 
+/// Takes frames apart into what goes out. Of a frame that was begun it keeps the rest, at most one.
+#[derive(Debug, Default)]
+pub struct Framer {
+    rest: Vec<u8>,
+}
+
+impl Framer {
+    /// Sends a frame by `write`, which says how many bytes it took, perhaps none. Whether the frame was taken: sent, or begun and its rest kept;
+    /// else nothing of it was sent.
+    ///
+    /// # Errors
+    /// What `write` says.
+    pub fn send<E>(
+        &mut self,
+        frame: &[u8],
+        mut write: impl FnMut(&[IoSlice<'_>]) -> Result<usize, E>,
+    ) -> Result<bool, E> {
+        self.go_on(&mut write)?;
+        if self.is_in_frame() {
+            return Ok(false);
+        }
+        let prefix = u32::try_from(frame.len()).unwrap_or(0).to_be_bytes();
+        let sent = write(&[IoSlice::new(&prefix), IoSlice::new(frame)])?;
+        if sent == 0 {
+            return Ok(false);
+        }
+        self.rest.extend(prefix.iter().chain(frame).skip(sent));
+        Ok(true)
+    }
+
+    /// Sends what is left of a frame, as far as `write` takes it.
+    ///
+    /// # Errors
+    /// What `write` says.
+    pub fn go_on<E>(
+        &mut self,
+        mut write: impl FnMut(&[IoSlice<'_>]) -> Result<usize, E>,
+    ) -> Result<(), E> {
+        if self.is_in_frame() {
+            let sent = write(&[IoSlice::new(&self.rest)])?;
+            self.rest.drain(..sent.min(self.rest.len()));
+        }
+        Ok(())
+    }
+
+    /// Whether a frame was sent in part.
+    pub fn is_in_frame(&self) -> bool {
+        !self.rest.is_empty()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -158,6 +211,39 @@ mod tests {
             let (whole, dropped) = frames(&stream, &cuts).unwrap();
             prop_assert_eq!(dropped, sent.len() - expected.len());
             prop_assert!(whole == expected);
+        }
+
+        /// However little is taken at a time, frames leave whole and in order, and one that was not taken leaves nothing.
+        #[test]
+        fn frames_leave_whole(
+            frames in prop::collection::vec((14usize..200, any::<u8>()), 1..10),
+            room in prop::collection::vec(prop_oneof![Just(0usize), 1usize..250], 1..200),
+        ) {
+            let mut framer = Framer::default();
+            let (mut out, mut expected) = (Vec::new(), Vec::new());
+            let mut frames = frames.into_iter().map(|(bytes, fill)| vec![fill; bytes]);
+            let mut present = frames.next();
+            for room in room {
+                let mut room = room;
+                let mut write = |parts: &[IoSlice<'_>]| {
+                    let before = out.len();
+                    out.extend(parts.iter().flat_map(|part| part.iter()).take(room));
+                    room -= out.len() - before;
+                    Ok::<usize, ()>(out.len() - before)
+                };
+                match &present {
+                    Some(frame) => {
+                        if framer.send(frame, &mut write) == Ok(true) {
+                            expected.extend((frame.len() as u32).to_be_bytes());
+                            expected.extend(frame);
+                            present = frames.next();
+                        }
+                    }
+                    None => framer.go_on(&mut write).unwrap(),
+                }
+                prop_assert!(expected.starts_with(&out));
+                prop_assert_eq!(framer.is_in_frame(), out.len() < expected.len());
+            }
         }
 
         #[test]

@@ -11,7 +11,7 @@ mod tap;
 
 pub use address::{Address, AddressError};
 pub use datagram::Datagram;
-pub use framing::{Deframed, Deframer, FRAME_PREFIX_BYTES, FramesLost, MAX_FRAMED_BYTES};
+pub use framing::{Deframed, Deframer, FRAME_PREFIX_BYTES, Framer, FramesLost, MAX_FRAMED_BYTES};
 pub use stream::Stream;
 pub use tap::Tap;
 

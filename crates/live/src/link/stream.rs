@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
-use super::framing::{Deframed, Deframer, FRAME_PREFIX_BYTES};
-use super::{Link, MAX_FRAME_BYTES, Receiving, Sending};
+use super::framing::{Deframed, Deframer, Framer};
+use super::{Link, Receiving, Sending};
 use crate::left_behind;
 use crate::virtio::Awaited;
 
@@ -32,8 +32,7 @@ struct Peer {
     /// What was read and not yet taken apart: from `taken` on.
     chunk: Vec<u8>,
     taken: usize,
-    /// The rest of a frame that was sent in part.
-    rest: Vec<u8>,
+    framer: Framer,
 }
 
 impl Stream {
@@ -113,7 +112,7 @@ impl Link for Stream {
             (Some(peer), _) => Some(Awaited {
                 fd: peer.stream.as_fd(),
                 input,
-                output: output || !peer.rest.is_empty(),
+                output: output || peer.framer.is_in_frame(),
             }),
             (None, Some((listener, _))) => Some(Awaited {
                 fd: listener.as_fd(),
@@ -126,7 +125,7 @@ impl Link for Stream {
 
     fn came(&mut self) {
         if let Some(peer) = &mut self.peer
-            && peer.flush().is_err()
+            && peer.go_on().is_err()
         {
             self.peer = None;
         }
@@ -152,32 +151,19 @@ impl Peer {
             deframer: Deframer::default(),
             chunk: Vec::with_capacity(CHUNK_BYTES),
             taken: 0,
-            rest: Vec::with_capacity(FRAME_PREFIX_BYTES + MAX_FRAME_BYTES),
+            framer: Framer::default(),
         })
     }
 
-    /// Whether nothing is left of a frame that was sent in part.
-    fn flush(&mut self) -> Result<bool, Gone> {
-        if !self.rest.is_empty() {
-            let sent = write(&self.stream, &[IoSlice::new(&self.rest)])?;
-            self.rest.drain(..sent.min(self.rest.len()));
-        }
-        Ok(self.rest.is_empty())
+    /// Whether it was taken.
+    fn send(&mut self, frame: &[u8]) -> Result<bool, Gone> {
+        let stream = &self.stream;
+        self.framer.send(frame, |parts| write(stream, parts))
     }
 
-    /// Whether it was taken: a frame is sent whole, or begun and its rest kept, or not at all.
-    fn send(&mut self, frame: &[u8]) -> Result<bool, Gone> {
-        if !self.flush()? {
-            return Ok(false);
-        }
-        let prefix = u32::try_from(frame.len()).unwrap_or(0).to_be_bytes();
-        let sent = write(&self.stream, &[IoSlice::new(&prefix), IoSlice::new(frame)])?;
-        if sent == 0 {
-            return Ok(false);
-        }
-        let rest = prefix.iter().chain(frame).skip(sent);
-        self.rest.extend(rest);
-        Ok(true)
+    fn go_on(&mut self) -> Result<(), Gone> {
+        let stream = &self.stream;
+        self.framer.go_on(|parts| write(stream, parts))
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> Result<Receiving, Gone> {

@@ -15,6 +15,7 @@ pub mod trace_operations;
 pub mod trace_text;
 pub mod translate;
 pub mod vfio_user;
+pub mod vhost_iotlb;
 pub mod virtio_iommu;
 pub mod walk;
 
@@ -67,6 +68,11 @@ pub const TARGETS: &[Target] = &[
         name: "vfio_user",
         run: vfio_user::run,
         outcomes: vfio_user::OUTCOMES,
+    },
+    Target {
+        name: "vhost_iotlb",
+        run: vhost_iotlb::run,
+        outcomes: vhost_iotlb::OUTCOMES,
     },
     Target {
         name: "virtio_iommu",

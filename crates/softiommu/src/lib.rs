@@ -46,6 +46,7 @@ mod gate;
 #[cfg(feature = "vm-memory")]
 mod guest_memory;
 mod iommu;
+pub mod iotlb;
 mod links;
 mod pieces;
 mod pinned;

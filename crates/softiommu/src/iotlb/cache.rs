@@ -1,0 +1,391 @@
+//! The IOTLB itself: which pages are there, which go when there is no room, what messages do to them.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ringfence_types::{
+    DeviceId, DomainId, Fault, FaultReason, Iova, IovaRange, PageSize, Permissions, PhysAddr,
+};
+
+use super::error::IotlbError;
+use super::message::Message;
+use super::misses::{Asked, MissId, Misses, Outcome};
+use super::regions::Regions;
+use crate::domain::Domain;
+use crate::error::{IommuError, MapError, MapReason};
+use crate::iommu::{Limits, SoftIommu, may_wait};
+use crate::reader::{Reader, permissions};
+use crate::table::Width;
+
+const PAGE: PageSize = PageSize::Size4K;
+
+/// The only domain.
+const DOMAIN: DomainId = DomainId::new(0);
+
+/// How much is kept, whatever the front-end sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IotlbLimits {
+    /// Pages of 4 KiB that are there at a time; at least one.
+    pub pages: usize,
+    /// Pages of one update that are kept, those that are missed apart.
+    pub ahead: usize,
+    /// Tables, 4 KiB each; at least as many as one page needs.
+    pub tables: usize,
+    /// Misses under way.
+    pub misses: usize,
+    /// Width of the addresses.
+    pub width: Width,
+    /// Readers: one for each thread that accesses memory for the device.
+    pub readers: usize,
+}
+
+impl Default for IotlbLimits {
+    /// 8192 pages in 4 MiB of tables, 64 pages of an update, 64 misses, 48 bits, 32 readers.
+    fn default() -> Self {
+        Self {
+            pages: 8192,
+            ahead: 64,
+            tables: 1024,
+            misses: 64,
+            width: Width::BITS_48,
+            readers: 32,
+        }
+    }
+}
+
+/// A page that is there.
+#[derive(Debug, Clone, Copy)]
+struct Resident {
+    memory: PhysAddr,
+    permissions: Permissions,
+    /// In the order of arrival.
+    number: u64,
+}
+
+/// The IOTLB of one device, over the memory `M` that its front-end has shared. See the [module](self).
+///
+/// Whoever changes it is no reader meanwhile, as with [`SoftIommu`]; keep it behind a lock that no reader takes while it is online.
+pub struct Iotlb<M> {
+    unit: SoftIommu<M>,
+    device: DeviceId,
+    limits: IotlbLimits,
+    regions: Regions,
+    resident: BTreeMap<u64, Resident>,
+    /// Pages by arrival; one that is gone, or came again, stands here still, under its old number.
+    arrivals: VecDeque<(u64, u64)>,
+    number: u64,
+    misses: Misses,
+}
+
+impl<M> Iotlb<M> {
+    /// An IOTLB in which nothing is there, over `memory`, of which the front-end has shared `regions`.
+    pub fn new(
+        limits: IotlbLimits,
+        device: DeviceId,
+        memory: M,
+        regions: Regions,
+    ) -> Result<Self, IotlbError> {
+        let mut unit = SoftIommu::new(
+            Limits {
+                width: limits.width,
+                tables: limits.tables,
+                domains: 1,
+                endpoints: 1,
+                readers: limits.readers,
+            },
+            memory,
+        );
+        unit.add_endpoint(device)?;
+        unit.create_domain(DOMAIN)?;
+        unit.attach(device, DOMAIN)?;
+        Ok(Self {
+            unit,
+            device,
+            limits,
+            regions,
+            resident: BTreeMap::new(),
+            arrivals: VecDeque::new(),
+            number: 0,
+            misses: Misses::default(),
+        })
+    }
+
+    /// A reader for one thread that accesses memory for the device.
+    pub fn reader(&self) -> Result<Reader<M>, IommuError> {
+        self.unit.reader(self.device)
+    }
+
+    /// Pages that are there.
+    pub fn pages(&self) -> usize {
+        self.resident.len()
+    }
+
+    /// Misses under way.
+    pub fn misses(&self) -> usize {
+        self.misses.len()
+    }
+
+    /// The front-end shares other memory (`VHOST_USER_SET_MEM_TABLE`, `ADD_MEM_REG`, `REM_MEM_REG`): when this returns, no reader holds anything of the
+    /// memory before, and nothing is there. Answers to misses under way do not count.
+    pub fn set_memory(&mut self, memory: M, regions: Regions) -> Result<(), IotlbError> {
+        may_wait()?;
+        self.invalidate(None)?;
+        self.unit.set_memory(memory)?;
+        self.regions = regions;
+        Ok(())
+    }
+
+    /// Does what a message of the front-end's says. When this returns `Ok`, it is done, and can be acknowledged: after an invalidation no reader
+    /// holds anything of the range.
+    ///
+    /// # Errors
+    /// The message is to be acknowledged as failed. Nothing has changed, but for pages that had to go for others.
+    pub fn receive(&mut self, message: &Message) -> Result<(), IotlbError> {
+        may_wait()?;
+        match *message {
+            Message::Update {
+                range,
+                user,
+                permissions,
+            } => self.update(range, user, permissions),
+            Message::Invalidate(range) => self.invalidate(range),
+            Message::Miss { .. } | Message::AccessFail { .. } => Err(IotlbError::NotForUs),
+        }
+    }
+
+    /// A reader of this device was refused an access: what to ask the front-end.
+    pub fn miss(&mut self, fault: &Fault) -> Result<Asked, IotlbError> {
+        match fault.reason {
+            FaultReason::NotPresent | FaultReason::ReadDenied | FaultReason::WriteDenied => {}
+            _ => return Err(IotlbError::NotAMiss(*fault)),
+        }
+        if fault.device != self.device {
+            return Err(IotlbError::NotAMiss(*fault));
+        }
+        let (page, wanted) = (page_of(fault.iova), permissions(fault.access));
+        if self.allows(page, wanted) {
+            return Ok(Asked::Present);
+        }
+        if let Some(id) = self.misses.find(page, wanted) {
+            return Ok(Asked::Wait(id));
+        }
+        if self.misses.len() >= self.limits.misses {
+            return Err(IotlbError::TooManyMisses);
+        }
+        let id = self.misses.add(page, wanted);
+        let iova = fault.iova;
+        Ok(Asked::Send(id, Message::Miss { iova, wanted }))
+    }
+
+    /// Whether what the miss asked for is there already, before there is a reply to it. It stays under way until there is.
+    pub fn has_arrived(&self, miss: MissId) -> bool {
+        self.misses
+            .get(miss)
+            .is_some_and(|(page, wanted)| self.allows(page, wanted))
+    }
+
+    /// The front-end has replied to the miss: whether it has `done` what it was asked.
+    pub fn replied(&mut self, miss: MissId, done: bool) -> Result<Outcome, IotlbError> {
+        let (page, wanted) = self.misses.remove(miss).ok_or(IotlbError::NoMiss)?;
+        Ok(match done {
+            _ if self.allows(page, wanted) => Outcome::Present,
+            true => Outcome::Gone,
+            false => Outcome::Refused,
+        })
+    }
+
+    fn allows(&self, page: u64, wanted: Permissions) -> bool {
+        self.resident
+            .get(&page)
+            .is_some_and(|resident| resident.permissions.union(wanted) == resident.permissions)
+    }
+
+    fn invalidate(&mut self, range: Option<IovaRange>) -> Result<(), IotlbError> {
+        let all = IovaRange::inclusive(Iova::ZERO, Iova::new(u64::MAX));
+        let Some(range) = range.or(all).map(|range| range.to_pages(PAGE)) else {
+            return Ok(());
+        };
+        self.misses.invalidated(range);
+        let (first, last) = (page_of(range.start()), page_of(range.last()));
+        if first == 0 && last == page_of(Iova::new(u64::MAX)) {
+            self.resident.clear();
+            self.arrivals.clear();
+        } else {
+            while let Some((&page, _)) = self.resident.range(first..=last).next() {
+                self.resident.remove(&page);
+            }
+        }
+        // The range as it is, whatever is thought to be there: what is out of reach does not depend on any account. It cannot be refused:
+        // whole pages, and no pin is held.
+        self.domain()?.unmap(range).map_err(|_| held())?;
+        Ok(())
+    }
+
+    fn update(
+        &mut self,
+        range: IovaRange,
+        user: u64,
+        permissions: Permissions,
+    ) -> Result<(), IotlbError> {
+        let not_shared = IotlbError::NotShared { range, user };
+        let memory = self.regions.find(user, range.bytes()).ok_or(not_shared)?;
+        let no_page = IotlbError::NoPage { range, memory };
+        let start = range.start().get();
+        if !(start ^ memory.get()).is_multiple_of(PAGE.bytes()) {
+            return Err(no_page);
+        }
+        // Whole pages only: what is before the first and behind the last cannot be expressed.
+        let first = start.div_ceil(PAGE.bytes());
+        let end = match range.last().checked_add(1) {
+            Some(end) => page_of(end),
+            None => page_of(range.last()).saturating_add(1),
+        };
+        let last = end
+            .checked_sub(1)
+            .filter(|last| *last >= first)
+            .ok_or(no_page)?;
+        if !self.limits.width.holds(&range) {
+            let reason = MapReason::BeyondWidth;
+            let domain = DOMAIN;
+            return Err(IotlbError::Map(MapError {
+                domain,
+                range,
+                reason,
+            }));
+        }
+
+        let pages = self.kept(first, last);
+        let place = |page: u64| memory.wrapping_add((page << PAGE.shift()).wrapping_sub(start));
+        self.make_room(&pages, place, permissions)?;
+        for page in pages {
+            if !self.resident.contains_key(&page) {
+                self.install(page, place(page), permissions)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Which pages of an update are kept: those that are missed, and some from the first of those on. None that may have been looked up before an
+    /// invalidation. In order, without repetition.
+    fn kept(&self, first: u64, last: u64) -> Vec<u64> {
+        let from = self.misses.pages(first, last).min().unwrap_or(first);
+        let ahead = u64::try_from(self.limits.ahead).unwrap_or(u64::MAX);
+        let end = from.saturating_add(ahead).min(last.saturating_add(1));
+        let mut pages: Vec<u64> = self.misses.pages(first, last).chain(from..end).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        pages.retain(|page| !self.misses.is_doubtful(*page));
+        pages.truncate(self.limits.pages.max(1));
+        pages
+    }
+
+    /// Takes away what stands in the way of `pages`: what they were before, and what came first if there is no room. Waits once.
+    fn make_room(
+        &mut self,
+        pages: &[u64],
+        place: impl Fn(u64) -> PhysAddr,
+        permissions: Permissions,
+    ) -> Result<(), IotlbError> {
+        let mut gone = Vec::new();
+        for page in pages {
+            if let Some(resident) = self.resident.get(page)
+                && (resident.memory, resident.permissions) != (place(*page), permissions)
+            {
+                self.resident.remove(page);
+                gone.push(*page);
+            }
+        }
+        let coming = pages
+            .iter()
+            .filter(|page| !self.resident.contains_key(*page))
+            .count();
+        let room = self.limits.pages.max(1);
+        let mut asked_again = Vec::new();
+        while self.resident.len().saturating_add(coming) > room {
+            let Some((page, number)) = self.arrivals.pop_front() else {
+                break;
+            };
+            let came = self.resident.get(&page).map(|resident| resident.number);
+            if came != Some(number) {
+                continue;
+            }
+            if pages.binary_search(&page).is_ok() {
+                asked_again.push((page, number));
+            } else {
+                self.resident.remove(&page);
+                gone.push(page);
+            }
+        }
+        self.arrivals.extend(asked_again);
+        self.take_away(gone)
+    }
+
+    fn take_away(&mut self, pages: Vec<u64>) -> Result<(), IotlbError> {
+        let ranges: Vec<IovaRange> = pages.into_iter().filter_map(range_of).collect();
+        if !ranges.is_empty() {
+            self.domain()?.unmap_all(ranges).map_err(|_| held())?;
+        }
+        Ok(())
+    }
+
+    /// Puts a page there that is not, and has been looked at: it is within the width, and no pin is held.
+    fn install(
+        &mut self,
+        page: u64,
+        memory: PhysAddr,
+        permissions: Permissions,
+    ) -> Result<(), IotlbError> {
+        let Some(range) = range_of(page) else {
+            return Ok(());
+        };
+        let mut mapped = self.domain()?.map(range, memory, permissions);
+        if let Err(error) = &mapped
+            && error.reason == MapReason::OutOfTables
+        {
+            // Pages that are far from each other need a table each. They have had their time.
+            let all = std::mem::take(&mut self.resident).into_keys().collect();
+            self.arrivals.clear();
+            self.take_away(all)?;
+            mapped = self.domain()?.map(range, memory, permissions);
+        }
+        mapped.map_err(IotlbError::Map)?;
+        self.number = self.number.wrapping_add(1);
+        let number = self.number;
+        let resident = Resident {
+            memory,
+            permissions,
+            number,
+        };
+        self.resident.insert(page, resident);
+        self.arrivals.push_back((page, number));
+        self.forget_old_arrivals();
+        Ok(())
+    }
+
+    /// Keeps the list of arrivals within twice the pages that are there.
+    fn forget_old_arrivals(&mut self) {
+        if self.arrivals.len() > self.limits.pages.max(1).saturating_mul(2) {
+            let resident = &self.resident;
+            self.arrivals.retain(|(page, number)| {
+                resident
+                    .get(page)
+                    .is_some_and(|resident| resident.number == *number)
+            });
+        }
+    }
+
+    fn domain(&mut self) -> Result<&mut Domain<M>, IotlbError> {
+        Ok(self.unit.domain(DOMAIN)?)
+    }
+}
+
+fn held() -> IotlbError {
+    IotlbError::PinHeld(crate::error::PinHeld)
+}
+
+fn page_of(iova: Iova) -> u64 {
+    iova.get() >> PAGE.shift()
+}
+
+fn range_of(page: u64) -> Option<IovaRange> {
+    IovaRange::new(Iova::new(page << PAGE.shift()), PAGE.bytes())
+}

@@ -1,0 +1,196 @@
+//! The IOTLB over two sockets: a front-end that answers, refuses, invalidates in between, keeps silent, or talks nonsense.
+#![cfg(feature = "vhost-user")]
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use ringfence_softiommu::iotlb::{
+    Exchange, ExchangeError, FRONTEND_IOTLB, Header, Iotlb, IotlbLimits, Message, Region, Regions,
+};
+use ringfence_types::{Access, DeviceId, Fault, Iova, IovaRange, Permissions, PhysAddr};
+
+const DISK: DeviceId = DeviceId::new(0x20);
+const PAGE: u64 = 1 << 12;
+const USER: u64 = 0x7f00_0000_0000;
+/// Long enough for a busy machine; only the test of silence waits for it.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn range(page: u64) -> IovaRange {
+    IovaRange::new(Iova::new(page * PAGE), PAGE).unwrap()
+}
+
+/// A back-end, and the front-end's ends of its sockets: the main one, that of the back-end's requests.
+fn connected(patience: Duration) -> (Exchange<()>, UnixStream, UnixStream) {
+    let region = Region {
+        user: USER,
+        bytes: 64 * PAGE,
+        memory: PhysAddr::ZERO,
+    };
+    let regions = Regions::new(&[region]).unwrap();
+    let iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions).unwrap();
+    let (main, front) = UnixStream::pair().unwrap();
+    let (requests, from_back) = UnixStream::pair().unwrap();
+    let exchange = Exchange::new(iotlb, main, requests, patience).unwrap();
+    (exchange, front, from_back)
+}
+
+fn header(request: u32, flags: u32, bytes: u32) -> Vec<u8> {
+    [request, flags, bytes].map(u32::to_ne_bytes).concat()
+}
+
+/// Sends a message on the main socket, and waits until it is acknowledged: whether it was done.
+fn tell(main: &mut UnixStream, message: &Message) -> bool {
+    let mut frame = header(FRONTEND_IOTLB, 1 | 8, 32);
+    frame.extend(message.encode());
+    main.write_all(&frame).unwrap();
+    let mut ack = [0; 20];
+    main.read_exact(&mut ack).unwrap();
+    assert_eq!(ack[..12], header(FRONTEND_IOTLB, 1 | 4, 8));
+    ack[12..].iter().all(|byte| *byte == 0)
+}
+
+fn next_miss(requests: &mut UnixStream) -> (u64, Permissions) {
+    let mut frame = [0; 44];
+    requests.read_exact(&mut frame).unwrap();
+    let header = Header::decode(frame.first_chunk().unwrap()).unwrap();
+    assert!(header.need_reply && !header.reply && header.request == 1 && header.bytes == 32);
+    match Message::decode(frame[12..].try_into().unwrap()) {
+        Ok(Message::Miss { iova, wanted }) => (iova.get() / PAGE, wanted),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn reply(requests: &mut UnixStream, status: u64) {
+    let mut frame = header(1, 1 | 4, 8);
+    frame.extend(status.to_ne_bytes());
+    requests.write_all(&frame).unwrap();
+}
+
+fn page_is(page: u64, frame: u64) -> Message {
+    Message::Update {
+        range: range(page),
+        user: USER + frame * PAGE,
+        permissions: Permissions::READ,
+    }
+}
+
+fn fault(exchange: &mut Exchange<()>, page: u64, access: Access) -> Fault {
+    let mut reader = exchange.iotlb().reader().unwrap();
+    let mut burst = reader.online();
+    burst.pin().translate(range(page), access).unwrap_err()
+}
+
+fn frame_of(exchange: &mut Exchange<()>, page: u64) -> Option<u64> {
+    let mut reader = exchange.iotlb().reader().unwrap();
+    let mut burst = reader.online();
+    let pieces = burst.pin().translate(range(page), Access::Read).ok()?;
+    Some(pieces.first().start().get() / PAGE)
+}
+
+#[test]
+fn misses_are_answered() {
+    let (mut exchange, mut main, mut requests) = connected(PATIENCE);
+    let (tell_front, resolved) = mpsc::channel();
+    let front = thread::spawn(move || {
+        for round in 0..100 {
+            let (page, wanted) = next_miss(&mut requests);
+            assert_eq!((page, wanted), (round, Permissions::READ));
+            assert!(tell(&mut main, &page_is(page, 63 - page % 64)));
+            reply(&mut requests, 0);
+        }
+        let (page, wanted) = next_miss(&mut requests);
+        assert_eq!((page, wanted), (7, Permissions::WRITE));
+        reply(&mut requests, 1);
+        // While nobody misses anything.
+        resolved.recv().unwrap();
+        assert!(tell(&mut main, &Message::Invalidate(Some(range(3)))));
+        assert!(!tell(&mut main, &page_is(3, 64)));
+    });
+    for page in 0..100 {
+        let fault = fault(&mut exchange, page, Access::Read);
+        exchange.resolve(&fault).unwrap();
+        assert_eq!(frame_of(&mut exchange, page), Some(63 - page % 64));
+    }
+    let fault = fault(&mut exchange, 7, Access::Write);
+    let refused = exchange.resolve(&fault);
+    assert!(
+        matches!(refused, Err(ExchangeError::Refused(_))),
+        "{refused:?}"
+    );
+    tell_front.send(()).unwrap();
+    exchange.serve().unwrap();
+    exchange.serve().unwrap();
+    assert_eq!(frame_of(&mut exchange, 3), None);
+    front.join().unwrap();
+}
+
+/// The front-end looks up, is told of an unmap, says so, and then sends what it looked up. The device gets what it then asks for.
+#[test]
+fn an_answer_that_was_overtaken_is_asked_for_again() {
+    let (mut exchange, mut main, mut requests) = connected(PATIENCE);
+    let front = thread::spawn(move || {
+        next_miss(&mut requests);
+        assert!(tell(&mut main, &Message::Invalidate(Some(range(5)))));
+        assert!(tell(&mut main, &page_is(5, 1)));
+        reply(&mut requests, 0);
+        next_miss(&mut requests);
+        assert!(tell(&mut main, &page_is(5, 2)));
+        reply(&mut requests, 0);
+    });
+    let fault = fault(&mut exchange, 5, Access::Read);
+    exchange.resolve(&fault).unwrap();
+    assert_eq!(frame_of(&mut exchange, 5), Some(2));
+    front.join().unwrap();
+}
+
+#[test]
+fn a_front_end_that_makes_no_sense_is_given_up() {
+    let mut bad_kind = header(FRONTEND_IOTLB, 1 | 8, 32);
+    bad_kind.extend([9; 32]);
+    let cases: [(Vec<u8>, Vec<u8>, &str); 8] = [
+        (
+            header(FRONTEND_IOTLB, 2, 32),
+            vec![],
+            "vhost-user version 2",
+        ),
+        (
+            header(FRONTEND_IOTLB, 1, 33),
+            vec![],
+            "a payload of 33 bytes",
+        ),
+        (
+            header(FRONTEND_IOTLB, 1, u32::MAX),
+            vec![],
+            "a payload of 4294967295 bytes",
+        ),
+        (header(2, 1, 0), vec![], "request 2 where"),
+        (
+            header(FRONTEND_IOTLB, 1 | 4, 32),
+            vec![],
+            "request 22 where",
+        ),
+        (
+            vec![],
+            [header(2, 1 | 4, 8), vec![0; 8]].concat(),
+            "no reply",
+        ),
+        (
+            vec![],
+            [header(1, 1 | 4, 9), vec![0; 8]].concat(),
+            "a payload of 9 bytes",
+        ),
+        // Acknowledged as failed, and then silence.
+        (bad_kind, vec![], "the front-end: "),
+    ];
+    for (on_main, on_requests, expected) in cases {
+        let (mut exchange, mut main, mut requests) = connected(Duration::from_millis(50));
+        main.write_all(&on_main).unwrap();
+        requests.write_all(&on_requests).unwrap();
+        let fault = fault(&mut exchange, 0, Access::Read);
+        let error = exchange.resolve(&fault).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}, not {expected}");
+    }
+}

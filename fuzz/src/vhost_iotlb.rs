@@ -1,0 +1,318 @@
+//! A vhost-user IOTLB under a front-end that says anything, in any order.
+//!
+//! Input: steps of a byte and what it takes. Byte modulo 5:
+//!
+//! | step | takes | |
+//! |---|---|---|
+//! | 0 message | the 32 bytes of one | from the front-end |
+//! | 1 short message | byte 0: bits 0..=2 type, 3..=4 permissions; bytes 1, 2, 3: page, pages, frame | the same, closer to what is followed |
+//! | 2 access | byte 0: bit 0 write; byte 1: page | a miss if it is refused |
+//! | 3 reply | byte 0: bit 0 done, else which miss | |
+//! | 4 memory | byte 0: pages shared | |
+//!
+//! What must hold: whatever is translated lies in memory that is shared; what was invalidated is not translated before it is told of anew; limits hold.
+
+use ringfence_softiommu::Reader;
+use ringfence_softiommu::iotlb::{
+    Asked, Iotlb, IotlbError, IotlbLimits, Message, MessageError, MissId, Outcome, Region, Regions,
+};
+use ringfence_types::{Access, DeviceId, Fault, FaultReason, Iova, IovaRange, PhysAddr};
+
+use crate::Reached;
+
+/// What the corpus reaches: every answer and every error but those that only the embedder can cause.
+pub const OUTCOMES: &[&str] = &[
+    "updated",
+    "invalidated",
+    "sent",
+    "waiting",
+    "translated",
+    "Present",
+    "Gone",
+    "Refused",
+    "Kind",
+    "Permissions",
+    "Range",
+    "NotForUs",
+    "NotShared",
+    "NoPage",
+    "Map",
+    "NotAMiss",
+    "TooManyMisses",
+    "NoMiss",
+];
+
+const DISK: DeviceId = DeviceId::new(0x20);
+const PAGE: u64 = 1 << 12;
+const USER: u64 = 0x7f00_0000_0000;
+const LIMITS: IotlbLimits = IotlbLimits {
+    pages: 16,
+    ahead: 4,
+    tables: 8,
+    misses: 3,
+    width: ringfence_softiommu::Width::BITS_39,
+    readers: 1,
+};
+
+struct Session<'a> {
+    iotlb: Iotlb<()>,
+    reader: Reader<()>,
+    misses: Vec<MissId>,
+    /// Pages shared, from frame 0 on.
+    shared: u64,
+    reached: Reached<'a>,
+}
+
+/// Runs one input.
+pub fn run(data: &[u8], reached: Reached<'_>) {
+    let iotlb = Iotlb::new(LIMITS, DISK, (), regions(64)).expect("sound limits");
+    let reader = iotlb.reader().expect("room for one");
+    let mut session = Session {
+        iotlb,
+        reader,
+        misses: Vec::new(),
+        shared: 64,
+        reached,
+    };
+    let mut data = data;
+    while let Some(rest) = session.step(data) {
+        data = rest;
+        assert!(session.iotlb.pages() <= LIMITS.pages);
+        assert!(session.iotlb.misses() <= LIMITS.misses);
+    }
+}
+
+fn regions(pages: u64) -> Regions {
+    let region = Region {
+        user: USER,
+        bytes: pages * PAGE,
+        memory: PhysAddr::ZERO,
+    };
+    Regions::new(&[region]).expect("one region")
+}
+
+impl Session<'_> {
+    fn step<'d>(&mut self, data: &'d [u8]) -> Option<&'d [u8]> {
+        let (step, data) = data.split_first()?;
+        match step % 5 {
+            0 => {
+                let (bytes, data) = data.split_first_chunk()?;
+                self.message(bytes);
+                Some(data)
+            }
+            1 => {
+                let (&[kind, page, pages, frame], data) = data.split_first_chunk()?;
+                let mut bytes = [0; 32];
+                let words = [page, pages, frame].map(u64::from);
+                for (to, word) in bytes.chunks_mut(8).zip([
+                    words[0] * PAGE,
+                    words[1] * PAGE,
+                    USER + words[2] * PAGE,
+                ]) {
+                    to.copy_from_slice(&word.to_ne_bytes());
+                }
+                (bytes[24], bytes[25]) = (kind >> 3 & 3, kind & 7);
+                self.message(&bytes);
+                Some(data)
+            }
+            2 => {
+                let (&[kind, page], data) = data.split_first_chunk()?;
+                let access = [Access::Read, Access::Write][usize::from(kind & 1)];
+                // Some beyond the width, which no front-end can mend.
+                let far = u64::from(kind >> 7) << 39;
+                self.access(far + u64::from(page) * PAGE, access);
+                Some(data)
+            }
+            3 => {
+                let (&which, data) = data.split_first()?;
+                self.reply(which);
+                Some(data)
+            }
+            _ => {
+                let (&pages, data) = data.split_first()?;
+                self.shared = u64::from(pages).max(1);
+                let told = self.iotlb.set_memory((), regions(self.shared));
+                assert_eq!((told, self.iotlb.pages()), (Ok(()), 0));
+                Some(data)
+            }
+        }
+    }
+
+    fn message(&mut self, bytes: &[u8; 32]) {
+        let message = match Message::decode(bytes) {
+            Ok(message) => message,
+            Err(error) => {
+                return (self.reached)(match error {
+                    MessageError::Kind(_) => "Kind",
+                    MessageError::Permissions(_) => "Permissions",
+                    MessageError::Range { .. } => "Range",
+                });
+            }
+        };
+        // A whole range of everything has no length of its own.
+        assert!(Message::decode(&message.encode()) == Ok(message));
+        match (self.iotlb.receive(&message), message) {
+            (Ok(()), Message::Invalidate(range)) => {
+                (self.reached)("invalidated");
+                let range = range.or(IovaRange::inclusive(Iova::ZERO, Iova::new(u64::MAX)));
+                let range = range.expect("a range");
+                for at in [range.start(), range.last()] {
+                    assert!(self.translate(at.get(), Access::Read).is_err());
+                    assert!(self.translate(at.get(), Access::Write).is_err());
+                }
+            }
+            (Ok(()), _) => (self.reached)("updated"),
+            (Err(error), _) => (self.reached)(name(&error)),
+        }
+    }
+
+    fn access(&mut self, at: u64, access: Access) {
+        let Err(fault) = self.translate(at, access) else {
+            return (self.reached)("translated");
+        };
+        match self.iotlb.miss(&fault) {
+            Ok(Asked::Send(miss, Message::Miss { iova, wanted })) => {
+                assert_eq!((iova.get(), wanted.allows(access)), (at, true));
+                self.misses.push(miss);
+                (self.reached)("sent");
+            }
+            Ok(Asked::Wait(miss)) => {
+                assert!(self.misses.contains(&miss));
+                (self.reached)("waiting");
+            }
+            Ok(other) => panic!("{other:?} after {fault}"),
+            Err(error) => (self.reached)(name(&error)),
+        }
+    }
+
+    fn reply(&mut self, which: u8) {
+        let done = which & 1 != 0;
+        let at = usize::from(which >> 1);
+        if self.misses.is_empty() {
+            return;
+        }
+        let miss = self.misses.swap_remove(at % self.misses.len());
+        let arrived = self.iotlb.has_arrived(miss);
+        let outcome = self.iotlb.replied(miss, done).expect("under way");
+        assert_eq!(arrived, outcome == Outcome::Present);
+        (self.reached)(match outcome {
+            Outcome::Present => "Present",
+            Outcome::Gone => "Gone",
+            Outcome::Refused => "Refused",
+        });
+        let again = self.iotlb.replied(miss, done).expect_err("over");
+        (self.reached)(name(&again));
+    }
+
+    fn translate(&mut self, at: u64, access: Access) -> Result<(), Fault> {
+        let byte = IovaRange::inclusive(Iova::new(at), Iova::new(at)).expect("one byte");
+        let mut burst = self.reader.online();
+        let pieces = burst.pin().translate(byte, access)?;
+        assert!(pieces.first().start().get() < self.shared * PAGE);
+        Ok(())
+    }
+}
+
+fn name(error: &IotlbError) -> &'static str {
+    match error {
+        IotlbError::NotForUs => "NotForUs",
+        IotlbError::NotShared { .. } => "NotShared",
+        IotlbError::NoPage { .. } => "NoPage",
+        IotlbError::Map(_) => "Map",
+        IotlbError::NotAMiss(fault) => {
+            assert_eq!(fault.reason, FaultReason::AddressBeyondWidth);
+            "NotAMiss"
+        }
+        IotlbError::TooManyMisses => "TooManyMisses",
+        IotlbError::NoMiss => "NoMiss",
+        other => panic!("{other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_types::Permissions;
+
+    use super::*;
+
+    /// Writes the corpus by name of what each input is for: run it after the format has changed, and look at what it wrote.
+    #[test]
+    #[ignore = "writes files"]
+    fn write_corpus() {
+        let read = Permissions::READ.bits() as u8;
+        let short = |kind: u8, page, pages, frame| vec![1, kind | read << 3, page, pages, frame];
+        let raw = |at: u64, size: u64, user: u64, permissions: u8, kind: u8| {
+            let mut bytes = vec![0];
+            for word in [at, size, user] {
+                bytes.extend(word.to_ne_bytes());
+            }
+            bytes.extend([permissions, kind, 0, 0, 0, 0, 0, 0]);
+            bytes
+        };
+        let inputs: [(&str, Vec<Vec<u8>>); 11] = [
+            (
+                "updated-and-translated",
+                vec![short(2, 5, 9, 3), vec![2, 0, 5], vec![2, 1, 5]],
+            ),
+            (
+                "invalidated",
+                vec![short(2, 5, 9, 3), short(3, 0, 200, 0), vec![2, 0, 5]],
+            ),
+            (
+                "present",
+                vec![vec![2, 0, 5], short(2, 5, 1, 3), vec![3, 1]],
+            ),
+            (
+                "gone",
+                vec![
+                    vec![2, 0, 5],
+                    short(3, 5, 1, 0),
+                    short(2, 5, 1, 3),
+                    vec![3, 1],
+                ],
+            ),
+            ("refused", vec![vec![2, 0, 5], vec![2, 0, 5], vec![3, 0]]),
+            (
+                "too-many-misses",
+                (0..5).map(|page| vec![2, 0, page]).collect(),
+            ),
+            ("not-a-miss", vec![vec![2, 0x80, 1]]),
+            (
+                "no-messages",
+                vec![
+                    short(7, 0, 1, 0),
+                    raw(0, PAGE, USER, 7, 2),
+                    raw(u64::MAX, 2, USER, 1, 2),
+                    raw(0, 0, USER, 1, 2),
+                    short(1, 0, 0, 0),
+                    short(4, 0, 0, 0),
+                ],
+            ),
+            (
+                "not-shared",
+                vec![
+                    short(2, 0, 1, 64),
+                    short(2, 0, 2, 63),
+                    vec![4, 8],
+                    short(2, 0, 1, 8),
+                ],
+            ),
+            (
+                "no-page",
+                vec![raw(8, PAGE, USER + 8, 1, 2), raw(0, PAGE, USER + 8, 1, 2)],
+            ),
+            (
+                "beyond-and-far-apart",
+                (0..9)
+                    .map(|n| raw(n << 30, PAGE, USER, 3, 2))
+                    .chain([raw(1 << 39, PAGE, USER, 3, 2)])
+                    .collect(),
+            ),
+        ];
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/vhost_iotlb");
+        std::fs::create_dir_all(directory).expect("a directory");
+        for (name, steps) in inputs {
+            std::fs::write(format!("{directory}/{name}"), steps.concat()).expect("a file");
+        }
+    }
+}

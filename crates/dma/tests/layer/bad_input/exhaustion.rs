@@ -1,0 +1,117 @@
+//! Addresses run out: the map that finds none changes nothing, and what a flush frees is found again.
+
+use ringfence_dma::MapReason;
+use ringfence_dma::flush::{Burst, Deferred};
+use ringfence_iova::AllocError;
+use ringfence_types::{Iova, Pfn};
+
+use super::DIRECTION;
+use crate::rig::*;
+
+/// Addresses run out: what waits for a flush is flushed and the request tried again, once.
+#[test]
+fn addresses_run_out() {
+    const SPACE: u64 = 8;
+    let all = ringfence_dma::space::Rounding::Exact;
+    let mask = Iova::new(u64::MAX);
+    let flush = Deferred::with(100, u64::MAX, std::cell::RefCell::new);
+    let mut rig = Rig::<Tree, Plain, _, u64>::with(flush, SPACE, mask, all);
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    let buffer = memory(0x10_0000, PAGE);
+    let mut kept = Vec::new();
+    for id in 0..SPACE {
+        kept.push(
+            dma.map_single(cpu, board, at, id, buffer, DIRECTION)
+                .unwrap()
+                .0,
+        );
+    }
+    // Nothing to flush: the error, and no retry without end.
+    let (_, error) = dma
+        .map_single(cpu, board, at, 9, buffer, DIRECTION)
+        .unwrap_err();
+    let exhausted = |limit| MapReason::Alloc(AllocError::Exhausted { pages: 1, limit });
+    assert_eq!(error.reason, exhausted(Pfn::MAX));
+    assert!(board.port.log.is_empty());
+    // All unmapped and none flushed: the flush happens, and the address comes.
+    for mapping in kept.drain(..) {
+        let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
+    }
+    let (mapping, _) = dma
+        .map_single(cpu, board, at, 10, buffer, DIRECTION)
+        .unwrap();
+    assert_eq!(board.port.log.len(), 1);
+    let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
+    // The flush fails: then that is the reason, and nothing becomes free.
+    for id in 0..SPACE - 1 {
+        kept.push(
+            dma.map_single(cpu, board, at, id, buffer, DIRECTION)
+                .unwrap()
+                .0,
+        );
+    }
+    board.port.fail(0, 1, Trouble::Failed);
+    let (_, error) = dma
+        .map_single(cpu, board, at, 11, buffer, DIRECTION)
+        .unwrap_err();
+    assert_eq!(
+        error.reason,
+        MapReason::Flush(ringfence_types::InvalidationError::Failed)
+    );
+    dma.map_single(cpu, board, at, 12, buffer, DIRECTION)
+        .map(|made| kept.push(made.0))
+        .unwrap();
+    assert_eq!(kept.len(), SPACE as usize);
+
+    // A bitmap asks for its flush by itself.
+    let mut rig = Rig::<Bits, Plain, _, u64>::with(ringfence_dma::flush::PerWrap, SPACE, mask, all);
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    for id in 0..SPACE * 3 {
+        let (mapping, _) = dma
+            .map_single(cpu, board, at, id, buffer, DIRECTION)
+            .unwrap();
+        let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
+    }
+    assert_eq!(board.port.log.len(), 2, "one flush a wrap");
+    // Others take whatever a flush releases: an end, and an error that says so.
+    let accounts = dma.space(at).unwrap().allocator();
+    accounts.fail_after(0, AllocError::NeedsFlush);
+    let (_, error) = dma
+        .map_single(cpu, board, at, 0, buffer, DIRECTION)
+        .unwrap_err();
+    let flushes = board.port.log.len() as u32 - 2;
+    assert_eq!(error.reason, MapReason::FlushedInVain { flushes });
+    assert!((2..100).contains(&flushes), "{flushes}");
+    assert!(error.to_string().contains("flushes of the domain"));
+
+    // Withheld addresses come back at the end of the burst, which is the driver's to say.
+    let mut rig = Rig::<Tree, Plain, _, u64>::with(Burst::default(), SPACE, mask, all);
+    let Rig {
+        board,
+        dma,
+        cpu,
+        at,
+    } = &mut rig;
+    for id in 0..SPACE {
+        let (mapping, _) = dma
+            .map_single(cpu, board, at, id, buffer, DIRECTION)
+            .unwrap();
+        let ringfence_dma::Withheld = dma.unmap_single(cpu, board, at, mapping).unwrap();
+    }
+    let (_, error) = dma
+        .map_single(cpu, board, at, 9, buffer, DIRECTION)
+        .unwrap_err();
+    assert_eq!(error.reason, exhausted(Pfn::MAX));
+    dma.end_burst(cpu, board, at, DIRECTION, |_| {}).unwrap();
+    assert!(dma.map_single(cpu, board, at, 9, buffer, DIRECTION).is_ok());
+}

@@ -26,7 +26,7 @@ mod judge;
 mod rig;
 
 /// Bytes of a buffer at most; what is longer in a trace is cut.
-const SLOT: u64 = 128 << 10;
+const SLOT: u64 = 16 << 10;
 /// Longest time that a burst stays open.
 const BURST: Nanos = Nanos(50_000);
 /// What a device moves of a buffer.

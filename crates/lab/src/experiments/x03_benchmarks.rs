@@ -191,7 +191,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     found.explain(
         "In the document's strict, Apache and Memcached search hundreds of ranges for each address (EIOVAR Table 2: 381 to 1078 steps), \
-         after a hundred long runs; a fresh interface does not (X11).",
+         after a hundred long runs; after a few runs here they do not yet (X11, X15).",
     );
     found.note(
         "Fitted, one printed cell a row of the table, marked there: throughput of riommu over strict+, and where brcm fills its wire \

@@ -128,8 +128,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     );
     found.explain(
         "How long: the document's 153 is a mean over 150 runs of a machine of which neither the burst, nor how often its server turned from \
-         receiving to sending, nor how its rings were filled is printed. The loops above span 236 to 950 where ours is held to 153: by bursts, \
-         filling and history. What is reproduced is that it grows, and from what; not the number.",
+         receiving to sending, nor how its rings were filled is printed. The three loops that mix rings lie between some two hundred \
+         and nine hundred steps where ours is held to 153: by bursts, filling and history. What is reproduced is that it grows, and from what; not the number.",
     );
     found.explain(
         "With k = W nothing is searched as long as maps and unmaps alternate, as in the receive rings alone. A transmit interrupt gives a \

@@ -4,6 +4,8 @@ mod bad_input;
 mod compare;
 mod exit_codes;
 mod json;
+#[cfg(feature = "live")]
+mod live;
 mod others;
 mod size;
 

@@ -243,7 +243,11 @@ fn a_light_build_says_what_to_build() {
         assert!(said.contains("--features reproduce"), "{said}");
     }
     #[cfg(not(feature = "live"))]
-    for wants in [&["serve", "--dir", "."][..], &["guest", "run"]] {
+    for wants in [
+        &["serve", "--dir", "."][..],
+        &["top", "."],
+        &["guest", "run"],
+    ] {
         let said = ringfence(wants);
         assert_eq!(said.status.code(), Some(1));
         let said = String::from_utf8_lossy(&said.stderr);

@@ -131,6 +131,32 @@ judged() {
         grep '^seed' "$log" >"$case/note"
 }
 
+# What a read of 4 KiB costs where time is the number of instructions: of two equal runs the counters are equal, and a third with 500 reads
+# more says what one takes. The cheapest reads, in which nothing came in between, differ by less than a thousandth.
+counted() {
+    local one
+    for one in first second more; do
+        run "$@" --icount --with-ringfence --metrics -- ringfence guest reads /dev/vda --count $([[ $one == more ]] && echo 1000 || echo 500) \
+            >"$case/$one" 2>&1 || { cat "$case/$one"; return 1; }
+        grep '^[0-9]* reads' "$case/$one"
+        grep '^ringfence_\(requests\|doorbells\|maps\|unmaps\)_total{device="\(iommu\|blk\)"}' "$case/$one" >"$case/$one.counters"
+    done
+    diff "$case/first.counters" "$case/second.counters" && [[ -s $case/first.counters ]] || return 1
+    python3 - "$case" >"$case/note" <<'END'
+import pathlib, re, sys
+case = pathlib.Path(sys.argv[1])
+def counters(run):
+    lines = (case / f"{run}.counters").read_text().splitlines()
+    return {name: int(value) for name, value in (line.split() for line in lines)}
+cheapest = [int(re.search(r"(\d+) ns the cheapest", (case / run).read_text())[1]) for run in ("first", "second", "more")]
+if max(cheapest) > min(cheapest) * 1.001:
+    sys.exit(f"the cheapest reads differ: {cheapest}")
+few, many = counters("first"), counters("more")
+each = {re.sub(r'ringfence_(.*)_total{device="(.*)"}', r"\2 \1", name): (many[name] - few[name]) / 500 for name in few}
+print("a read: " + ", ".join(f"{value:g} {name}" for name, value in each.items() if value) + f", instructions {cheapest}")
+END
+}
+
 # The process with the devices is killed while the guest writes: numbered blocks, each flushed before it is reported, and unflushed ones
 # beside. All that were reported are in the image, and nothing of the guest is left running.
 readonly WRITES='while :; do dd if=/dev/zero of=/dev/vda bs=256k seek=200 count=40 conv=notrunc oflag=direct 2>/dev/null; done &
@@ -231,6 +257,7 @@ else
 fi
 try "errant DMAs not stopped without an IOMMU" errant_through
 try "exit code" code
+try "counted: two runs ask for the same" counted --kernel 6.12
 for n in $(seq "$KILLS"); do
     # After 3 to 60 blocks, all different; the kernels in turn.
     kernels=($KERNELS)

@@ -5,7 +5,9 @@
 mod live;
 
 #[cfg(feature = "live")]
-pub(crate) use live::{DeviceArgs, GuestArgs, GuestJudgeArgs, GuestPrepareArgs, GuestRunArgs};
+pub(crate) use live::{
+    DeviceArgs, GuestArgs, GuestJudgeArgs, GuestPrepareArgs, GuestReadsArgs, GuestRunArgs,
+};
 pub(crate) use live::{GuestCommand, ServeArgs, TopArgs};
 
 use std::ffi::OsString;

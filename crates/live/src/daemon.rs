@@ -96,6 +96,7 @@ impl Daemon {
                 devices: Vec::new(),
                 memory: MEMORY_MIB,
                 processors: 1,
+                counted: false,
                 extra: Vec::new(),
             },
             stop: Stop::new().map_err(at(dir))?,

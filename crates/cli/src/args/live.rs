@@ -104,9 +104,29 @@ pub(crate) enum GuestCommand {
     /// Fetch and build what a guest needs, and print where it is
     #[command(long_about = GUEST_PREPARE_LONG, after_help = GUEST_PREPARE_EXAMPLES)]
     Prepare(GuestPrepareArgs),
+    /// Inside a guest: time direct reads of 4 KiB
+    #[command(long_about = GUEST_READS_LONG)]
+    Reads(GuestReadsArgs),
     /// Have the software IOMMU judged by QEMU's own, over what a stock Linux maps
     #[command(long_about = GUEST_JUDGE_LONG)]
     Judge(GuestJudgeArgs),
+}
+
+const GUEST_READS_LONG: &str = "\
+Inside a guest: time direct reads of 4 KiB.
+
+In a guest that was booted with --icount a nanosecond is an instruction. The cheapest read is one in which nothing came in between:
+
+  ringfence guest run --icount --with-ringfence -- ringfence guest reads /dev/vda";
+
+/// Arguments of `guest reads`.
+#[derive(Debug, Args)]
+pub(crate) struct GuestReadsArgs {
+    /// What to read
+    pub file: PathBuf,
+    /// How many reads
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub count: u32,
 }
 
 const GUEST_JUDGE_LONG: &str = "\
@@ -217,6 +237,12 @@ pub(crate) struct GuestRunArgs {
     /// Keep sockets, tables and the console here [default: a temporary directory, kept only if the guest fails]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
+    /// Time is the number of instructions, a nanosecond each, and doorbells are answered before the guest goes on
+    #[arg(long, conflicts_with = "cpus")]
+    pub icount: bool,
+    /// Put this program into the guest
+    #[arg(long)]
+    pub with_ringfence: bool,
     /// Print the devices' counters to standard error at the end
     #[arg(long)]
     pub metrics: bool,

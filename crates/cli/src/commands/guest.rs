@@ -2,14 +2,19 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use ringfence_live::guest::{Boot, Initramfs, Kernel, Machine, Qemu, boot, build_initramfs};
+use ringfence_live::guest::{
+    Boot, COUNTED_WORDS, Initramfs, Kernel, Machine, Qemu, READ_BYTES, boot, build_initramfs,
+    timed_reads,
+};
 use ringfence_live::judge::{Judge, Report, Settings};
 
 use super::serve::{devices, quote, start};
-use crate::args::{GuestArgs, GuestCommand, GuestJudgeArgs, GuestPrepareArgs, GuestRunArgs};
+use crate::args::{
+    GuestArgs, GuestCommand, GuestJudgeArgs, GuestPrepareArgs, GuestReadsArgs, GuestRunArgs,
+};
 use crate::failure::Failure;
 use crate::output::print;
 
@@ -30,6 +35,7 @@ pub(crate) fn guest(command: &GuestCommand) -> Result<ExitCode, Failure> {
     match command {
         GuestCommand::Run(args) => run(args),
         GuestCommand::Judge(args) => judge(args),
+        GuestCommand::Reads(args) => reads(args).map(|()| ExitCode::SUCCESS),
         GuestCommand::Prepare(args) => prepare(args).map(|()| ExitCode::SUCCESS),
     }
 }
@@ -43,10 +49,14 @@ struct Prepared {
 
 impl Prepared {
     fn new(args: &GuestArgs) -> Result<Self, Failure> {
-        Self::with_command(args, &args.command)
+        Self::with(args, &args.command, &[])
     }
 
-    fn with_command(args: &GuestArgs, command: &[String]) -> Result<Self, Failure> {
+    fn with(
+        args: &GuestArgs,
+        command: &[String],
+        files: &[(String, Vec<u8>)],
+    ) -> Result<Self, Failure> {
         let mut say = |text: &str| eprintln!("ringfence: {text}");
         fs::create_dir_all(&args.cache).map_err(Failure::io(&args.cache))?;
         let cache = fs::canonicalize(&args.cache).map_err(Failure::io(&args.cache))?;
@@ -57,7 +67,7 @@ impl Prepared {
             &Initramfs {
                 modules: MODULES,
                 command,
-                files: &[],
+                files,
             },
         )?;
         Ok(Self {
@@ -99,20 +109,30 @@ fn kernel_line(args: &GuestArgs) -> String {
 }
 
 fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
-    let prepared = Prepared::new(&args.guest)?;
+    let files = if args.with_ringfence {
+        itself()?
+    } else {
+        Vec::new()
+    };
+    let prepared = Prepared::with(&args.guest, &args.guest.command, &files)?;
     let dir = Directory::new(args.dir.as_deref())?;
     let disk = match &args.devices.blk {
         Some(path) => path.clone(),
         None => scratch(&dir.path)?,
     };
     let devices = devices(&args.devices, Some(&disk));
+    let mut line = kernel_line(&args.guest);
+    if args.icount {
+        line = format!("{line} {COUNTED_WORDS}");
+    }
     let mut daemon = start(&dir.path, &devices, &args.devices)?;
+    daemon.machine().counted = args.icount;
     let ended = boot(&Boot {
         machine: daemon.machine(),
         qemu: &prepared.qemu,
         kernel: &prepared.kernel.image,
         initramfs: &prepared.initramfs,
-        kernel_line: &kernel_line(&args.guest),
+        kernel_line: &line,
         limit: Duration::from_secs(args.limit),
     });
     if args.metrics {
@@ -123,6 +143,39 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     let code = ended?;
     dir.done();
     Ok(ExitCode::from(code))
+}
+
+/// This program and the libraries that it needs, for the guest.
+fn itself() -> Result<Vec<(String, Vec<u8>)>, Failure> {
+    let own = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
+    let mut files = vec![(PathBuf::from("/bin/ringfence"), own.clone())];
+    let ldd = "ldd".as_ref();
+    let output = Command::new("ldd").arg(&own).output();
+    let output = output.map_err(Failure::io(ldd))?;
+    for word in String::from_utf8_lossy(&output.stdout).split_whitespace() {
+        if word.starts_with('/') {
+            files.push((word.into(), word.into()));
+        }
+    }
+    let read = |(to, from): (PathBuf, PathBuf)| {
+        let content = fs::read(&from).map_err(Failure::io(&from))?;
+        Ok((to.display().to_string(), content))
+    };
+    files.into_iter().map(read).collect()
+}
+
+/// Times reads in the guest that this runs in.
+fn reads(args: &GuestReadsArgs) -> Result<(), Failure> {
+    let count = usize::try_from(args.count).unwrap_or(usize::MAX);
+    let mut times = timed_reads(&args.file, count).map_err(Failure::io(&args.file))?;
+    times.sort_unstable();
+    let at = |index: usize| times.get(index).copied().unwrap_or(0);
+    let median = at(times.len() / 2);
+    print(&format!(
+        "{count} reads of {READ_BYTES} bytes: {} ns the cheapest, {median} the median, {} the dearest\n",
+        at(0),
+        at(times.len().saturating_sub(1))
+    ))
 }
 
 /// Reads and writes of several sizes, so that mappings come and go.
@@ -137,7 +190,7 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
     if command.is_empty() {
         command = ["sh", "-c", JUDGED].map(str::to_owned).to_vec();
     }
-    let prepared = Prepared::with_command(&args.guest, &command)?;
+    let prepared = Prepared::with(&args.guest, &command, &[])?;
     let dir = Directory::new(None)?;
     let disk = scratch(&dir.path)?;
     let mut options = fs::File::options();

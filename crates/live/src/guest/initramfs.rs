@@ -68,7 +68,11 @@ pub fn build(kernel: &Kernel, what: &Initramfs<'_>) -> Result<Vec<u8>, GuestErro
         archive.program("interactive", b"");
     }
     for (path, content) in what.files {
-        archive.program(path.trim_start_matches('/'), content);
+        let path = path.trim_start_matches('/');
+        for (at, _) in path.match_indices('/') {
+            archive.directory(path.get(..at).unwrap_or(path));
+        }
+        archive.program(path, content);
     }
     Ok(archive.finish())
 }

@@ -30,6 +30,8 @@ pub struct Machine {
     pub memory: u32,
     /// Processors.
     pub processors: u32,
+    /// Time is the number of instructions, and doorbells are answered before the guest goes on: two runs ask for the same.
+    pub counted: bool,
     /// More arguments, before the devices.
     pub extra: Vec<String>,
 }
@@ -70,6 +72,9 @@ impl Machine {
         ]
         .map(str::to_owned)
         .to_vec();
+        if self.counted {
+            arguments.extend(COUNTED.map(str::to_owned));
+        }
         arguments.extend(self.extra.iter().cloned());
         if let Some(slot) = self.iommu {
             let path = self.dir.join("viot.bin");
@@ -77,12 +82,28 @@ impl Machine {
             save(&path, &viot::table(slot.address(), &endpoints))?;
             arguments.push("-acpitable".into());
             arguments.push(format!("file={}", path.display()));
-            arguments.extend(device(slot, &self.socket(IOMMU)));
+            arguments.extend(self.device(slot, &self.socket(IOMMU)));
         }
         for (slot, name) in &self.devices {
-            arguments.extend(device(*slot, &self.socket(name)));
+            arguments.extend(self.device(*slot, &self.socket(name)));
         }
         Ok(arguments)
+    }
+
+    fn device(&self, slot: Slot, socket: &Path) -> [String; 2] {
+        let answered = if self.counted {
+            r#""x-no-posted-writes":true,"#
+        } else {
+            ""
+        };
+        [
+            "-device".into(),
+            format!(
+                r#"{{"driver":"vfio-user-pci",{answered}"socket":{{"type":"unix","path":"{}"}},"addr":"{:x}.0"}}"#,
+                socket.display(),
+                slot.0
+            ),
+        ]
     }
 
     /// The kernel's command line. With `strict`, an unmapped page is out of reach when unmapping returns; otherwise unmaps gather.
@@ -95,13 +116,17 @@ impl Machine {
     }
 }
 
-fn device(slot: Slot, socket: &Path) -> [String; 2] {
-    [
-        "-device".into(),
-        format!(
-            r#"{{"driver":"vfio-user-pci","socket":{{"type":"unix","path":"{}"}},"addr":"{:x}.0"}}"#,
-            socket.display(),
-            slot.0
-        ),
-    ]
-}
+/// One nanosecond an instruction, the clock's beginning, and no processor instruction that differs from run to run.
+const COUNTED: [&str; 8] = [
+    "-icount",
+    "shift=0,sleep=off",
+    "-rtc",
+    "base=2024-01-01T00:00:00,clock=vm",
+    "-seed",
+    "7",
+    "-cpu",
+    "max,rdrand=off,rdseed=off",
+];
+/// What the kernel has to do for the same; and the frequency that the counter has then.
+pub const COUNTED_WORDS: &str =
+    "nokaslr norandmaps randomize_kstack_offset=off tsc_early_khz=1000000";

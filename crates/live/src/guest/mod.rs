@@ -11,11 +11,13 @@ mod initramfs;
 mod kernel;
 mod machine;
 mod qemu;
+mod reads;
 mod viot;
 
 pub use boot::{Boot, boot};
 pub use error::GuestError;
 pub use initramfs::{Initramfs, build as build_initramfs};
 pub use kernel::{Kernel, LATEST};
-pub use machine::{IOMMU, Machine, Slot};
+pub use machine::{COUNTED_WORDS, IOMMU, Machine, Slot};
 pub use qemu::Qemu;
+pub use reads::{READ_BYTES, timed_reads};

@@ -88,6 +88,7 @@ impl Judge {
             devices: vec![(SLOT, NAME)],
             memory: MEMORY_MIB,
             processors: 1,
+            counted: false,
             extra: vec![
                 "-device".into(),
                 "intel-iommu,intremap=off,caching-mode=on".into(),

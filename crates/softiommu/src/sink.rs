@@ -147,15 +147,11 @@ impl<M> Sink for IommuSink<M> {
         Ok(())
     }
 
-    /// # Panics
-    /// If the thread has become a reader since [`begin`](Sink::begin). It would wait for itself, and the guest would be told of an
-    /// unmap that is not complete.
-    fn commit(&mut self) {
-        assert!(
-            may_wait().is_ok(),
-            "a thread that went online in the middle of a batch commits it"
-        );
+    /// Refused if the thread has become a reader since [`begin`](Sink::begin): it would wait for itself.
+    fn commit(&mut self) -> Result<(), SinkError> {
+        may_wait().map_err(|_| SinkError::Unsettled)?;
         self.unit.settle();
+        Ok(())
     }
 }
 

@@ -213,7 +213,7 @@ proptest! {
                     batch.handle(&bytes, &mut [0; 4]);
                 }
             }
-            batch.commit();
+            batch.commit().unwrap();
             guest.compare();
         }
     }
@@ -235,6 +235,31 @@ fn a_reader_handles_no_requests() {
     drop(burst);
     guest.compare();
     guest.send(&attach);
+    guest.compare();
+}
+
+/// A thread that goes online in the middle of a batch is told that the batch cannot end, and may end it later.
+#[test]
+fn a_batch_does_not_end_while_its_thread_is_a_reader() {
+    let mut guest = Guest::new();
+    guest.send(&Request::Attach {
+        domain: 1,
+        endpoint: 0,
+        flags: 0,
+    });
+    let detach = Request::Detach {
+        domain: 1,
+        endpoint: 0,
+    };
+    let mut batch = guest.device.batch().unwrap();
+    let handled = batch.handle(&detach.bytes(), &mut [0; 4]);
+    assert_eq!(handled.result, Ok(()));
+    let burst = guest.readers[0].online();
+    assert_eq!(batch.commit(), Err(SinkError::Unsettled));
+    let other = Request::Reset;
+    assert_eq!(guest.device.reset(), Err(SinkError::Unsettled));
+    drop(burst);
+    guest.send(&other);
     guest.compare();
 }
 

@@ -33,6 +33,8 @@ pub struct Device<S> {
     hot: usize,
     /// Mappings of all domains.
     mappings: usize,
+    /// The sink's last `commit` failed: the next one comes before everything else.
+    unsettled: bool,
     events: Events,
 }
 
@@ -47,10 +49,12 @@ pub struct Handled {
 
 /// Requests that are handled together: the sink's readers are waited for once, when the batch ends.
 ///
-/// No reply of a batch may reach the driver before the batch has ended, by [`Batch::commit`] or by being dropped.
+/// No reply of a batch may reach the driver before [`Batch::commit`] has returned `Ok`. A batch that is dropped ends, too, and nobody learns whether
+/// its requests are complete.
 #[derive(Debug)]
 pub struct Batch<'a, S: Sink> {
     device: &'a mut Device<S>,
+    ended: bool,
 }
 
 impl<S: Sink> Device<S> {
@@ -66,6 +70,7 @@ impl<S: Sink> Device<S> {
             domains: Vec::new(),
             hot: 0,
             mappings: 0,
+            unsettled: false,
             events: Events::new(options.limits.events),
         })
     }
@@ -108,10 +113,13 @@ impl<S: Sink> Device<S> {
     /// Time is linear in the mappings that the request removes and in the endpoints; all else is logarithmic.
     ///
     /// # Errors
-    /// The sink cannot begin: the request was not looked at. Hand it in again; the driver must get no answer meanwhile.
+    /// The sink cannot begin: the request was not looked at. Hand it in again; the driver must get no answer meanwhile. Or, with
+    /// [`SinkError::Unsettled`]: it was done, and what it took away may still be in reach. Then the driver gets no answer, and the device needs a reset.
     pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> Result<Handled, SinkError> {
         let mut batch = self.batch()?;
-        Ok(batch.handle(request, reply))
+        let handled = batch.handle(request, reply);
+        batch.commit()?;
+        Ok(handled)
     }
 
     /// Begins a batch of requests.
@@ -119,8 +127,27 @@ impl<S: Sink> Device<S> {
     /// # Errors
     /// The sink cannot begin.
     pub fn batch(&mut self) -> Result<Batch<'_, S>, SinkError> {
-        self.sink.begin()?;
-        Ok(Batch { device: self })
+        self.begin()?;
+        Ok(Batch {
+            device: self,
+            ended: false,
+        })
+    }
+
+    /// Whatever the sink still owes, then the next batch.
+    #[inline]
+    fn begin(&mut self) -> Result<(), SinkError> {
+        if self.unsettled {
+            self.commit()?;
+        }
+        self.sink.begin()
+    }
+
+    #[inline]
+    fn commit(&mut self) -> Result<(), SinkError> {
+        let done = self.sink.commit();
+        self.unsettled = done.is_err();
+        done
     }
 
     #[inline]
@@ -223,12 +250,21 @@ impl<S: Sink> Batch<'_, S> {
         self.device.max_reply_bytes()
     }
 
-    /// Ends the batch: when it returns, all its requests are complete.
-    pub fn commit(self) {}
+    /// Ends the batch: when it returns `Ok`, all its requests are complete.
+    ///
+    /// # Errors
+    /// What the requests took away may still be in reach: no reply may reach the driver, and the device needs a reset.
+    pub fn commit(mut self) -> Result<(), SinkError> {
+        self.ended = true;
+        self.device.commit()
+    }
 }
 
 impl<S: Sink> Drop for Batch<'_, S> {
     fn drop(&mut self) {
-        self.device.sink.commit();
+        if !self.ended {
+            // The next batch begins with what this one owes.
+            let _ = self.device.commit();
+        }
     }
 }

@@ -165,9 +165,8 @@ impl RequestError {
             | Self::Splits(_) => Status::Range,
             Self::OutsidePhysical(_) | Self::Sink(SinkError::BadAddress(_)) => Status::Fault,
             Self::Full(_) | Self::Sink(SinkError::OutOfMemory) => Status::NoMem,
-            Self::Sink(SinkError::WouldBlock | SinkError::Failed) | Self::Blocked(_) => {
-                Status::DevErr
-            }
+            Self::Sink(SinkError::WouldBlock | SinkError::Unsettled | SinkError::Failed)
+            | Self::Blocked(_) => Status::DevErr,
         })
     }
 }

@@ -39,6 +39,9 @@ pub enum ServeError {
     Queue(virtio_queue::Error),
     /// The sink cannot begin. The requests stay in the queue: serve it again from a thread that holds no pin.
     Sink(SinkError),
+    /// The sink could not commit: requests were done, what they took away may still be in reach, and the driver gets no answer to them. The device needs a
+    /// reset, as if the queue were broken.
+    Unsettled(SinkError),
 }
 
 impl fmt::Display for ServeError {
@@ -46,6 +49,7 @@ impl fmt::Display for ServeError {
         match self {
             Self::Queue(error) => write!(f, "the queue: {error}"),
             Self::Sink(error) => write!(f, "the sink: {error}"),
+            Self::Unsettled(error) => write!(f, "the sink, at the end: {error}"),
         }
     }
 }
@@ -54,7 +58,7 @@ impl core::error::Error for ServeError {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
         match self {
             Self::Queue(error) => Some(error),
-            Self::Sink(error) => Some(error),
+            Self::Sink(error) | Self::Unsettled(error) => Some(error),
         }
     }
 }
@@ -71,8 +75,11 @@ impl Queues {
     ///
     /// A chain that cannot be read, or whose reply cannot be written, is returned with used length 0.
     ///
+    /// Whoever offers `VIRTIO_F_EVENT_IDX` asks `Queue::enable_notification` afterwards, as always with that crate: what is written there says
+    /// when the next notification is wanted, and only the caller knows whether one is.
+    ///
     /// # Errors
-    /// The queue is broken or the sink cannot begin.
+    /// The queue is broken, or the sink cannot begin or commit.
     pub fn serve_requests<S: Sink, M: GuestMemory>(
         &mut self,
         device: &mut Device<S>,
@@ -104,7 +111,7 @@ impl Queues {
                 *done = (head, self.scatter(memory, handled.used));
                 count += 1;
             }
-            batch.commit();
+            batch.commit().map_err(ServeError::Unsettled)?;
             for &(head, used) in done.iter().take(count) {
                 queue.add_used(memory, head, used)?;
             }

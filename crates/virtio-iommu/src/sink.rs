@@ -13,7 +13,7 @@ use crate::{DomainId, EndpointId, Mapping};
 /// for waiting until readers have let go of what was taken away.
 ///
 /// **Errors.** An `Err` of `create`, `attach`, `bypass` or `map` promises that the sink is as it was before the call. An `Err` of `unmap`
-/// promises nothing: the device then blocks every endpoint of the domain. `block`, `destroy` and `commit` cannot fail: a sink that has no other way
+/// promises nothing: the device then blocks every endpoint of the domain. `block` and `destroy` cannot fail: a sink that has no other way
 /// ends what it can no longer confine (it resets the device, closes its file, stops the guest). Decision 0014 says why.
 pub trait Sink {
     /// Before the first change of a batch. An `Err` refuses the batch before anything was changed: for instance because this
@@ -49,9 +49,14 @@ pub trait Sink {
     /// `domain` no longer maps this: a mapping as `map` was given it.
     fn unmap(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError>;
 
-    /// Returns when nothing reaches what was unmapped, destroyed, detached or blocked since `begin`: no translation in any cache, and no
+    /// Returns `Ok` when nothing reaches what was unmapped, destroyed, detached or blocked since `begin`: no translation in any cache, and no
     /// access or slice that began before.
-    fn commit(&mut self) {}
+    ///
+    /// An `Err` leaves that open, and no answer reaches the driver: `commit` is called again before anything else is asked of the sink, until it
+    /// succeeds. It is for embedders that break their own rules, such as a thread that became a reader since `begin`.
+    fn commit(&mut self) -> Result<(), SinkError> {
+        Ok(())
+    }
 }
 
 /// Why a sink did not do it.
@@ -66,6 +71,8 @@ pub enum SinkError {
     Unsupported,
     /// Not now, from here: the calling thread holds what it would have to wait for. The driver sees DEVERR.
     WouldBlock,
+    /// [`Sink::commit`] could not wait. What was done is done, and what it took away may still be in reach: the driver must see nothing.
+    Unsettled,
     /// Anything else. The driver sees DEVERR.
     Failed,
 }
@@ -77,6 +84,7 @@ impl fmt::Display for SinkError {
             Self::BadAddress(range) => write!(f, "what {range} maps to cannot be mapped"),
             Self::Unsupported => f.write_str("not supported"),
             Self::WouldBlock => f.write_str("would wait for the calling thread itself"),
+            Self::Unsettled => f.write_str("what was taken away may still be in reach"),
             Self::Failed => f.write_str("failed"),
         }
     }

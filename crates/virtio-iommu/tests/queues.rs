@@ -35,6 +35,8 @@ struct Watch {
     used: u64,
     log: Rc<RefCell<Vec<(&'static str, u16)>>>,
     refuses: bool,
+    /// Cannot wait for its readers.
+    stuck: bool,
 }
 
 impl Watch {
@@ -83,8 +85,12 @@ impl Sink for Watch {
         Ok(())
     }
 
-    fn commit(&mut self) {
+    fn commit(&mut self) -> Result<(), SinkError> {
         self.note("commit");
+        if self.stuck {
+            return Err(SinkError::Unsettled);
+        }
+        Ok(())
     }
 }
 
@@ -140,6 +146,7 @@ fn nothing_is_published_before_the_sink_has_committed() {
         used: queue.used_ring(),
         log: log.clone(),
         refuses: false,
+        stuck: false,
     });
     log.borrow_mut().clear();
     let mut seen = 0;
@@ -161,6 +168,35 @@ fn nothing_is_published_before_the_sink_has_committed() {
     }
 }
 
+/// A sink that cannot commit: no answer, now or later, and nothing more is done before it can.
+#[test]
+fn what_cannot_commit_is_not_answered() {
+    let memory = memory();
+    let mut queue = queue_of(&memory, &[request(1), request(3)]);
+    let mut device = device(Watch {
+        memory: memory.clone(),
+        used: queue.used_ring(),
+        log: Rc::default(),
+        refuses: false,
+        stuck: false,
+    });
+    let mut queues = Queues::default();
+    device.sink_mut().stuck = true;
+    let unsettled = queues.serve_requests(&mut device, &mut queue, &memory, |_, _| {});
+    assert!(matches!(
+        unsettled,
+        Err(ServeError::Unsettled(SinkError::Unsettled))
+    ));
+    assert_eq!(used_index(&memory, queue.used_ring()), 0);
+    assert_eq!(device.reset(), Err(SinkError::Unsettled));
+    assert_eq!(device.mappings(), 1);
+    device.sink_mut().stuck = false;
+    device.sink_mut().log.borrow_mut().clear();
+    assert_eq!(device.reset(), Ok(()));
+    let commits = device.sink().log.borrow().len();
+    assert_eq!((commits, device.mappings()), (2, 0));
+}
+
 /// A sink that cannot begin: no answer at all, and the requests are still there.
 #[test]
 fn what_cannot_begin_stays_in_the_queue() {
@@ -171,6 +207,7 @@ fn what_cannot_begin_stays_in_the_queue() {
         used: queue.used_ring(),
         log: Rc::default(),
         refuses: false,
+        stuck: false,
     });
     let mut queues = Queues::default();
     device.sink_mut().refuses = true;

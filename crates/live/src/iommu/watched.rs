@@ -90,7 +90,7 @@ impl<M> Sink for Watched<M> {
         Ok(())
     }
 
-    fn commit(&mut self) {
-        self.inner.commit();
+    fn commit(&mut self) -> Result<(), SinkError> {
+        self.inner.commit()
     }
 }

@@ -109,8 +109,11 @@ impl Device for IommuDevice {
             match result {
                 Ok(turn) => Ok(turn),
                 Err(ServeError::Queue(error)) => Err(QueueBroken(error)),
-                // Cannot be: nothing here holds what a sink would wait for.
+                // Neither can be: nothing here holds what a sink would wait for.
                 Err(ServeError::Sink(_)) => Ok(Turn::default()),
+                Err(ServeError::Unsettled(_)) => {
+                    Err(QueueBroken(virtio_queue::Error::QueueNotReady))
+                }
             }
         })
     }

@@ -65,7 +65,7 @@ impl<S: Sink> Device<S> {
     /// `VIRTIO_IOMMU_F_BYPASS_CONFIG`; everything else is ignored.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing was written.
+    /// The sink cannot begin: nothing was written. With [`SinkError::Unsettled`] it was, as with [`handle`](Self::handle).
     pub fn write_config(&mut self, offset: usize, bytes: &[u8]) -> Result<(), SinkError> {
         let value = CONFIG_BYPASS
             .checked_sub(offset)
@@ -78,15 +78,14 @@ impl<S: Sink> Device<S> {
         if !self.has(VIRTIO_IOMMU_F_BYPASS_CONFIG) || self.bypass == bypass {
             return Ok(());
         }
-        self.sink.begin()?;
+        self.begin()?;
         self.bypass = bypass;
         for endpoint in &mut self.endpoints {
             if let State::Unattached { .. } = endpoint.state {
                 endpoint.leave(bypass, &mut self.sink);
             }
         }
-        self.sink.commit();
-        Ok(())
+        self.commit()
     }
 
     /// `struct virtio_iommu_config`.
@@ -139,42 +138,40 @@ impl<S: Sink> Device<S> {
         self.endpoints
             .try_reserve(1)
             .map_err(|_| EndpointError::Full(Full::Memory))?;
-        self.sink.begin()?;
+        self.begin()?;
         let mut endpoint = Endpoint {
             id,
             reserved,
             state: State::Unattached { bypasses: false },
         };
         endpoint.leave(self.bypass, &mut self.sink);
-        self.sink.commit();
         self.endpoints.insert(at, endpoint);
-        Ok(())
+        Ok(self.commit()?)
     }
 
     /// An endpoint disappears. If it was the last of its domain, the domain does too. Its faults are dropped: reports
     /// carry valid endpoints.
     ///
     /// # Errors
-    /// There is none, or the sink cannot begin; nothing has changed.
+    /// There is none, or the sink cannot begin; nothing has changed. With [`SinkError::Unsettled`] it is gone, and what it reached may still be in reach.
     pub fn remove_endpoint(&mut self, id: EndpointId) -> Result<(), EndpointError> {
         let Ok(at) = self.find_endpoint(id) else {
             return Err(EndpointError::NotThere(id));
         };
-        self.sink.begin()?;
+        self.begin()?;
         if let Some(domain) = self.endpoints.get(at).and_then(Endpoint::domain) {
             self.leave_domain(at, domain);
         }
         self.sink.block(id);
-        self.sink.commit();
         self.endpoints.remove(at);
         self.events.drop_of(id);
-        Ok(())
+        Ok(self.commit()?)
     }
 
     /// The driver resets the device: no endpoint is attached, no feature accepted. Field `bypass` stays.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing has changed.
+    /// The sink cannot begin: nothing has changed. With [`SinkError::Unsettled`] all has, and what endpoints reached may still be in reach.
     pub fn reset(&mut self) -> Result<(), SinkError> {
         self.reset_to(self.bypass)
     }
@@ -182,13 +179,13 @@ impl<S: Sink> Device<S> {
     /// The machine is reset: as [`reset`](Self::reset), and `bypass` is what it was at first.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing has changed.
+    /// The sink cannot begin: nothing has changed. With [`SinkError::Unsettled`] all has, and what endpoints reached may still be in reach.
     pub fn reset_system(&mut self) -> Result<(), SinkError> {
         self.reset_to(self.options.bypass_at_first())
     }
 
     fn reset_to(&mut self, bypass: bool) -> Result<(), SinkError> {
-        self.sink.begin()?;
+        self.begin()?;
         self.accepted = 0;
         self.bypass = bypass;
         self.events.clear();
@@ -202,7 +199,6 @@ impl<S: Sink> Device<S> {
         }
         self.mappings = 0;
         self.hot = 0;
-        self.sink.commit();
-        Ok(())
+        self.commit()
     }
 }

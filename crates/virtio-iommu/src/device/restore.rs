@@ -75,7 +75,7 @@ impl<S: Sink> Device<S> {
             return Err(SnapshotError::NotReset);
         }
         let mut parsed = self.parse(bytes)?;
-        self.sink.begin().map_err(SnapshotError::Sink)?;
+        self.begin().map_err(SnapshotError::Sink)?;
         let told = self.tell(&mut parsed);
         if told.is_err() {
             for endpoint in &mut self.endpoints {
@@ -104,8 +104,8 @@ impl<S: Sink> Device<S> {
                 .into_iter()
                 .for_each(|event| self.events.push(event));
         }
-        self.sink.commit();
-        told.map_err(SnapshotError::Sink)
+        let settled = self.commit();
+        told.and(settled).map_err(SnapshotError::Sink)
     }
 
     /// Tells the sink. Domains that it was not told of have no endpoints when this returns an error.

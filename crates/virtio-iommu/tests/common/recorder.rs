@@ -170,8 +170,9 @@ impl Sink for Recorder {
         Ok(())
     }
 
-    fn commit(&mut self) {
+    fn commit(&mut self) -> Result<(), SinkError> {
         assert!(self.in_batch);
         self.in_batch = false;
+        Ok(())
     }
 }

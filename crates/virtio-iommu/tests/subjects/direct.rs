@@ -42,10 +42,11 @@ impl Sink for Reader {
         Ok(())
     }
 
-    fn commit(&mut self) {
+    fn commit(&mut self) -> Result<(), SinkError> {
         if !self.hasty {
             self.holds = false;
         }
+        Ok(())
     }
 }
 

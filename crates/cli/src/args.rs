@@ -94,7 +94,7 @@ Examples:
   ringfence compare --modes linux-strict,linux-lazy,fence,fence-burst --plot plots
   ringfence compare --mode alloc=eiovar-64,table=cached-radix,flush=burst
   ringfence compare --mode alloc=table-bitmap,table=flat,flush=per-wrap
-  ringfence compare --iotlb 64x8 --non-coherent --c-none 2500
+  ringfence compare --iotlb 64x8 --coherent --c-none 2500
   ringfence compare --fail-if 'fence:violations>0,false_faults>0'
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if holds.";

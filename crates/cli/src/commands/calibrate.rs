@@ -210,12 +210,12 @@ mod tests {
             read_counter: 30.0,
             store_entry: 1.5,
             write_back: vec![(WriteBack::best(), 600.0, 20.0)],
-            coherent: Some(false),
+            coherent: Some(true),
         };
         let text = profile(&measured).unwrap();
         let read: Profile = toml::from_str(&text).unwrap();
         assert_eq!(read.validate(), Ok(()));
-        assert!(!read.coherent);
+        assert!(read.coherent);
         assert_eq!(
             read.invalidation_cycles,
             Profile::r210_2015().invalidation_cycles

@@ -106,7 +106,7 @@ fn the_platform_can_be_set() {
         "64x8",
         "--walk-cache",
         "8,4,2",
-        "--non-coherent",
+        "--coherent",
         "--c-none",
         "1000",
     ];
@@ -116,8 +116,12 @@ fn the_platform_can_be_set() {
     assert_eq!(profile["iotlb_sets"], 64);
     assert_eq!(profile["iotlb_ways"], 8);
     assert_eq!(profile["walk_cache"], serde_json::json!([8, 4, 2]));
-    assert_eq!(profile["coherent"], false);
+    assert_eq!(profile["coherent"], true);
     assert_eq!(profile["c_none"], 1000.0);
+    // The default's walks do not snoop.
+    let text = succeeded(&ringfence(&quick(&["--json", "--modes", "fence"])));
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["profile"]["coherent"], false);
 }
 
 #[test]

@@ -99,7 +99,7 @@ impl Word for AtomicU64 {
 /// second word, then either the first word is the old one and the entry is the old one, or it is the new one, and then the clearing,
 /// which came before it, is visible to the last load.
 #[inline]
-fn load<W: Word>([first, second]: &[W; 2]) -> Option<[u64; 2]> {
+fn load<W: Word>([first, second]: [&W; 2]) -> Option<[u64; 2]> {
     let control = second.get(Ordering::Acquire);
     let address = first.get(Ordering::Acquire);
     (second.get(Ordering::Relaxed) == control).then_some([address, control])
@@ -122,7 +122,7 @@ impl RingPte {
     /// Reads an entry as the hardware does: absent while it changes.
     #[inline]
     pub fn load(words: &RingWords) -> Self {
-        load(words).map_or(Self::ABSENT, Self::from_words)
+        load(words.each_ref()).map_or(Self::ABSENT, Self::from_words)
     }
 
     /// Whether the entry is valid.
@@ -183,6 +183,30 @@ impl RingPte {
         let at = table.entry(slot).ok_or(RingWalkError::SlotBeyondRing)?;
         Ok(Self::load(ring_words(mem, at)?))
     }
+
+    /// The entry of `slot` in `table`, which is valid.
+    ///
+    /// # Errors
+    /// [`RingWalkError`]: as for [`read`](Self::read), or the entry is not valid.
+    #[inline]
+    pub fn find<M: PhysMemory + ?Sized>(
+        mem: &M,
+        table: &RingTable,
+        slot: RingSlot,
+    ) -> Result<Self, RingWalkError> {
+        let at = table.entry(slot).ok_or(RingWalkError::SlotBeyondRing)?;
+        // Word by word: two addresses are compared faster than a range of them. An entry is aligned, so the second has not wrapped.
+        let words = (mem.word(at), mem.word(at.wrapping_add(8)));
+        let (Ok(first), Ok(second)) = words else {
+            return Err(RingWalkError::TableAccess);
+        };
+        match load([first, second]) {
+            Some([address, control]) if control & VALID != 0 => {
+                Ok(Self::from_words([address, control]))
+            }
+            _ => Err(RingWalkError::NotPresent),
+        }
+    }
 }
 
 impl RingTable {
@@ -197,7 +221,9 @@ impl RingTable {
         ring: RingId,
     ) -> Result<Self, RingWalkError> {
         let at = device.ring(ring).ok_or(RingWalkError::RingBeyondDevice)?;
-        Ok(Self::decode(load(ring_words(mem, at)?).unwrap_or([0, 0]))?)
+        Ok(Self::decode(
+            load(ring_words(mem, at)?.each_ref()).unwrap_or([0, 0]),
+        )?)
     }
 
     /// Fills an rRING that is clear.
@@ -220,7 +246,9 @@ impl RingDevice {
     /// [`RingWalkError`]: it or its array is misplaced.
     #[inline]
     pub fn read<M: PhysMemory + ?Sized>(mem: &M, at: PhysAddr) -> Result<Self, RingWalkError> {
-        Ok(Self::decode(load(ring_words(mem, at)?).unwrap_or([0, 0]))?)
+        Ok(Self::decode(
+            load(ring_words(mem, at)?.each_ref()).unwrap_or([0, 0]),
+        )?)
     }
 
     /// Fills an rDEVICE that is clear.
@@ -307,7 +335,8 @@ mod tests {
                     let reader = Entry::default();
                     reader.script.borrow_mut().extend(script.iter());
                     reader.pauses.borrow_mut().extend([before, between, after]);
-                    let words = load(&reader.words()).filter(|[_, control]| control & VALID != 0);
+                    let words =
+                        load(reader.words().each_ref()).filter(|[_, control]| control & VALID != 0);
                     let which =
                         words.map_or(Some(3), |words| entries.iter().position(|e| *e == words));
                     let Some(which) = which else {

@@ -221,7 +221,13 @@ fn every_way_to_find_nothing() {
     let walk = |ring, index| {
         let device = RingDevice::read(&mem, pa(0x1000))?;
         let table = RingTable::read(&mem, &device, RingId::new(ring))?;
-        RingPte::read(&mem, &table, slot(index))
+        let read = RingPte::read(&mem, &table, slot(index));
+        let found = read.and_then(|pte| match pte.is_valid() {
+            true => Ok(pte),
+            false => Err(RingWalkError::NotPresent),
+        });
+        assert_eq!(RingPte::find(&mem, &table, slot(index)), found);
+        read
     };
     let cases = [
         (0, 0, Ok(pte(0x5005, 7, W))),

@@ -74,8 +74,7 @@ impl Work {
     fn fetch_next<L: RingLogic, M: PhysMemory + ?Sized>(&mut self, mem: &M, entry: &mut Entry) {
         // if( r.size > 1 && r.ring[next].valid ) e.next = r.ring[next];
         if entry.table.slots() > 1
-            && let Ok(next) = RingPte::read(mem, &entry.table, entry.successor())
-            && next.is_valid()
+            && let Ok(next) = RingPte::find(mem, &entry.table, entry.successor())
         {
             entry.set_next(next);
             count(&mut self.stats.prefetches);

@@ -13,9 +13,8 @@ use crate::{Geometry, Replacement};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     pub(super) table: RingTable,
-    /// `rpte` and `next`, in this order or the other: moving to the next slot copies nothing.
-    copies: [RingPte; 2],
-    swapped: bool,
+    pte: RingPte,
+    next: RingPte,
     slot: RingSlot,
     /// The slot after it: (e.rentry + 1) % r.size.
     successor: RingSlot,
@@ -40,8 +39,8 @@ impl Entry {
     ) -> Self {
         Self {
             table,
-            copies: [pte, RingPte::ABSENT],
-            swapped: false,
+            pte,
+            next: RingPte::ABSENT,
             slot,
             successor: slot.next(table.slots()),
             domain,
@@ -69,34 +68,24 @@ impl Entry {
 
     /// `rpte`: the entry of the current slot.
     #[inline]
-    pub(super) const fn pte(&self) -> &RingPte {
-        let [first, second] = &self.copies;
-        if self.swapped { second } else { first }
+    pub(super) const fn pte(&self) -> RingPte {
+        self.pte
     }
 
     /// `next`, which is valid or has no meaning.
     #[inline]
-    pub(super) const fn next(&self) -> &RingPte {
-        let [first, second] = &self.copies;
-        if self.swapped { first } else { second }
+    pub(super) const fn next(&self) -> RingPte {
+        self.next
     }
 
     #[inline]
     pub(super) const fn set_pte(&mut self, pte: RingPte) {
-        let [first, second] = &mut self.copies;
-        *(if self.swapped { second } else { first }) = pte;
+        self.pte = pte;
     }
 
     #[inline]
     pub(super) const fn set_next(&mut self, next: RingPte) {
-        let [first, second] = &mut self.copies;
-        *(if self.swapped { first } else { second }) = next;
-    }
-
-    /// `e.rpte = e.next;` What `next` is afterwards is for the caller to say.
-    #[inline]
-    pub(super) const fn take_next(&mut self) {
-        self.swapped = !self.swapped;
+        self.next = next;
     }
 }
 

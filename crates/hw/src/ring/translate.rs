@@ -28,11 +28,11 @@ impl<L: RingLogic> Translate for RingUnit<L> {
         let translated = self.power == Power::On && is_carried(bytes);
         if translated && let Some(entry) = self.riotlb.newest(key) {
             // The accesses that most devices make: to the slot used last, or the next one of a ring used last.
-            if self.work.sync::<L, M>(mem, key, at, entry) {
-                if let Some(range) = permitted::<L>(entry.pte(), at, bytes, access) {
+            if let Some(pte) = self.work.sync::<L, M>(mem, key, at, entry) {
+                if let Some(range) = permitted::<L>(&pte, at, bytes, access) {
                     return Ok(Translation::one(range));
                 }
-                self.work.stop = refusal::<L>(*entry.pte(), at, bytes, access);
+                self.work.stop = refusal::<L>(pte, at, bytes, access);
             }
         } else if translated && let Some(pte) = self.current(mem, key, device, at) {
             if let Some(range) = permitted::<L>(&pte, at, bytes, access) {
@@ -93,7 +93,7 @@ fn refusal<L: RingLogic>(
 }
 
 impl Work {
-    /// Brings `entry` to the slot of `at`; whether it could, else `self.stop` says why not.
+    /// Brings `entry` to the slot of `at`: its `rpte`; `None` if it could not, and then `self.stop` says why not.
     #[inline(always)]
     fn sync<L: RingLogic, M: PhysMemory + ?Sized>(
         &mut self,
@@ -101,22 +101,23 @@ impl Work {
         key: Key,
         at: RingIova,
         entry: &mut Entry,
-    ) -> bool {
+    ) -> Option<RingPte> {
         if entry.slot() == at.slot() {
             count(&mut self.stats.hits);
-            return true;
+            return Some(entry.pte());
         }
         // if( e.rentry != iova.rentry ) riotlb_entry_sync( bus_dev_func, iova, e );
         match L::PASSING {
             Passing::Reference => self.entry_sync::<L, M>(mem, key, at, entry),
             Passing::Value => {
                 let mut copy = *entry;
-                self.entry_sync::<L, M>(mem, key, at, &mut copy)
+                self.entry_sync::<L, M>(mem, key, at, &mut copy)?;
+                Some(entry.pte())
             }
         }
     }
 
-    /// `riotlb_entry_sync`.
+    /// `riotlb_entry_sync`, and the `rpte` that it leaves: who has it need not look where it was stored just now.
     #[inline(always)]
     fn entry_sync<L: RingLogic, M: PhysMemory + ?Sized>(
         &mut self,
@@ -124,30 +125,35 @@ impl Work {
         key: Key,
         at: RingIova,
         entry: &mut Entry,
-    ) -> bool {
+    ) -> Option<RingPte> {
+        let next = entry.next();
         // if( e.next.valid && (iova.rentry==next) ) {
-        if at.slot() == entry.successor() && entry.next().is_valid() {
+        let pte = if at.slot() == entry.successor() && next.is_valid() {
             // e.rpte = e.next; e.rentry = next; e.next.valid = 0;
-            entry.take_next();
+            entry.set_pte(next);
             if L::NO_SUCCESSOR == NoSuccessor::Keeps {
                 entry.set_next(RingPte::ABSENT);
             }
             count(&mut self.stats.prefetch_hits);
+            next
         } else {
             // e = rtable_walk( bus_dev_func, iova );
-            match find_valid(mem, &entry.table, at) {
-                Ok(pte) => entry.set_pte(pte),
-                Err(reason) => {
-                    self.stop = (at, reason);
-                    return false;
+            match RingPte::find(mem, &entry.table, at.slot()) {
+                Ok(pte) => {
+                    entry.set_pte(pte);
+                    count(&mut self.stats.slot_walks);
+                    pte
+                }
+                Err(error) => {
+                    self.stop = (at, error.fault_reason());
+                    return None;
                 }
             }
-            count(&mut self.stats.slot_walks);
-        }
+        };
         entry.set_slot(at.slot());
         // rprefetch( d, e ); the figure has another one in rtable_walk, which would read the same.
         self.prefetch::<L, M>(mem, key, entry);
-        true
+        Some(pte)
     }
 }
 
@@ -196,8 +202,7 @@ impl<L: RingLogic> RingUnit<L> {
     ) -> Option<RingPte> {
         // rIOTLB_entry e = riotlb_find( bus_dev_func, iova.rid );
         if let Some(entry) = self.riotlb.find(key) {
-            let synced = self.work.sync::<L, M>(mem, key, at, entry);
-            return synced.then_some(*entry.pte());
+            return self.work.sync::<L, M>(mem, key, at, entry);
         }
         // A ring without an entry. The entry stays if the access is then denied.
         count(&mut self.work.stats.misses);
@@ -215,7 +220,7 @@ impl<L: RingLogic> RingUnit<L> {
         if self.riotlb.insert(key, entry) {
             count(&mut self.work.stats.evictions);
         }
-        Some(*entry.pte())
+        Some(entry.pte())
     }
 
     /// `rtable_walk` without its prefetch.
@@ -232,21 +237,7 @@ impl<L: RingLogic> RingUnit<L> {
         let table = RingTable::read(mem, &context.rings, at.ring())
             .map_err(|error| error.fault_reason())?;
         //     ! d.rings[iova.rid].ring[iova.rentry].valid ) io_page_fault();
-        let pte = find_valid(mem, &table, at)?;
+        let pte = RingPte::find(mem, &table, at.slot()).map_err(|error| error.fault_reason())?;
         Ok(Entry::new(context.domain, table, at.slot(), pte))
-    }
-}
-
-/// The valid entry of the address's slot in `table`.
-#[inline]
-fn find_valid<M: PhysMemory + ?Sized>(
-    mem: &M,
-    table: &RingTable,
-    at: RingIova,
-) -> Result<RingPte, FaultReason> {
-    match RingPte::read(mem, table, at.slot()) {
-        Ok(pte) if pte.is_valid() => Ok(pte),
-        Ok(_) => Err(FaultReason::NotPresent),
-        Err(error) => Err(error.fault_reason()),
     }
 }

@@ -1,6 +1,6 @@
 //! What a map and an unmap cost in a ring, in TSC cycles, amortised over bursts of 200: sides interleaved in one run, medians, spread
-//! and ratios. `cargo bench -p ringfence-dma --bench ring`; `-- --quick` takes a tenth of the time, `-- NAME` only the sides whose name
-//! holds it and the floor.
+//! and ratios. `cargo bench -p ringfence-dma --bench ring`; `-- --quick` takes a tenth of the time, `-- --long` longer
+//! samples, `-- NAME` only the sides whose name holds it and the floor.
 //!
 //! All sides execute everything but the hardware's part of an invalidation, which a profile charges: where a ratio includes it, the line
 //! says so. Absolute cycles are those of the machine and the moment; ratios are what counts.
@@ -26,7 +26,8 @@ use ringfence_types::{
 
 /// Maps and unmaps of a burst: the average of the documents' throughput workload.
 const BURST: usize = 200;
-/// Bursts of a sample, one after the other: sides run in turn, and the first burst of each finds other sides' lines in the caches.
+/// Bursts of a sample, one after the other: sides run in turn, and the first burst of each finds other sides' lines in the caches. With
+/// `--long` eight times as many, so that this counts an eighth.
 const BURSTS: usize = 10;
 /// N of every ring: the live mappings and a burst fit.
 const SLOTS: u32 = 512;
@@ -344,7 +345,13 @@ fn strict_plus(coherency: Coherency, kind: WriteBack) -> impl FnMut() + 'static 
 
 fn main() {
     let quick = std::env::args().any(|arg| arg == "--quick" || arg == "--test");
-    let rounds = if quick { 40 } else { 800 };
+    let long = std::env::args().any(|arg| arg == "--long");
+    let bursts = if long { 8 * BURSTS } else { BURSTS };
+    let rounds = match (quick, long) {
+        (true, _) => 40,
+        (false, true) => 100,
+        (false, false) => 800,
+    };
     let best = WriteBack::best();
     let (coherent, tail) = (Coherency::Coherent, SlotChoice::Tail);
     let mut sides = vec![
@@ -405,12 +412,12 @@ fn main() {
     for round in 0..rounds + rounds / 10 {
         for side in &mut sides {
             let start = cycles();
-            for _ in 0..BURSTS {
+            for _ in 0..bursts {
                 (side.run)();
             }
             let spent = cycles().wrapping_sub(start);
             if round >= rounds / 10 {
-                side.samples.push(spent as f64 / (BURST * BURSTS) as f64);
+                side.samples.push(spent as f64 / (BURST * bursts) as f64);
             }
         }
     }

@@ -42,22 +42,27 @@ impl<'m> Cursor<'m> {
         Iova::new((place << SHIFT).wrapping_add(self.origin)).into()
     }
 
-    /// How many bytes the next slot's address is below `end`, if that lies in the same slot; else more than a slot has.
-    #[inline]
-    pub(super) fn bytes_to(&self, end: RingIova) -> u64 {
-        end.iova().get().wrapping_sub(self.at().iova().get())
-    }
-
     /// How many slots are left.
     #[inline]
     pub(super) fn slots(&self) -> usize {
         self.words.len()
     }
 
+    /// How many bytes the next slot's address is below `end`, if that lies in the same slot; else more than a slot has.
+    #[inline]
+    pub(super) fn bytes_to(&self, end: RingIova) -> u64 {
+        end.iova().get().wrapping_sub(self.at().iova().get())
+    }
+
     /// The next slot's entry.
     #[inline]
     pub(super) fn entry(&self) -> Option<&'m RingWords> {
         self.words.as_slice().first()
+    }
+
+    /// Has no slots any more, and stays where it is.
+    pub(super) fn stop(&mut self) {
+        self.words = self.words.as_slice().get(..0).unwrap_or_default().iter();
     }
 
     /// Goes on to the slot after it; the entry and address of the one left.

@@ -11,7 +11,7 @@ use ringfence_types::{
 
 use super::cursor::Cursor;
 use super::error::{RingError, RingRefusal};
-use super::lines::Lines;
+use super::lines::{LINE, Lines};
 use super::mapping::{RingMapping, RingUnmapError, Tag};
 use super::slots::{Slots, Stalls};
 use super::table::{Ring, too_long};
@@ -23,7 +23,8 @@ use crate::mapping::Custody;
 /// of them; there is no other way to them. What is withheld when it is dropped is leaked: the device may still reach it.
 ///
 /// The promises are those of a [`Ring`]; what differs is how slots are found. One driver maps and unmaps in the order of the ring, so two
-/// places go round it, one filling entries and one clearing them, and only who leaves the order looks a slot up.
+/// places go round it, one filling entries and one clearing them, and only who leaves the order looks a slot up. Where walkers do not snoop
+/// a place ends with its cache line, so that what is to be written back is thought of once a line, and never where they do.
 #[derive(Debug)]
 pub struct OwnedRing<'m, B> {
     filling: Filling<'m>,
@@ -47,13 +48,15 @@ pub struct OwnedRing<'m, B> {
 struct Filling<'m> {
     /// The slots that the next maps take; set aside in `slots` already.
     next: Cursor<'m>,
+    /// The slot after those that are set aside, of which `next` need not have all.
+    end: usize,
 }
 
 /// The same of every unmap.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Clearing<'m, B> {
-    /// From the slot after the one unmapped last to the ring's end.
+    /// From the slot after the one unmapped last on.
     next: Cursor<'m>,
     /// Where the run of cleared slots that ends there begins. They are not in `slots` nor in `burst` yet.
     run: RingIova,
@@ -106,9 +109,10 @@ impl<'m, B> OwnedRing<'m, B> {
         Ok(Self {
             filling: Filling {
                 next: cursor(0..0)?,
+                end: 0,
             },
             clearing: Clearing {
-                next: cursor(0..entries.len())?,
+                next: cursor(0..0)?,
                 run: base,
                 withheld: Vec::new(),
             },
@@ -141,7 +145,8 @@ impl<'m, B> OwnedRing<'m, B> {
 
     /// How many slots are mapped.
     pub fn live(&self) -> u32 {
-        let set_aside = self.filling.next.slots() as u32;
+        let next = self.slot_of(self.filling.next.at());
+        let set_aside = self.filling.end.saturating_sub(next) as u32;
         self.slots
             .count()
             .saturating_sub(self.slots.free())
@@ -177,7 +182,7 @@ impl<'m, B> OwnedRing<'m, B> {
             Err(error) => return Err((buffer, too_long(error))),
         };
         if self.filling.next.slots() == 0
-            && let Err(reason) = self.refill()
+            && let Err(reason) = self.refill(mem)
         {
             return Err((buffer, reason));
         }
@@ -185,10 +190,6 @@ impl<'m, B> OwnedRing<'m, B> {
             return Err((buffer, MapReason::Ring(RingRefusal::Memory)));
         };
         entry.store(words);
-        if self.coherency == Coherency::NonCoherent {
-            let at = self.address_of(start);
-            self.lines.filled(mem, &self.table, at);
-        }
         // The entry took 30 bits of length.
         let end = start.iova().wrapping_add(entry.bytes());
         Ok(RingMapping::new(end.into(), self.tag, buffer))
@@ -197,7 +198,16 @@ impl<'m, B> OwnedRing<'m, B> {
     /// Makes what was mapped visible to a walker that does not snoop, line by line. Nothing is to be done where it does.
     #[inline]
     pub fn doorbell<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
+        if self.coherency == Coherency::NonCoherent {
+            self.sync(mem);
+        }
+    }
+
+    /// Writes back what has changed and waits. The places end here, and what changes next is written back again.
+    fn sync<M: PhysMemory + ?Sized>(&mut self, mem: &M) {
         self.lines.sync(mem);
+        self.filling.next.stop();
+        self.clearing.next.stop();
     }
 
     /// Takes a mapping down; its buffer comes back with the others of the burst.
@@ -211,27 +221,23 @@ impl<'m, B> OwnedRing<'m, B> {
         mapping: RingMapping<B>,
     ) -> Result<Withheld, RingUnmapError<B>> {
         let end = mapping.end();
+        let is_ours = mapping.is_of(self.tag);
         // In the order of the ring, the mapping is the one of the slot that unmaps are at.
-        let mut bytes = self.clearing.next.bytes_to(end);
-        while bytes > u64::from(RingIova::MAX_OFFSET) {
-            if !self.go_to(end) {
-                return Err(RingUnmapError(mapping));
-            }
-            bytes = self.clearing.next.bytes_to(end);
-        }
-        match self.clearing.next.entry() {
-            Some(words) if mapping.is_of(self.tag) && RingPte::is_set_to(words, bytes) => {
-                self.clearing.next.step();
-                RingPte::clear(words);
-                if self.coherency == Coherency::NonCoherent {
-                    let at = self.address_of(end);
-                    self.lines.cleared(mem, &self.table, at);
+        let bytes = self.clearing.next.bytes_to(end);
+        let cleared = bytes <= u64::from(RingIova::MAX_OFFSET)
+            && match self.clearing.next.entry() {
+                Some(words) if is_ours && RingPte::is_set_to(words, bytes) => {
+                    self.clearing.next.step();
+                    RingPte::clear(words);
+                    true
                 }
-                self.clearing.withheld.push(mapping.into_custody());
-                Ok(Withheld)
-            }
-            _ => Err(RingUnmapError(mapping)),
+                _ => false,
+            };
+        if !cleared && !(is_ours && self.clear_there(mem, end)) {
+            return Err(RingUnmapError(mapping));
         }
+        self.clearing.withheld.push(mapping.into_custody());
+        Ok(Withheld)
     }
 
     /// Ends the burst: writes back what was cleared, invalidates the ring once, and hands every buffer to `each`.
@@ -247,7 +253,7 @@ impl<'m, B> OwnedRing<'m, B> {
         if self.clearing.withheld.is_empty() {
             return Ok(());
         }
-        self.lines.sync(mem);
+        self.doorbell(mem);
         self.end_run();
         let request = Invalidation::Ring {
             domain: self.burst.domain,
@@ -277,42 +283,62 @@ impl<'m, B> OwnedRing<'m, B> {
         result
     }
 
-    /// Sets the next slots aside, of which there are none.
+    /// Goes on to the next slots that are set aside, and sets some aside if there are none.
     #[cold]
     #[inline(never)]
-    fn refill(&mut self) -> Result<(), MapReason> {
+    fn refill<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> Result<(), MapReason> {
         let mut tail = self.slot_of(self.filling.next.at());
-        if tail >= self.entries.len() {
-            tail = 0;
+        if tail >= self.filling.end {
+            if tail >= self.entries.len() {
+                tail = 0;
+            }
+            // A ring has no more slots than 32 bits.
+            let Some(ready) = self.slots.take(tail as u32) else {
+                // So that its slots count as withheld.
+                self.end_run();
+                let (id, entries) = (self.id(), self.entries);
+                let is_live = |slot| entries.get(slot as usize).is_some_and(RingPte::is_set);
+                let full = self.slots.full(id, tail as u32, &(0..0), is_live);
+                return Err(MapReason::RingFull(full));
+            };
+            tail = ready.start as usize;
+            self.filling.end = ready.end as usize;
         }
-        // A ring has no more slots than 32 bits.
-        let Some(ready) = self.slots.take(tail as u32) else {
-            // So that its slots count as withheld.
-            self.end_run();
-            let (id, entries) = (self.id(), self.entries);
-            let is_live = |slot| entries.get(slot as usize).is_some_and(RingPte::is_set);
-            let full = self.slots.full(id, tail as u32, &(0..0), is_live);
-            return Err(MapReason::RingFull(full));
-        };
         self.filling.next = self
-            .cursor(ready.start as usize..ready.end as usize)
+            .stretch(tail, self.filling.end)
             .ok_or(MapReason::Ring(RingRefusal::Memory))?;
+        if self.coherency == Coherency::NonCoherent {
+            self.lines.filled(mem, &self.table, self.address_of(tail));
+        }
         Ok(())
     }
 
-    /// Ends the run that unmaps are at, and begins another at the slot of `end`. Whether that is one of this ring.
+    /// Clears the entry of the mapping that ends before `end`, wherever that is; whether there is one.
     #[cold]
     #[inline(never)]
-    fn go_to(&mut self, end: RingIova) -> bool {
-        match self.cursor(self.slot_of(end)..self.entries.len()) {
-            Some(there) => {
-                self.end_run();
-                self.clearing.run = there.at();
-                self.clearing.next = there;
-                true
-            }
-            None => false,
+    fn clear_there<M: PhysMemory + ?Sized>(&mut self, mem: &M, end: RingIova) -> bool {
+        let slot = self.slot_of(end);
+        let Some(mut there) = self.stretch(slot, self.entries.len()) else {
+            return false;
+        };
+        let bytes = there.bytes_to(end);
+        let Some((words, at)) = there.step() else {
+            return false;
+        };
+        if !RingPte::is_set_to(words, bytes) {
+            return false;
         }
+        // The run that unmaps are at goes on, or another begins.
+        if at != self.clearing.next.at() {
+            self.end_run();
+            self.clearing.run = at;
+        }
+        self.clearing.next = there;
+        RingPte::clear(words);
+        if self.coherency == Coherency::NonCoherent {
+            self.lines.cleared(mem, &self.table, self.address_of(slot));
+        }
+        true
     }
 
     /// Ends the run that unmaps are at, and begins another there.
@@ -337,8 +363,15 @@ impl<'m, B> OwnedRing<'m, B> {
         RingIova::start(self.id(), RingSlot::FIRST)
     }
 
-    fn cursor(&self, slots: core::ops::Range<usize>) -> Option<Cursor<'m>> {
-        Cursor::new(self.base(), self.entries, slots)
+    /// The slots from `first` to `end` or, where walkers do not snoop, to the end of the line; `None` if the ring has not got them.
+    fn stretch(&self, first: usize, end: usize) -> Option<Cursor<'m>> {
+        let end = match self.coherency {
+            Coherency::Coherent => end,
+            Coherency::NonCoherent => {
+                end.min(first.saturating_add(in_line(self.address_of(first))))
+            }
+        };
+        Cursor::new(self.base(), self.entries, first..end)
     }
 
     /// The slot of an address in this ring; of any other, more than a slot can be.
@@ -348,11 +381,14 @@ impl<'m, B> OwnedRing<'m, B> {
         usize::try_from(relative >> RingIova::OFFSET_BITS).unwrap_or(usize::MAX)
     }
 
-    /// Where the entry of the slot at `at` is.
-    #[inline]
-    fn address_of(&self, at: RingIova) -> PhysAddr {
-        self.table
-            .base()
-            .wrapping_add(self.slot_of(at) as u64 * RING_ENTRY_BYTES)
+    /// Where the entry of a slot is.
+    fn address_of(&self, slot: usize) -> PhysAddr {
+        let bytes = (slot as u64).wrapping_mul(RING_ENTRY_BYTES);
+        self.table.base().wrapping_add(bytes)
     }
+}
+
+/// How many entries the cache line has from the one at `at` on.
+fn in_line(at: PhysAddr) -> usize {
+    (LINE.wrapping_sub(at.offset_in(LINE)) / RING_ENTRY_BYTES) as usize
 }

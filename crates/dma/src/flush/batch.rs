@@ -17,8 +17,6 @@ pub struct RangeBatch {
     ranges: Vec<Unmapped>,
     /// The one domain of all ranges, or none if there are several.
     domain: Option<DomainId>,
-    /// Lowest and highest page of all ranges.
-    hull: Option<PfnRange>,
     levels: CachedLevels,
 }
 
@@ -36,7 +34,6 @@ impl RangeBatch {
         Self {
             ranges: Vec::with_capacity(capacity.min(ROOM)),
             domain: None,
-            hull: None,
             levels: CachedLevels::Leaves,
         }
     }
@@ -44,16 +41,11 @@ impl RangeBatch {
     /// Adds a range.
     #[inline]
     pub fn push(&mut self, gone: Gone) {
-        let range = gone.unmapped.range();
         if self.ranges.is_empty() {
             self.domain = Some(gone.unmapped.domain());
         } else if self.domain != Some(gone.unmapped.domain()) {
             self.domain = None;
         }
-        self.hull = match self.hull {
-            None => Some(range),
-            Some(hull) => PfnRange::inclusive(hull.lo().min(range.lo()), hull.hi().max(range.hi())),
-        };
         self.levels = self.levels.max(gone.levels);
         self.ranges.push(gone.unmapped);
     }
@@ -62,18 +54,12 @@ impl RangeBatch {
     /// runs](Space::RELEASES_RUNS).
     #[inline]
     pub fn push_run(&mut self, gone: Gone) {
-        let hi = gone.unmapped.range().hi();
         let joined = match self.ranges.last_mut() {
             Some(last) => last.append(gone.unmapped),
             None => Err(gone.unmapped),
         };
         match joined {
-            Ok(()) => {
-                self.hull = self
-                    .hull
-                    .and_then(|hull| PfnRange::inclusive(hull.lo(), hull.hi().max(hi)));
-                self.levels = self.levels.max(gone.levels);
-            }
+            Ok(()) => self.levels = self.levels.max(gone.levels),
             Err(unmapped) => self.push(Gone { unmapped, ..gone }),
         }
     }
@@ -105,7 +91,7 @@ impl RangeBatch {
 
     /// The narrowest single invalidation that covers the batch.
     pub fn narrowest<S: Space>(&self, home: &Home<'_, S>) -> Invalidation {
-        match (self.domain, self.hull) {
+        match (self.domain, self.hull()) {
             (Some(domain), Some(range)) => match home.invalidation(domain, range, self.levels) {
                 Invalidation::Pages { range, .. } if range.pages() > HULL_PAGES => {
                     Invalidation::Domain(domain)
@@ -117,6 +103,15 @@ impl RangeBatch {
         }
     }
 
+    /// Lowest and highest page of all ranges. Looked for when it is asked for, once a batch, and not kept up range by range.
+    fn hull(&self) -> Option<PfnRange> {
+        let mut ranges = self.ranges.iter().map(Unmapped::range);
+        let first = ranges.next()?;
+        ranges.try_fold(first, |hull, range| {
+            PfnRange::inclusive(hull.lo().min(range.lo()), hull.hi().max(range.hi()))
+        })
+    }
+
     /// Which cached entries the invalidation must remove.
     pub fn levels(&self) -> CachedLevels {
         self.levels
@@ -124,7 +119,6 @@ impl RangeBatch {
 
     fn reset(&mut self) {
         self.domain = None;
-        self.hull = None;
         self.levels = CachedLevels::Leaves;
     }
 }
@@ -132,7 +126,7 @@ impl RangeBatch {
 impl Batch for RangeBatch {
     #[inline]
     fn covered_by(&self, request: &Invalidation) -> bool {
-        match (self.domain, self.hull) {
+        match (self.domain, self.hull()) {
             (Some(domain), Some(hull)) => request.covers(domain, &hull),
             (None, Some(_)) => matches!(request, Invalidation::Global),
             _ => true,

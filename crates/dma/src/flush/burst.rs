@@ -135,7 +135,8 @@ impl<S: Space<Gone = Gone>, B> Flush<S, B> for Burst {
         };
         if open.withheld.len() >= self.longest {
             // On a failure the part stays withheld for the burst's end, and this mapping is still owed: memory stays bounded.
-            if let Err(error) = Self::purge(open, &mut home, platform) {
+            // Lent anew, so that it is put together here and not for every unmap.
+            if let Err(error) = Self::purge(open, &mut home.reborrow(), platform) {
                 return Err((error, item.into_owed()));
             }
         }

@@ -233,7 +233,7 @@ impl<'m, B> OwnedRing<'m, B> {
                 }
                 _ => false,
             };
-        if !cleared && !(is_ours && self.clear_there(mem, end)) {
+        if !(cleared || is_ours && self.clear_there(mem, end)) {
             return Err(RingUnmapError(mapping));
         }
         self.clearing.withheld.push(mapping.into_custody());

@@ -179,7 +179,7 @@ impl Ring {
     ///
     /// # Errors
     /// No live mapping is exactly there; nothing has changed.
-    #[inline]
+    #[inline(always)]
     pub fn unmap<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,

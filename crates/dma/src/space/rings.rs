@@ -78,7 +78,8 @@ impl RingDriver for Ring {
         }
     }
 
-    #[inline]
+    // As unmap of the ring itself: called instead, it costs more than it does.
+    #[inline(always)]
     fn unmap_list<M: PhysMemory + ?Sized>(
         &mut self,
         mem: &M,

@@ -77,7 +77,7 @@ impl std::fmt::Display for GuestError {
             Self::NoKernel { version, known } => {
                 write!(
                     f,
-                    "Debian's archive has no kernel {version}; it has {}. It keeps the newest of each suite only: take one of these, or \
+                    "Debian's archive has no kernel {version}; it has {}. It keeps a few of each suite: take one of these, or \
                      `latest`, or unpack the kernel's packages yourself and name the directory (`--kernel ./DIR`); DEBIAN_MIRROR names \
                      another archive",
                     versions(known)

@@ -36,6 +36,8 @@ ip link set lo up
 [ -e /interactive ] || stty -F /dev/ttyS1 raw -echo
 setsid -c sh /command </dev/ttyS1 >/dev/ttyS1 2>&1
 echo "status $?" >/dev/ttyS2
+# Waits until the line has sent everything, whoever else still holds it.
+stty -F /dev/ttyS1 raw
 sync
 poweroff -f
 "#;

@@ -19,7 +19,6 @@ pub(crate) fn test() -> Vec<Step> {
     steps.extend(check());
     steps.extend([
         Step::new("no_std", nostd::run),
-        Step::new("rustdoc", check::rustdoc),
         Step::new("unit tests", |repo| {
             cargo_test(
                 repo,
@@ -62,6 +61,7 @@ pub(crate) fn check() -> Vec<Step> {
         Step::new("links", links::check),
         Step::new("mutations apply", mutate::check),
         Step::new("clippy", check::clippy),
+        Step::new("rustdoc", check::rustdoc),
     ]
 }
 

@@ -498,11 +498,11 @@ mod tests {
         for (script, alone) in [
             ("exit 0", Some(Some(0))),
             ("exit 3", Some(Some(3))),
-            ("kill -INT $$", Some(None)),
+            ("kill -TERM $$", Some(None)),
         ] {
             assert_eq!(end(script, &running), alone, "{script}");
         }
-        for script in ["exit 3", "kill -INT $$", "exec sleep 3600"] {
+        for script in ["exit 3", "kill -TERM $$", "exec sleep 3600"] {
             assert_eq!(end(script, &stopped), None, "{script}");
         }
     }

@@ -61,7 +61,7 @@ struct Resident {
     number: u64,
 }
 
-/// The IOTLB of one device, over the memory `M` that its front-end has shared. See the [module](self).
+/// The IOTLB of one device, over the memory `M` that its front-end has shared. See the [module](super).
 ///
 /// Whoever changes it is no reader meanwhile, as with [`SoftIommu`]; keep it behind a lock that no reader takes while it is online.
 pub struct Iotlb<M> {

@@ -18,6 +18,8 @@ pub struct Queues {
     reply: Vec<u8>,
     /// Device-writable parts of the chain in hand.
     writable: Vec<(GuestAddress, usize)>,
+    /// Heads and used lengths of the batch in hand.
+    done: Vec<(u16, u32)>,
 }
 
 /// What was done to a queue.
@@ -90,14 +92,13 @@ impl Queues {
         let mut buffers = 0;
         let most = usize::from(queue.size());
         while buffers < most {
-            let mut done = [(0_u16, 0_u32); BATCH];
-            let mut count = 0;
+            self.done.clear();
             let mut batch = device.batch().map_err(ServeError::Sink)?;
             // The places first: whatever is asked of the ring must have one.
-            for (done, chain) in done
-                .iter_mut()
-                .take(most - buffers)
-                .zip(queue.iter(memory)?)
+            let room = BATCH.min(most - buffers);
+            let mut chains = queue.iter(memory)?;
+            while self.done.len() < room
+                && let Some(chain) = chains.next()
             {
                 let head = chain.head_index();
                 let reply_bytes = batch.max_reply_bytes();
@@ -108,15 +109,15 @@ impl Queues {
                 let reply = self.reply.get_mut(..given).unwrap_or_default();
                 let handled = batch.handle(request, reply);
                 seen(request, &handled);
-                *done = (head, self.scatter(memory, handled.used));
-                count += 1;
+                let used = self.scatter(memory, handled.used);
+                self.done.push((head, used));
             }
             batch.commit().map_err(ServeError::Unsettled)?;
-            for &(head, used) in done.iter().take(count) {
+            for &(head, used) in &self.done {
                 queue.add_used(memory, head, used)?;
             }
-            buffers += count;
-            if count < BATCH {
+            buffers += self.done.len();
+            if self.done.len() < BATCH {
                 break;
             }
         }

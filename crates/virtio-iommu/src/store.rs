@@ -1,10 +1,10 @@
 //! The mappings of one domain, in order of address.
 //!
-//! Two levels: leaves of at most 64 mappings, each a sorted vector, and beside them the first address of each. A search is a binary
+//! Two levels: leaves of at most 32 mappings, each a sorted vector, and beside them the first address of each. A search is a binary
 //! search in the vector of firsts, which stays in the processor's cache, then one in a leaf; an insertion moves half a leaf. A request that
 //! arrives beside the last one finds its leaf without a search. What it costs against a balanced tree: `benches/request.rs`.
 //!
-//! Memory is bounded: any two neighbouring leaves hold more than half a leaf together, so there are at most `4 n / 64 + 1` leaves for n mappings.
+//! Memory is bounded: any two neighbouring leaves hold more than half a leaf together, so there are at most `4 n / 32 + 1` leaves for n mappings.
 
 use alloc::vec::Vec;
 
@@ -22,7 +22,7 @@ pub(crate) struct Entry {
 }
 
 /// Mappings in a leaf at most.
-const LEAF: usize = 64;
+const LEAF: usize = 32;
 
 /// Neighbours that together hold no more than this become one leaf.
 const SPARSE: usize = LEAF / 2;

@@ -73,10 +73,10 @@ type Shared = Dma<Rings<Ring, RefCell<Ring>>, Burst, u32>;
 
 const TO: Direction = Direction::ToDevice;
 
-/// A ring of four lines that two processors share.
-fn shared(board: &Board) -> (Shared, Attachment) {
+/// A ring that processors share.
+fn shared(board: &Board, slots: u32) -> (Shared, Attachment) {
     let mut dma = Dma::new(Burst::default());
-    let rings = board.rings(SlotChoice::Tail, &[16]);
+    let rings = board.rings(SlotChoice::Tail, &[slots]);
     let at = dma
         .attach(DEVICE, Iova::new(u64::MAX), |domain| {
             Ok::<_, ()>(Rings::new(domain, DEVICE, rings, RefCell::new))
@@ -85,13 +85,46 @@ fn shared(board: &Board) -> (Shared, Attachment) {
     (dma, at)
 }
 
+#[test]
+fn the_layer_writes_lines_back_too() {
+    let mut board = Board::new(Coherency::NonCoherent);
+    let (dma, at) = shared(&board, 512);
+    let (mut cpu, memory) = (dma.cpu(), board.memory.clone());
+    let (lines, drains) = (memory.write_backs(), memory.drains());
+    const BURSTS: u32 = 10;
+    for _ in 0..BURSTS {
+        let made: Vec<Mapping<u32>> = (0..BURST)
+            .map(|n| {
+                let memory = buffer(u64::from(n) * 4096 + 7, 1500);
+                let mapped = dma.map_single(&mut cpu, &mut board, &at, n, memory, TO);
+                mapped.unwrap().0
+            })
+            .collect();
+        dma.doorbell(&mut cpu, &mut board, &at);
+        for mapping in made {
+            let _ = dma
+                .unmap_single(&mut cpu, &mut board, &at, mapping)
+                .unwrap();
+        }
+        let mut back = 0;
+        dma.end_burst(&mut cpu, &mut board, &at, TO, |_| back += 1)
+            .unwrap();
+        assert_eq!(back, BURST);
+    }
+    let pairs = f64::from(BURST * BURSTS);
+    let lines = (memory.write_backs() - lines) as f64 / pairs;
+    assert!(lines <= 0.6, "{lines} line write-backs a map and unmap");
+    assert_eq!(memory.drains() - drains, u64::from(2 * BURSTS));
+}
+
 /// The fence of one processor waits for no write-back of another: whoever tells the device, or invalidates, has written its own changes
 /// back, whoever was at the ring since.
 #[test]
 fn processors_wait_for_what_they_have_changed_themselves() {
     let mut here = Board::new(Coherency::NonCoherent);
     let mut there = here.processor();
-    let (dma, at) = shared(&here);
+    // Four lines.
+    let (dma, at) = shared(&here, 16);
     let (mut mine, mut other) = (dma.cpu(), dma.cpu());
     let map = |cpu: &mut _, board: &mut Board, n: u32| -> Mapping<u32> {
         let memory = buffer(u64::from(n) * 4096, 64);

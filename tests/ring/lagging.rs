@@ -267,11 +267,14 @@ fn the_sample_on_memory_that_lags_behind() {
     assert!(came.uses > 1000 && came.attempts > came.uses, "{came:?}");
 }
 
-/// All traces of a directory: `RINGFENCE_TRACES=../shared/traces/raw cargo test -p ringfence-tests --test across lagging -- --ignored`.
+/// All traces of a directory: `RINGFENCE_TRACES=../shared/traces/raw cargo test -p ringfence-tests --test across lagging -- --include-ignored`.
 #[test]
 #[ignore = "needs recorded traces"]
 fn all_recorded_traces_on_memory_that_lags_behind() {
     let directory = std::env::var_os("RINGFENCE_TRACES").expect("RINGFENCE_TRACES");
+    // Cargo runs tests in their package's directory, people type from the repository's.
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let directory = std::path::Path::new(root).join(directory);
     let mut all = Came::default();
     let mut paths: Vec<_> = std::fs::read_dir(directory)
         .unwrap()

@@ -198,10 +198,7 @@ impl<M> Domain<M> {
             });
         }
         let pages = self.clear(&range);
-        if pages != 0 {
-            self.settle();
-        }
-        Ok(pages)
+        Ok(self.gone(pages))
     }
 
     /// As [`unmap`](Self::unmap) of each of `ranges`, with one wait for all.
@@ -224,10 +221,16 @@ impl<M> Domain<M> {
         for range in ranges {
             pages = pages.saturating_add(self.clear(&range));
         }
+        Ok(self.gone(pages))
+    }
+
+    /// Waits for whoever may hold what he got by the entries of `pages` pages that were cleared.
+    #[inline]
+    fn gone(&self, pages: u64) -> u64 {
         if pages != 0 {
             self.settle();
         }
-        Ok(pages)
+        pages
     }
 
     /// Clears the entries of `range`; returns how many were present. Readers may hold what they got by them until they have been

@@ -158,6 +158,24 @@ fn nobody_looks_at_a_page_after_unmap() {
     });
 }
 
+/// The same for many ranges at once.
+#[test]
+fn nobody_looks_at_a_page_after_unmap_of_several() {
+    explore(FEW, || {
+        let (mut unit, pages) = unit(2);
+        let mut reader = unit.reader(DISK).unwrap();
+        let device = thread::spawn(move || {
+            let mut burst = reader.online();
+            let pin = burst.pin();
+            let _ = access(&pin, page(0));
+        });
+        let domain = unit.domain(DOMAIN).unwrap();
+        domain.unmap_all([page(0), page(1)]).unwrap();
+        pages.poison(0);
+        device.join().unwrap();
+    });
+}
+
 /// A burst of two requests: its checkpoint lets unmap go on, R4 and R5.
 #[test]
 fn a_checkpoint_ends_what_was_before_it() {

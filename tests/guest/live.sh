@@ -65,7 +65,8 @@ errant_through() {
     run --kernel 6.12 --no-iommu --errant stray:1f000000,read-write-only --metrics -- sh -c "$READS" &&
         said 'ringfence_strays_through_total{device="blk"} 2'
 }
-code() { run --kernel 6.12 -- sh -c 'exit 7'; [[ $? == 7 ]]; }
+# All that the command said is there, to its last line.
+code() { run --kernel 6.12 -- sh -c 'seq 20000; exit 7'; [[ $? == 7 ]] && said '^20000'; }
 
 # Data crosses between two guests, each with its own process, through a socket: both ways, with sums. Several pairs of queues, two processors.
 # sum NAME LOG: what the guest says of one of the files.

@@ -34,10 +34,9 @@ while read -r module; do insmod "/modules/$module.ko" || echo "init: $module doe
 for _ in $(seq 100); do [ -b /dev/vda ] && break; [ -e /sys/bus/virtio/drivers/virtio_blk/virtio* ] || break; usleep 50000; done
 ip link set lo up
 [ -e /interactive ] || stty -F /dev/ttyS1 raw -echo
-setsid -c sh /command </dev/ttyS1 >/dev/ttyS1 2>&1
+# When the leader of a session ends, its terminal is hung up, and what it has not sent is dropped: so the leader waits for that first.
+setsid -c sh -c 'sh /command; code=$?; stty raw; exit $code' </dev/ttyS1 >/dev/ttyS1 2>&1
 echo "status $?" >/dev/ttyS2
-# Waits until the line has sent everything, whoever else still holds it.
-stty -F /dev/ttyS1 raw
 sync
 poweroff -f
 "#;

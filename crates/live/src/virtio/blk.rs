@@ -70,7 +70,7 @@ impl Blk {
             sectors: bytes / SECTOR_BYTES,
             read_only,
             write_through: true,
-            buffer: vec![0; BUFFER_BYTES as usize],
+            buffer: Vec::new(),
             misbehaviour: None,
             counters,
         })
@@ -141,11 +141,10 @@ impl Blk {
         let mut written = 0u32;
         while left > 0 {
             let part = piece(left);
-            let (Some(buffer), Some(at)) =
-                (self.buffer.get_mut(..part as usize), to.take_front(part))
-            else {
+            let Some(at) = to.take_front(part) else {
                 return (Status::IoError, written);
             };
+            let buffer = room(&mut self.buffer, part);
             if self.file.read_exact_at(buffer, offset).is_err()
                 || dma.with(|memory| at.write(memory, buffer)).is_err()
             {
@@ -167,11 +166,10 @@ impl Blk {
         self.counters.bytes_written.add(left);
         while left > 0 {
             let part = piece(left);
-            let (Some(buffer), Some(at)) =
-                (self.buffer.get_mut(..part as usize), from.take_front(part))
-            else {
+            let Some(at) = from.take_front(part) else {
                 return Status::IoError;
             };
+            let buffer = room(&mut self.buffer, part);
             if dma.with(|memory| at.read(memory, buffer)).is_err()
                 || self.file.write_all_at(buffer, offset).is_err()
             {
@@ -198,6 +196,15 @@ fn identify<A: Dma>(to: &mut Segments, dma: &mut A) -> (Status, u32) {
 
 fn piece(left: u64) -> u32 {
     u32::try_from(left).unwrap_or(u32::MAX).min(BUFFER_BYTES)
+}
+
+/// The first `part` bytes of `buffer`, which grows to the largest piece that was ever asked for.
+fn room(buffer: &mut Vec<u8>, part: u32) -> &mut [u8] {
+    let bytes = part as usize;
+    if buffer.len() < bytes {
+        buffer.resize(bytes, 0);
+    }
+    &mut buffer[..bytes]
 }
 
 fn status_of(result: io::Result<()>) -> Status {

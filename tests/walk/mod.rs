@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_dma::flush::{Burst, Deferred, PerCpuQueue, PerWrap, QueueConfig, Ring, Strict};
-use ringfence_dma::{MapReason, Segment, SgLimits, SgRequest};
+use ringfence_dma::{MapReason, Segment, SgLimits};
 use ringfence_pgtable::MapError;
 use ringfence_types::{
     Access, CachedLevels, Direction, DomainId, FaultReason, Invalidation, Iova, IovaRange, Nanos,
@@ -16,7 +16,7 @@ use ringfence_types::{
 };
 
 use crate::bench::memory;
-use rig::{Board, FIRST, Walk, bits, pieces, tree};
+use rig::{Board, FIRST, Walk, bits, tree};
 use traced::Event::{self, *};
 
 const DOMAIN: DomainId = DomainId::new(1);
@@ -183,28 +183,7 @@ fn rolled_back_half_way() {
     walk.board.frames.fail_after(3);
     let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
     let mut out = [Segment { range: nothing }; 2];
-    let Walk {
-        board,
-        dma,
-        cpu,
-        at,
-        ..
-    } = &mut walk;
-    let (direction, limits) = (Direction::ToDevice, SgLimits::default());
-    let (buffer, error) = dma
-        .map_sg(
-            cpu,
-            board,
-            at,
-            SgRequest {
-                buffer: 7,
-                pieces: &pieces(),
-                direction,
-                limits,
-                out: &mut out,
-            },
-        )
-        .unwrap_err();
+    let (buffer, error) = walk.map(SgLimits::default(), &mut out).unwrap_err();
     assert_eq!(buffer, 7);
     assert_eq!(error.reason, MapReason::Table(MapError::OutOfFrames));
     walk.access(Pfn::new(FIRST).iova(), 1, Access::Read);
@@ -232,28 +211,7 @@ fn rolled_back_for_want_of_room() {
     let mut walk = Walk::new(tree(), Strict);
     let mut map = |limits, room: usize| {
         let mut out = vec![Segment { range: nothing }; room];
-        let Walk {
-            board,
-            dma,
-            cpu,
-            at,
-            ..
-        } = &mut walk;
-        let direction = Direction::ToDevice;
-        let (_, error) = dma
-            .map_sg(
-                cpu,
-                board,
-                at,
-                SgRequest {
-                    buffer: 7,
-                    pieces: &pieces(),
-                    direction,
-                    limits,
-                    out: &mut out,
-                },
-            )
-            .unwrap_err();
+        let (_, error) = walk.map(limits, &mut out).unwrap_err();
         assert_eq!(error.reason, MapReason::TooManySegments);
         walk.take()
     };

@@ -5,7 +5,9 @@ use std::rc::Rc;
 
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::{Paged, PlainTable, Rounding};
-use ringfence_dma::{Attachment, Cpu, Dma, Outcome, Platform, Segment, SgLimits, SgRequest};
+use ringfence_dma::{
+    Attachment, Cpu, Dma, MapError, Outcome, Platform, Segment, SgLimits, SgMapping, SgRequest,
+};
 use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
 use ringfence_iova::{Bitmap, BitmapState, CachedTree, IovaAllocator, Locked};
 use ringfence_memory::fake::FaultyFrames;
@@ -145,10 +147,12 @@ impl<A: IovaAllocator, F: Flush<Space<A>, u64>> Walk<A, F> {
         std::mem::take(&mut *self.log.borrow_mut())
     }
 
-    /// Map, access, a wrong access, unmap, access: everything up to the moment when unmap has returned.
-    pub(super) fn there_and_back(&mut self) -> Vec<Event> {
-        let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
-        let mut out = [Segment { range: nothing }; 2];
+    /// Maps the two pieces towards the device.
+    pub(super) fn map(
+        &mut self,
+        limits: SgLimits,
+        out: &mut [Segment],
+    ) -> Result<(SgMapping<u64>, usize), (u64, MapError)> {
         let Self {
             board,
             dma,
@@ -156,21 +160,21 @@ impl<A: IovaAllocator, F: Flush<Space<A>, u64>> Walk<A, F> {
             at,
             ..
         } = self;
-        let (direction, limits) = (Direction::ToDevice, SgLimits::default());
-        let (mapping, count) = dma
-            .map_sg(
-                cpu,
-                board,
-                at,
-                SgRequest {
-                    buffer: 7,
-                    pieces: &pieces(),
-                    direction,
-                    limits,
-                    out: &mut out,
-                },
-            )
-            .unwrap();
+        let request = SgRequest {
+            buffer: 7,
+            pieces: &pieces(),
+            direction: Direction::ToDevice,
+            limits,
+            out,
+        };
+        dma.map_sg(cpu, board, at, request)
+    }
+
+    /// Map, access, a wrong access, unmap, access: everything up to the moment when unmap has returned.
+    pub(super) fn there_and_back(&mut self) -> Vec<Event> {
+        let nothing = IovaRange::new(Iova::ZERO, 1).unwrap();
+        let mut out = [Segment { range: nothing }; 2];
+        let (mapping, count) = self.map(SgLimits::default(), &mut out).unwrap();
         assert_eq!(count, 2);
         let [first, second] = out.map(|segment| segment.range);
         self.access(first.start(), first.bytes(), Access::Read);

@@ -116,14 +116,7 @@ fn lies_of_a_controller_have_their_names() {
                 matches!(told, Err(BlockError::Device(DeviceLie { kind: k, .. })) if k == kind)
             );
         }
-        let mut back = 0;
-        nvme.queue
-            .close(&mut world.api(), |buffer| {
-                pool.give(buffer).unwrap();
-                back += 1;
-            })
-            .unwrap();
-        assert_eq!((back, pool.out(), world.judge().live()), (1, 0, 0));
+        all_back(nvme, &mut world, &mut pool, 1);
     }
 }
 
@@ -199,6 +192,23 @@ fn hostile_commands_end_with_a_status() {
         assert_eq!(CommandDone::decode(&raw).status, status as u16);
         nvme.queue.close(&mut world.api(), |_| {}).unwrap();
     }
+}
+
+/// Closes the queue: `count` buffers come back, which were all, and nothing stays mapped.
+fn all_back<W: Judged + World<Handle = H>, H>(
+    nvme: Nvme<H>,
+    world: &mut W,
+    pool: &mut Pool,
+    count: usize,
+) {
+    let mut back = 0;
+    nvme.queue
+        .close(&mut world.api(), |buffer| {
+            pool.give(buffer).unwrap();
+            back += 1;
+        })
+        .unwrap();
+    assert_eq!((back, pool.out(), world.judge().live()), (count, 0, 0));
 }
 
 /// A read of one block.
@@ -290,14 +300,7 @@ fn a_controller_that_overruns_loses_its_own_completions() {
         .queue
         .complete(&mut world.api(), 9, |_| panic!("not this lap's"));
     assert_eq!(told, Ok(0));
-    let mut back = 0;
-    nvme.queue
-        .close(&mut world.api(), |buffer| {
-            pool.give(buffer).unwrap();
-            back += 1;
-        })
-        .unwrap();
-    assert_eq!((back, pool.out(), world.judge().live()), (3, 0, 0));
+    all_back(nvme, &mut world, &mut pool, 3);
 }
 
 /// What the last lap left in the queue has the other phase, and is nothing new, whatever it names.

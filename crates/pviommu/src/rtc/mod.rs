@@ -1,2 +1,20 @@
-//! The reverse translation cache (section 4.5): mappings that their driver has released and the host still holds, found again by page and
-//! direction.
+//! The reverse translation cache: mappings that a driver has released and the host still has, found again by the pages they lead to.
+//!
+//! Source: Tang et al., section 4.5. Behind the role [`Cache`] stands a flat table of ours ([`FlatRtc`]) whose residency is either the
+//! document's or follows how soon mappings are used again. It has no clock and no queue: who owns the cache says when a cycle ends and sends
+//! the requests.
+//!
+//! **What a cache promises.** A mapping that nobody uses leaves with the (C + 1)th end of a cycle after its last release, or before. With
+//! cycles of T that is T x (C + 1) at the longest, and so long its pages are exposed: a mode with a cache is `bounded`, never strict.
+
+mod cycles;
+mod flat;
+mod key;
+mod reuse;
+mod role;
+
+pub use cycles::Cycles;
+pub use flat::FlatRtc;
+pub use key::Key;
+pub use reuse::Residency;
+pub use role::{Cache, NotCached, NotHeld, Stats};

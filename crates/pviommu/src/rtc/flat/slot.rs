@@ -1,0 +1,85 @@
+//! One entry of the table, in two words.
+
+use ringfence_types::{Iova, PageSize};
+
+/// Bits of a [`Slot`]'s second word, from the lowest: the cycle of the release (8), whether only the key is remembered (1), users (10), page
+/// number of the address (45).
+const GHOST: u64 = 1 << 8;
+const USER_SHIFT: u32 = 9;
+const USER: u64 = 1 << USER_SHIFT;
+const USERS_MAX: u64 = (1 << 10) - 1;
+const PAGE_SHIFT: u32 = 19;
+
+/// Addresses up to here have room: 57 bits, the most that any IOMMU's tables translate.
+const GIOVA_MAX: u64 = u64::MAX >> (64 - 57);
+
+/// An entry: free (all zero), a mapping in use or released, or the key of one that has left.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Slot {
+    key: u64,
+    state: u64,
+}
+
+impl Slot {
+    /// A mapping with one user; `None` if the address is no page's or too high.
+    #[inline]
+    pub(super) fn in_use(key: u64, giova: Iova) -> Option<Self> {
+        (giova.is_aligned(PageSize::Size4K.bytes()) && giova.get() <= GIOVA_MAX).then(|| Self {
+            key,
+            state: (giova.get() >> PageSize::Size4K.shift()) << PAGE_SHIFT | USER,
+        })
+    }
+
+    /// The key's word; 0 if the entry is free.
+    #[inline]
+    pub(super) fn key(&self) -> u64 {
+        self.key
+    }
+
+    #[inline]
+    pub(super) fn giova(&self) -> Iova {
+        Iova::new((self.state >> PAGE_SHIFT) << PageSize::Size4K.shift())
+    }
+
+    /// Whether only the key is remembered.
+    #[inline]
+    pub(super) fn is_ghost(&self) -> bool {
+        self.state & GHOST != 0
+    }
+
+    /// Users of the mapping; 0 of a ghost.
+    #[inline]
+    pub(super) fn users(&self) -> u64 {
+        self.state >> USER_SHIFT & USERS_MAX
+    }
+
+    /// Counts one user more; false if there is no room for the count.
+    #[inline]
+    pub(super) fn add_user(&mut self) -> bool {
+        let room = self.users() < USERS_MAX;
+        if room {
+            self.state += USER;
+        }
+        room
+    }
+
+    /// Counts one user less, in cycle `now`; how many are left, or `None` if there was none.
+    #[inline]
+    pub(super) fn drop_user(&mut self, now: u8) -> Option<u64> {
+        let left = self.users().checked_sub(1)?;
+        self.state = (self.state - USER) & !0xff | u64::from(now);
+        Some(left)
+    }
+
+    /// Cycles since the last release, if it is released or a ghost.
+    #[inline]
+    pub(super) fn age(&self, now: u8) -> u8 {
+        now.wrapping_sub(self.state as u8)
+    }
+
+    /// The mapping leaves; its key and the cycle of its release stay.
+    #[inline]
+    pub(super) fn lay_ghost(&mut self) {
+        self.state = self.state & 0xff | GHOST;
+    }
+}

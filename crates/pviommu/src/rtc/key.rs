@@ -1,0 +1,138 @@
+//! What a mapping is found by.
+
+use core::fmt;
+
+use ringfence_types::{Direction, PageSize, PhysAddr, PhysRange};
+
+const PAGE: u64 = PageSize::Size4K.bytes();
+
+/// First guest page, number of pages and direction of a mapping: what has to be equal for a mapping to serve a buffer.
+///
+/// The document's key is the guest page alone (errata 16). It then serves a buffer that the device shall read with a mapping through which
+/// it can write, and a buffer of several pages with a mapping of one. A mapping in both directions serves nothing but buffers in both: it
+/// could stand in for either, but then a device could write a buffer that it was to read for as long as the buffer is in use, which no
+/// cycle bounds.
+///
+/// One word: the page in the 52 high bits, where an address has it, and in the 12 bits that say nothing about a page the number of pages
+/// less one (10 bits) and what the device may do (2 bits, never 0).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Key(u64);
+
+impl Key {
+    /// Most pages of one key: 4 MiB. A longer buffer is mapped and unmapped without the cache.
+    pub const PAGES_MAX: u64 = 1 << 10;
+
+    /// The key of `pages` pages from the one that holds `first`; `None` without pages, with more than [`PAGES_MAX`](Self::PAGES_MAX), or
+    /// past 2^64.
+    #[inline]
+    pub const fn new(first: PhysAddr, pages: u64, direction: Direction) -> Option<Self> {
+        let page = first.align_down(PAGE);
+        if pages == 0 || pages > Self::PAGES_MAX || page.checked_add(pages * PAGE - 1).is_none() {
+            return None;
+        }
+        Some(Self(
+            page.get() | (pages - 1) << 2 | direction.permissions().bits(),
+        ))
+    }
+
+    /// The key of the pages that `buffer` touches; `None` if they are more than [`PAGES_MAX`](Self::PAGES_MAX).
+    #[inline]
+    pub const fn covering(buffer: &PhysRange, direction: Direction) -> Option<Self> {
+        Self::new(buffer.start(), buffer.pages(PageSize::Size4K), direction)
+    }
+
+    /// The guest-physical address of the first page.
+    #[inline]
+    pub const fn first(self) -> PhysAddr {
+        PhysAddr::new(self.0).align_down(PAGE)
+    }
+
+    /// How many pages, 1 to [`PAGES_MAX`](Self::PAGES_MAX).
+    #[inline]
+    pub const fn pages(self) -> u64 {
+        (self.0 >> 2 & (Self::PAGES_MAX - 1)) + 1
+    }
+
+    /// What the mapping is for.
+    #[inline]
+    pub const fn direction(self) -> Direction {
+        match self.0 & 3 {
+            1 => Direction::ToDevice,
+            2 => Direction::FromDevice,
+            _ => Direction::Bidirectional,
+        }
+    }
+
+    /// The word; never 0.
+    #[inline]
+    pub(super) const fn word(self) -> u64 {
+        self.0
+    }
+
+    /// From a word that [`word`](Self::word) gave.
+    #[inline]
+    pub(super) const fn from_word(word: u64) -> Self {
+        Self(word)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} x {} {}",
+            self.first(),
+            self.pages(),
+            self.direction()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_gives_back_what_it_was_made_of() {
+        for direction in Direction::ALL {
+            for (first, pages) in [
+                (0, 1),
+                (0xfff, 1),
+                (0x1000, 1024),
+                (u64::MAX, 1),
+                (1 << 51, 17),
+            ] {
+                let key = Key::new(PhysAddr::new(first), pages, direction).unwrap();
+                assert_eq!(key.first().get(), first & !0xfff);
+                assert_eq!(key.pages(), pages);
+                assert_eq!(key.direction(), direction);
+                assert_ne!(key.word(), 0);
+                assert_eq!(Key::from_word(key.word()), key);
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_no_key_is_told() {
+        for (first, pages) in [(0, 0), (0, 1025), (u64::MAX, 2), (!0xfff, 2)] {
+            assert_eq!(
+                Key::new(PhysAddr::new(first), pages, Direction::ToDevice),
+                None
+            );
+        }
+    }
+
+    #[test]
+    fn a_buffer_has_the_key_of_the_pages_it_touches() {
+        let buffer = PhysRange::new(PhysAddr::new(0x1fff), 2).unwrap();
+        let key = Key::covering(&buffer, Direction::FromDevice).unwrap();
+        assert_eq!((key.first().get(), key.pages()), (0x1000, 2));
+    }
+}

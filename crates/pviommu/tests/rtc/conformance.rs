@@ -1,0 +1,203 @@
+//! One suite over all implementors of the role.
+
+use proptest::prelude::*;
+use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, Key, NotCached, NotHeld, Residency};
+use ringfence_types::{Direction, Iova, PhysAddr};
+
+use crate::model::Model;
+
+pub(crate) const LIMIT: usize = 40;
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    /// A driver maps: takes, or has the host map.
+    Map(Key),
+    Release(Key),
+    Tick,
+    Drain,
+}
+
+fn key() -> impl Strategy<Value = Key> {
+    // Few pages, so that they meet; some of them far apart, so that trees grow high and wide.
+    let page = prop_oneof![
+        0..24_u64,
+        (0..6_u64).prop_map(|at| at << 31 | 0x155),
+        (0..80_u64).prop_map(|at| at << 8)
+    ];
+    let pages = prop_oneof![3 => Just(1_u64), 1 => 2..4_u64, 1 => Just(1024)];
+    (page, pages, 0..3_usize).prop_filter_map("past the end", |(page, pages, direction)| {
+        Key::new(PhysAddr::new(page << 12), pages, Direction::ALL[direction])
+    })
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        8 => key().prop_map(Step::Map),
+        8 => key().prop_map(Step::Release),
+        3 => Just(Step::Tick),
+        1 => Just(Step::Drain),
+    ];
+    prop::collection::vec(step, 1..200)
+}
+
+fn cycles(count: u8) -> Cycles {
+    Cycles::new(count).unwrap()
+}
+
+/// Walks `steps` with the model beside it. `exact`: the cache has the document's residency, so that it holds at each moment what the model holds.
+/// Else what it has may leave earlier, but nothing else differs.
+fn walk(mut cache: impl Cache, c: u8, exact: bool, steps: &[Step]) {
+    let mut model = Model::new(cycles(c));
+    let mut next = 0;
+    for step in steps {
+        match *step {
+            Step::Map(key) => map(&mut cache, &mut model, key, &mut next),
+            Step::Release(key) => {
+                let released = cache.release(key);
+                assert_eq!(released.is_ok(), model.release(key), "{key}");
+                if let Err(NotHeld(named)) = released {
+                    assert_eq!(named, key);
+                }
+            }
+            Step::Tick => {
+                let mut gone = Vec::new();
+                cache.tick(|key, giova| gone.push((key, giova)));
+                gone.sort();
+                if exact {
+                    assert_eq!(gone, model.tick());
+                } else {
+                    leave(&mut model, &gone);
+                    assert_eq!(model.tick(), [], "longer than C cycles");
+                }
+            }
+            Step::Drain => {
+                let mut gone = Vec::new();
+                cache.drain(|key, giova| gone.push((key, giova)));
+                leave(&mut model, &gone);
+                assert_eq!(model.released(), 0);
+            }
+        }
+        let stats = cache.stats();
+        assert_eq!(stats.mappings, model.mappings.len());
+        assert_eq!(stats.released, model.released());
+        assert!(stats.mappings <= LIMIT);
+        let left = stats.inserted - stats.expired - stats.forced;
+        assert_eq!(left, stats.mappings as u64);
+    }
+}
+
+/// What left was released, and led where the model says.
+fn leave(model: &mut Model, gone: &[(Key, Iova)]) {
+    for (key, giova) in gone {
+        let left = model.mappings.remove(key).expect("it was in the cache");
+        assert_eq!((left.giova, left.users), (*giova, 0), "{key}");
+    }
+}
+
+fn map(cache: &mut impl Cache, model: &mut Model, key: Key, next: &mut u64) {
+    let found = cache.take(key);
+    assert_eq!(found, model.take(key), "{key}");
+    if found.is_some() {
+        return;
+    }
+    *next += 1;
+    let giova = Iova::new(*next << 12);
+    let mut inserted = cache.insert(key, giova);
+    if inserted == Err(NotCached::Full) {
+        assert_eq!(model.mappings.len(), LIMIT);
+        let released = model.released();
+        let mut gone = Vec::new();
+        cache.shed(|key, giova| gone.push((key, giova)));
+        assert_eq!(gone.len(), released.min(LIMIT.div_ceil(16)));
+        // Nothing that stays was released in an earlier cycle than something that leaves.
+        let age = |key: &Key| model.mappings[key].released;
+        let youngest = gone.iter().map(|(key, _)| age(key)).max();
+        let stays = |key: &&Key| !gone.iter().any(|(left, _)| left == *key);
+        let unused = model
+            .mappings
+            .iter()
+            .filter(|(_, mapping)| mapping.users == 0);
+        let oldest = unused.map(|(key, _)| key).filter(stays).map(age).min();
+        assert!(
+            youngest <= oldest || oldest.is_none(),
+            "{youngest:?} {oldest:?}"
+        );
+        leave(model, &gone);
+        inserted = cache.insert(key, giova);
+    }
+    match inserted {
+        Ok(()) => assert!(model.insert(key, giova)),
+        Err(NotCached::Full) => assert_eq!(model.released(), 0),
+        Err(error) => panic!("{error}"),
+    }
+    assert!(cache.insert(key, giova).is_err(), "twice");
+}
+
+/// Something that is promised of every implementor.
+macro_rules! promised {
+    ($($name:ident: $make:expr, exact: $exact:expr;)*) => {$(
+        mod $name {
+            use super::*;
+
+            proptest! {
+                #[test]
+                fn does_what_the_model_does(steps in steps(), c in 1..5_u8) {
+                    walk($make(cycles(c), LIMIT), c, $exact, &steps);
+                }
+            }
+
+            #[test]
+            fn users_of_one_page_share_and_count() {
+                super::users_of_one_page_share_and_count(&mut $make(cycles(3), LIMIT));
+            }
+
+            #[test]
+            fn nothing_serves_another_direction_or_length() {
+                super::nothing_serves_another_direction_or_length(&mut $make(cycles(3), LIMIT));
+            }
+        }
+    )*};
+}
+
+promised! {
+    flat: |cycles, limit| FlatRtc::new(cycles, limit, Residency::Fixed), exact: true;
+    adaptive: |cycles, limit| FlatRtc::new(cycles, limit, Residency::Adaptive { late: 10 }), exact: false;
+}
+
+fn page(pages: u64, direction: Direction) -> Key {
+    Key::new(PhysAddr::new(0x7000), pages, direction).unwrap()
+}
+
+/// Attack A29: two live buffers on one page, one released, the timer runs out.
+fn users_of_one_page_share_and_count(cache: &mut impl Cache) {
+    let key = page(1, Direction::FromDevice);
+    let giova = Iova::new(0x5000);
+    assert_eq!(cache.take(key), None);
+    cache.insert(key, giova).unwrap();
+    assert_eq!(cache.take(key), Some(giova));
+    cache.release(key).unwrap();
+    for _ in 0..9 {
+        cache.tick(|key, _| panic!("{key} is in use"));
+    }
+    cache.release(key).unwrap();
+    assert_eq!(cache.release(key), Err(NotHeld(key)));
+    let mut left = Vec::new();
+    for cycle in 1..9 {
+        cache.tick(|key, giova| left.push((cycle, key, giova)));
+    }
+    assert_eq!(left, [(4, key, giova)]);
+    assert_eq!(cache.take(key), None);
+}
+
+/// Attack A28: a mapping made for one direction and length is asked for another.
+fn nothing_serves_another_direction_or_length(cache: &mut impl Cache) {
+    let made = page(2, Direction::Bidirectional);
+    cache.insert(made, Iova::new(0x5000)).unwrap();
+    cache.release(made).unwrap();
+    for direction in Direction::ALL {
+        for pages in 1..4 {
+            let asked = page(pages, direction);
+            assert_eq!(cache.take(asked).is_some(), asked == made, "{asked}");
+        }
+    }
+}

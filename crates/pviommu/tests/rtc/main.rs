@@ -1,0 +1,4 @@
+//! The reverse translation cache: every implementor against a brute-force model, and what each part promises.
+
+mod conformance;
+mod model;

@@ -1,0 +1,79 @@
+//! What a cache of the document's residency does, without any structure: every step looks at every mapping.
+
+use std::collections::BTreeMap;
+
+use ringfence_pviommu::rtc::{Cycles, Key};
+use ringfence_types::Iova;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    pub(crate) giova: Iova,
+    pub(crate) users: u64,
+    /// The cycle of the last release.
+    pub(crate) released: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) mappings: BTreeMap<Key, Mapping>,
+    pub(crate) cycle: u64,
+    cycles: u64,
+}
+
+impl Model {
+    pub(crate) fn new(cycles: Cycles) -> Self {
+        Self {
+            mappings: BTreeMap::new(),
+            cycle: 0,
+            cycles: u64::from(cycles.get()),
+        }
+    }
+
+    pub(crate) fn take(&mut self, key: Key) -> Option<Iova> {
+        let mapping = self.mappings.get_mut(&key)?;
+        mapping.users += 1;
+        Some(mapping.giova)
+    }
+
+    pub(crate) fn insert(&mut self, key: Key, giova: Iova) -> bool {
+        if self.mappings.contains_key(&key) {
+            return false;
+        }
+        let mapping = Mapping {
+            giova,
+            users: 1,
+            released: 0,
+        };
+        self.mappings.insert(key, mapping);
+        true
+    }
+
+    pub(crate) fn release(&mut self, key: Key) -> bool {
+        match self.mappings.get_mut(&key) {
+            Some(mapping) if mapping.users > 0 => {
+                mapping.users -= 1;
+                mapping.released = self.cycle;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The mappings whose C cycles are over, in order of their keys.
+    pub(crate) fn tick(&mut self) -> Vec<(Key, Iova)> {
+        self.cycle += 1;
+        let over =
+            |mapping: &Mapping| mapping.users == 0 && self.cycle - mapping.released > self.cycles;
+        let gone = self.mappings.iter().filter(|(_, mapping)| over(mapping));
+        let gone: Vec<_> = gone.map(|(key, mapping)| (*key, mapping.giova)).collect();
+        for (key, _) in &gone {
+            self.mappings.remove(key);
+        }
+        gone
+    }
+
+    pub(crate) fn released(&self) -> usize {
+        let released = self.mappings.values().filter(|mapping| mapping.users == 0);
+        released.count()
+    }
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Which PCI devices are endpoints. Their dma_map_ops have to be there before a driver binds and
+ * are cleared when it is unbound, so they are set each time that a driver is about to bind. What
+ * is bound when the module comes has been without: it is bound anew.
+ */
+#include <linux/device.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+
+#include "pviommu.h"
+
+#define PVI_DEVICES_MAX 64
+
+static char *pvi_devices[PVI_DEVICES_MAX];
+static int pvi_device_count;
+module_param_array_named(devices, pvi_devices, charp, &pvi_device_count, 0444);
+MODULE_PARM_DESC(devices, "endpoints by PCI address, such as 0000:00:04.0; all that the host translates for if none is named");
+
+static u32 pvi_devid(struct pci_dev *pdev)
+{
+	return (u32)pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
+}
+
+static bool pvi_is_ours(struct pvi *pvi, struct pci_dev *pdev)
+{
+	u32 devid = pvi_devid(pdev);
+	int i;
+
+	/* The host does not translate for the device that it is asked by. */
+	if (devid < pvi->device_first || devid > pvi->device_last ||
+	    &pdev->dev == pvi->vdev->dev.parent)
+		return false;
+	for (i = 0; i < pvi_device_count; i++) {
+		if (!strcmp(pvi_devices[i], pci_name(pdev)))
+			return true;
+	}
+	return !pvi_device_count;
+}
+
+/* With the mutex. */
+static struct pvi_endpoint *pvi_find_endpoint(struct pvi *pvi, struct pci_dev *pdev)
+{
+	struct pvi_endpoint *endpoint;
+
+	list_for_each_entry(endpoint, &pvi->endpoints, list) {
+		if (endpoint->pdev == pdev)
+			return endpoint;
+	}
+	return NULL;
+}
+
+/* With the mutex. */
+static struct pvi_endpoint *pvi_add_endpoint(struct pvi *pvi, struct pci_dev *pdev)
+{
+	struct pvi_endpoint fresh = {
+		.pvi = pvi,
+		.devid = pvi_devid(pdev),
+		.ops = pvi_ops,
+	};
+	struct pvi_endpoint *endpoint = kmemdup(&fresh, sizeof(fresh), GFP_KERNEL);
+
+	if (!endpoint)
+		return NULL;
+	if (pvi_cache_init(endpoint))
+		goto free;
+	if (pvi_iova_init(endpoint))
+		goto free_cache;
+	endpoint->pdev = pci_dev_get(pdev);
+	list_add(&endpoint->list, &pvi->endpoints);
+	pvi_debugfs_add_endpoint(endpoint);
+	return endpoint;
+
+free_cache:
+	pvi_cache_free(endpoint);
+free:
+	kfree(endpoint);
+	return NULL;
+}
+
+/* A driver is about to bind. Without us the device would be given addresses that reach nothing. */
+static void pvi_install(struct pvi *pvi, struct pci_dev *pdev)
+{
+	struct pvi_endpoint *endpoint;
+
+	if (!pvi_is_ours(pvi, pdev))
+		return;
+	mutex_lock(&pvi->mutex);
+	endpoint = pvi_find_endpoint(pvi, pdev) ?: pvi_add_endpoint(pvi, pdev);
+	mutex_unlock(&pvi->mutex);
+	if (!endpoint) {
+		dev_err(&pdev->dev, "pviommu: no memory for its mappings, it reaches nothing\n");
+		return;
+	}
+	if (get_dma_ops(&pdev->dev) && get_dma_ops(&pdev->dev) != &endpoint->ops) {
+		dev_err(&pdev->dev, "pviommu: another IOMMU translates for it\n");
+		return;
+	}
+	set_dma_ops(&pdev->dev, &endpoint->ops);
+}
+
+static int pvi_bus_event(struct notifier_block *block, unsigned long event, void *data)
+{
+	struct pvi *pvi = container_of(block, struct pvi, binding);
+	struct pci_dev *pdev = to_pci_dev(data);
+	struct pvi_endpoint *endpoint;
+
+	if (event == BUS_NOTIFY_BIND_DRIVER) {
+		pvi_install(pvi, pdev);
+		return NOTIFY_OK;
+	}
+	if (event != BUS_NOTIFY_UNBOUND_DRIVER && event != BUS_NOTIFY_DRIVER_NOT_BOUND)
+		return NOTIFY_DONE;
+	mutex_lock(&pvi->mutex);
+	endpoint = pvi_find_endpoint(pvi, pdev);
+	/*
+	 * After a probe that failed, what is allocated for the device's life is freed later than
+	 * now.
+	 */
+	if (endpoint && event == BUS_NOTIFY_UNBOUND_DRIVER)
+		pvi_cache_drop_all(endpoint);
+	else if (endpoint)
+		pvi_cache_drop_unused(endpoint);
+	mutex_unlock(&pvi->mutex);
+	return NOTIFY_OK;
+}
+
+/* Binds what was bound before us anew. */
+int pvi_bind_start(struct pvi *pvi)
+{
+	struct pci_dev *pdev = NULL;
+	int err;
+
+	pvi->binding.notifier_call = pvi_bus_event;
+	err = bus_register_notifier(&pci_bus_type, &pvi->binding);
+	if (err)
+		return err;
+	for_each_pci_dev(pdev) {
+		if (!pvi_is_ours(pvi, pdev) || !pdev->dev.driver)
+			continue;
+		device_release_driver(&pdev->dev);
+		if (device_attach(&pdev->dev) < 0)
+			dev_warn(&pdev->dev, "pviommu: its driver does not bind again\n");
+	}
+	return 0;
+}
+
+/* Afterwards no endpoint has a driver, and none of its mappings is left. */
+void pvi_bind_stop(struct pvi *pvi)
+{
+	struct pvi_endpoint *endpoint, *next;
+
+	/*
+	 * Our own reference to the device outlives its driver, and unbinding may take the mutex no
+	 * more.
+	 */
+	bus_unregister_notifier(&pci_bus_type, &pvi->binding);
+	list_for_each_entry_safe(endpoint, next, &pvi->endpoints, list) {
+		if (get_dma_ops(&endpoint->pdev->dev) == &endpoint->ops) {
+			device_release_driver(&endpoint->pdev->dev);
+			set_dma_ops(&endpoint->pdev->dev, NULL);
+		}
+		pvi_cache_drop_all(endpoint);
+	}
+}
+
+/* After the device was reset: its addresses mean nothing any more. */
+void pvi_bind_free(struct pvi *pvi)
+{
+	struct pvi_endpoint *endpoint, *next;
+
+	list_for_each_entry_safe(endpoint, next, &pvi->endpoints, list) {
+		list_del(&endpoint->list);
+		put_iova_domain(&endpoint->iovad);
+		pvi_cache_free(endpoint);
+		pci_dev_put(endpoint->pdev);
+		kfree(endpoint);
+	}
+}
+
+void pvi_expire_all(struct pvi *pvi, u64 cycle)
+{
+	struct pvi_endpoint *endpoint;
+
+	mutex_lock(&pvi->mutex);
+	list_for_each_entry(endpoint, &pvi->endpoints, list)
+		pvi_cache_expire(endpoint, cycle);
+	mutex_unlock(&pvi->mutex);
+}

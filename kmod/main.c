@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The virtio driver: a PVIOMMU device comes, the PCI devices that it translates for get our
+ * dma_map_ops; it goes, and they are without driver and mappings.
+ */
+#include <linux/debugfs.h>
+#include <linux/module.h>
+#include <linux/slab.h>
+#include <linux/virtio_config.h>
+#include <linux/virtio_ring.h>
+
+#include "pviommu.h"
+
+bool pvi_cache = true;
+module_param_named(cache, pvi_cache, bool, 0444);
+MODULE_PARM_DESC(cache, "keep mappings that nobody uses for a while (default: on)");
+
+unsigned int pvi_cycle_ms = 10000;
+module_param_named(t_ms, pvi_cycle_ms, uint, 0444);
+MODULE_PARM_DESC(t_ms, "T: length of the cache's cycle in ms (default: 10000)");
+
+unsigned int pvi_cycles = 3;
+module_param_named(c, pvi_cycles, uint, 0444);
+MODULE_PARM_DESC(c, "C: whole cycles for which an unused mapping is kept (default: 3)");
+
+struct dentry *pvi_debugfs;
+
+static void pvi_tick(struct work_struct *work)
+{
+	struct pvi *pvi = container_of(to_delayed_work(work), struct pvi, tick);
+	u64 cycle = pvi->cycle + 1;
+
+	WRITE_ONCE(pvi->cycle, cycle);
+	pvi_expire_all(pvi, cycle);
+	schedule_delayed_work(&pvi->tick, msecs_to_jiffies(pvi_cycle_ms));
+}
+
+/* Addresses of one page and the next, or a host that cannot be served. */
+static int pvi_read_config(struct pvi *pvi)
+{
+	struct virtio_device *vdev = pvi->vdev;
+	u32 version;
+
+	virtio_cread_le(vdev, struct pvi_config, giova_first, &pvi->giova_first);
+	virtio_cread_le(vdev, struct pvi_config, giova_last, &pvi->giova_last);
+	virtio_cread_le(vdev, struct pvi_config, pages_max, &pvi->pages_max);
+	virtio_cread_le(vdev, struct pvi_config, device_first, &pvi->device_first);
+	virtio_cread_le(vdev, struct pvi_config, device_last, &pvi->device_last);
+	virtio_cread_le(vdev, struct pvi_config, version, &version);
+	if (version != PVI_VERSION) {
+		dev_err(&vdev->dev, "version %u of the format is unknown\n", version);
+		return -ENODEV;
+	}
+	if (pvi->giova_first & (PVI_PAGE_BYTES - 1) || pvi->giova_last <= pvi->giova_first ||
+	    !pvi->pages_max || pvi->pages_max > PVI_PAGES_LIMIT ||
+	    pvi->device_last < pvi->device_first) {
+		dev_err(&vdev->dev, "the configuration makes no sense\n");
+		return -EINVAL;
+	}
+	return 0;
+}
+
+static int pvi_find_queues(struct pvi *pvi)
+{
+	struct virtqueue_info infos[] = {
+		{ .name = "requests" },
+		{ .name = "events", .callback = pvi_events_come },
+	};
+	bool events = virtio_has_feature(pvi->vdev, PVI_F_EVENTS);
+	struct virtqueue *queues[2];
+	int err;
+
+	err = virtio_find_vqs(pvi->vdev, events ? 2 : 1, queues, infos, NULL);
+	if (err)
+		return err;
+	err = pvi_queue_init(pvi, queues[0]);
+	if (err)
+		return err;
+	virtio_device_ready(pvi->vdev);
+	return events ? pvi_events_init(pvi, queues[1]) : 0;
+}
+
+static void pvi_release(struct pvi *pvi)
+{
+	virtio_reset_device(pvi->vdev);
+	pvi->vdev->config->del_vqs(pvi->vdev);
+	pvi_bind_free(pvi);
+	pvi_queue_free(pvi);
+	kfree(pvi->event_buffers);
+	kfree(pvi);
+}
+
+static int pvi_probe(struct virtio_device *vdev)
+{
+	struct pvi *pvi = kzalloc(sizeof(*pvi), GFP_KERNEL);
+	int err;
+
+	if (!pvi)
+		return -ENOMEM;
+	pvi->vdev = vdev;
+	vdev->priv = pvi;
+	mutex_init(&pvi->mutex);
+	INIT_LIST_HEAD(&pvi->endpoints);
+	INIT_DELAYED_WORK(&pvi->tick, pvi_tick);
+	err = pvi_read_config(pvi);
+	if (err) {
+		kfree(pvi);
+		return err;
+	}
+	err = pvi_find_queues(pvi);
+	if (err) {
+		pvi_release(pvi);
+		return err;
+	}
+	pvi_debugfs_add(pvi);
+	err = pvi_bind_start(pvi);
+	if (err) {
+		debugfs_remove_recursive(pvi->debugfs);
+		pvi_release(pvi);
+		return err;
+	}
+	if (pvi_cache)
+		schedule_delayed_work(&pvi->tick, msecs_to_jiffies(pvi_cycle_ms));
+	return 0;
+}
+
+static void pvi_remove(struct virtio_device *vdev)
+{
+	struct pvi *pvi = vdev->priv;
+
+	cancel_delayed_work_sync(&pvi->tick);
+	pvi_bind_stop(pvi);
+	debugfs_remove_recursive(pvi->debugfs);
+	pvi_release(pvi);
+}
+
+/*
+ * A request is two descriptors and a kick is a flag: no memory is needed to ask, and nothing of
+ * the queue is shared more than has to be.
+ */
+static int pvi_validate(struct virtio_device *vdev)
+{
+	if (!virtio_has_feature(vdev, VIRTIO_F_VERSION_1))
+		return -EINVAL;
+	__virtio_clear_bit(vdev, VIRTIO_RING_F_INDIRECT_DESC);
+	__virtio_clear_bit(vdev, VIRTIO_RING_F_EVENT_IDX);
+	return 0;
+}
+
+static const unsigned int pvi_features[] = { PVI_F_EVENTS };
+
+static const struct virtio_device_id pvi_ids[] = {
+	{ PVI_DEVICE_TYPE, VIRTIO_DEV_ANY_ID },
+	{ 0 },
+};
+MODULE_DEVICE_TABLE(virtio, pvi_ids);
+
+static struct virtio_driver pvi_driver = {
+	.driver.name = "pviommu",
+	.feature_table = pvi_features,
+	.feature_table_size = ARRAY_SIZE(pvi_features),
+	.id_table = pvi_ids,
+	.validate = pvi_validate,
+	.probe = pvi_probe,
+	.remove = pvi_remove,
+};
+
+static int __init pvi_init(void)
+{
+	int err;
+
+	if (!pvi_cycle_ms || pvi_cycle_ms > 3600000)
+		return -EINVAL;
+	err = iova_cache_get();
+	if (err)
+		return err;
+	err = pvi_mapping_slab_init();
+	if (err)
+		goto put_iova_cache;
+	pvi_debugfs = debugfs_create_dir("pviommu", NULL);
+	err = register_virtio_driver(&pvi_driver);
+	if (!err)
+		return 0;
+	debugfs_remove_recursive(pvi_debugfs);
+	pvi_mapping_slab_exit();
+put_iova_cache:
+	iova_cache_put();
+	return err;
+}
+
+static void __exit pvi_exit(void)
+{
+	unregister_virtio_driver(&pvi_driver);
+	debugfs_remove_recursive(pvi_debugfs);
+	pvi_mapping_slab_exit();
+	iova_cache_put();
+}
+
+module_init(pvi_init);
+module_exit(pvi_exit);
+MODULE_DESCRIPTION("Frontend of Ringfence's para-virtual IOMMU");
+MODULE_LICENSE("GPL");

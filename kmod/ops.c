@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * What drivers call. Memory is coherent here, so there is nothing to synchronise, and addresses
+ * are pages of the endpoint's own space with the offset in the page kept.
+ */
+#include <linux/dma-mapping.h>
+#include <linux/gfp.h>
+#include <linux/mm.h>
+#include <linux/scatterlist.h>
+
+#include "pviommu.h"
+
+/* One request's worth of a large queue; longer mappings are made, too. */
+#define PVI_MAPPING_BYTES (4UL << 20)
+
+static struct pvi_endpoint *pvi_endpoint_of(struct device *dev)
+{
+	return container_of(get_dma_ops(dev), struct pvi_endpoint, ops);
+}
+
+static u64 pvi_offset(u64 address)
+{
+	return address & (PVI_PAGE_BYTES - 1);
+}
+
+static u32 pvi_pages_for(u64 address, size_t size)
+{
+	return (pvi_offset(address) + size + PVI_PAGE_BYTES - 1) >> PVI_PAGE_SHIFT;
+}
+
+static u64 pvi_limit(struct device *dev, u64 mask)
+{
+	return min_not_zero(mask, dev->bus_dma_limit);
+}
+
+static u64 pvi_streaming_limit(struct device *dev)
+{
+	return pvi_limit(dev, dma_get_mask(dev));
+}
+
+static void pvi_refused(struct pvi_endpoint *endpoint, const char *what, u32 pages, int err)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&endpoint->lock, flags);
+	endpoint->failures++;
+	spin_unlock_irqrestore(&endpoint->lock, flags);
+	dev_err_ratelimited(&endpoint->pdev->dev, "pviommu: %s of %u pages failed (%d)\n", what,
+			    pages, err);
+}
+
+/* The address of the first byte, or DMA_MAPPING_ERROR. */
+static dma_addr_t pvi_map(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
+			  enum dma_data_direction direction, u64 limit, bool shared)
+{
+	u64 offset = pvi_offset(gpa);
+	u32 pages = pvi_pages_for(gpa, size);
+	struct pvi_mapping *mapping = NULL;
+	unsigned long flags;
+	LIST_HEAD(fresh);
+	u64 giova;
+	int err;
+
+	gpa -= offset;
+	spin_lock_irqsave(&endpoint->lock, flags);
+	endpoint->maps++;
+	if (shared && pvi_cache) {
+		mapping = pvi_cache_hit(endpoint, gpa, pages, direction, limit);
+		if (mapping)
+			endpoint->hits++;
+		else
+			endpoint->misses++;
+	}
+	/* Its addresses stay as long as it has a user. */
+	giova = mapping ? mapping->giova : 0;
+	spin_unlock_irqrestore(&endpoint->lock, flags);
+	if (mapping)
+		return giova + offset;
+
+	mapping = pvi_mapping_new(endpoint, gpa, pages, direction, limit, shared);
+	if (!mapping) {
+		pvi_refused(endpoint, "a map", pages, -ENOMEM);
+		return DMA_MAPPING_ERROR;
+	}
+	giova = mapping->giova;
+	list_add(&mapping->list, &fresh);
+	err = pvi_cache_add(endpoint, &fresh);
+	if (err) {
+		pvi_refused(endpoint, "a map", pages, err);
+		return DMA_MAPPING_ERROR;
+	}
+	return giova + offset;
+}
+
+/* Whether the pages are out of the device's reach, or will be when the cache lets them go. */
+static int pvi_unmap(struct pvi_endpoint *endpoint, dma_addr_t giova)
+{
+	unsigned long flags;
+	LIST_HEAD(gone);
+	int err;
+
+	spin_lock_irqsave(&endpoint->lock, flags);
+	endpoint->unmaps++;
+	err = pvi_cache_put(endpoint, giova, &gone);
+	spin_unlock_irqrestore(&endpoint->lock, flags);
+	if (err) {
+		pvi_refused(endpoint, "an unmap of what is not mapped", 1, err);
+		return err;
+	}
+	return pvi_mappings_release(endpoint, &gone);
+}
+
+#ifdef PVI_HAVE_MAP_PHYS
+static dma_addr_t pvi_map_phys(struct device *dev, phys_addr_t phys, size_t size,
+			       enum dma_data_direction direction, unsigned long attrs)
+{
+	/* The host maps memory only. */
+	if (attrs & DMA_ATTR_MMIO)
+		return DMA_MAPPING_ERROR;
+	return pvi_map(pvi_endpoint_of(dev), phys, size, direction, pvi_streaming_limit(dev), true);
+}
+
+static void pvi_unmap_phys(struct device *dev, dma_addr_t address, size_t size,
+			   enum dma_data_direction direction, unsigned long attrs)
+{
+	pvi_unmap(pvi_endpoint_of(dev), address);
+}
+#else
+static dma_addr_t pvi_map_page(struct device *dev, struct page *page, unsigned long offset,
+			       size_t size, enum dma_data_direction direction, unsigned long attrs)
+{
+	return pvi_map(pvi_endpoint_of(dev), page_to_phys(page) + offset, size, direction,
+		       pvi_streaming_limit(dev), true);
+}
+
+static void pvi_unmap_page(struct device *dev, dma_addr_t address, size_t size,
+			   enum dma_data_direction direction, unsigned long attrs)
+{
+	pvi_unmap(pvi_endpoint_of(dev), address);
+}
+#endif
+
+static void pvi_unmap_sg(struct device *dev, struct scatterlist *list, int nents,
+			 enum dma_data_direction direction, unsigned long attrs)
+{
+	struct pvi_endpoint *endpoint = pvi_endpoint_of(dev);
+	struct scatterlist *entry;
+	unsigned long flags;
+	LIST_HEAD(gone);
+	int err = 0;
+	int i;
+
+	spin_lock_irqsave(&endpoint->lock, flags);
+	for_each_sg(list, entry, nents, i) {
+		endpoint->unmaps++;
+		err = err ?: pvi_cache_put(endpoint, sg_dma_address(entry), &gone);
+	}
+	spin_unlock_irqrestore(&endpoint->lock, flags);
+	if (err)
+		pvi_refused(endpoint, "an unmap of what is not mapped", nents, err);
+	pvi_mappings_release(endpoint, &gone);
+}
+
+/*
+ * Each entry is mapped for itself, so that the cache finds it again in another list; what has to
+ * be mapped anew is so in one request. With the address of each entry goes whether it is known
+ * already: the length is 0 until it is.
+ */
+static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
+		      enum dma_data_direction direction, unsigned long attrs)
+{
+	struct pvi_endpoint *endpoint = pvi_endpoint_of(dev);
+	u64 limit = pvi_streaming_limit(dev);
+	struct pvi_mapping *mapping;
+	struct scatterlist *entry;
+	unsigned long flags;
+	LIST_HEAD(fresh);
+	LIST_HEAD(gone);
+	u32 pages = 0;
+	int err = 0;
+	int i;
+
+	spin_lock_irqsave(&endpoint->lock, flags);
+	for_each_sg(list, entry, nents, i) {
+		u64 gpa = sg_phys(entry);
+
+		mapping = NULL;
+		if (pvi_cache)
+			mapping = pvi_cache_hit(endpoint, gpa - pvi_offset(gpa),
+						pvi_pages_for(gpa, entry->length), direction,
+						limit);
+		sg_dma_len(entry) = 0;
+		if (mapping) {
+			sg_dma_address(entry) = mapping->giova + pvi_offset(gpa);
+			sg_dma_len(entry) = entry->length;
+			endpoint->hits++;
+		} else if (pvi_cache) {
+			endpoint->misses++;
+		}
+	}
+	endpoint->maps += nents;
+	spin_unlock_irqrestore(&endpoint->lock, flags);
+
+	for_each_sg(list, entry, nents, i) {
+		u64 gpa = sg_phys(entry);
+
+		if (sg_dma_len(entry))
+			continue;
+		mapping = pvi_mapping_new(endpoint, gpa - pvi_offset(gpa),
+					  pvi_pages_for(gpa, entry->length), direction, limit,
+					  true);
+		if (!mapping) {
+			err = -ENOMEM;
+			break;
+		}
+		pages += mapping->pages;
+		sg_dma_address(entry) = mapping->giova + pvi_offset(gpa);
+		list_add_tail(&mapping->list, &fresh);
+	}
+	if (!err && list_empty(&fresh))
+		return nents;
+	if (!err)
+		err = pvi_cache_add(endpoint, &fresh);
+	else
+		pvi_mappings_discard(endpoint, &fresh);
+	if (!err) {
+		for_each_sg(list, entry, nents, i)
+			sg_dma_len(entry) = entry->length;
+		return nents;
+	}
+
+	spin_lock_irqsave(&endpoint->lock, flags);
+	for_each_sg(list, entry, nents, i) {
+		if (sg_dma_len(entry))
+			pvi_cache_put(endpoint, sg_dma_address(entry), &gone);
+	}
+	spin_unlock_irqrestore(&endpoint->lock, flags);
+	pvi_mappings_release(endpoint, &gone);
+	pvi_refused(endpoint, "a map of a list", pages, err);
+	return err == -ENOMEM ? err : -EIO;
+}
+
+/*
+ * Memory that driver and device share for long. It is not kept in the cache: when the driver frees
+ * it, the device loses it. Pages that the host may still reach are not given back to the kernel.
+ */
+static void *pvi_alloc(struct device *dev, size_t size, dma_addr_t *address, gfp_t gfp,
+		       unsigned long attrs)
+{
+	u64 limit = pvi_limit(dev, dev->coherent_dma_mask);
+	void *memory;
+
+	gfp &= ~(__GFP_DMA | __GFP_DMA32 | __GFP_HIGHMEM | __GFP_COMP);
+	memory = alloc_pages_exact(size, gfp | __GFP_ZERO);
+	if (!memory)
+		return NULL;
+	*address = pvi_map(pvi_endpoint_of(dev), virt_to_phys(memory), size, DMA_BIDIRECTIONAL,
+			   limit, false);
+	if (*address != DMA_MAPPING_ERROR)
+		return memory;
+	free_pages_exact(memory, size);
+	return NULL;
+}
+
+static void pvi_free(struct device *dev, size_t size, void *memory, dma_addr_t address,
+		     unsigned long attrs)
+{
+	if (!pvi_unmap(pvi_endpoint_of(dev), address))
+		free_pages_exact(memory, size);
+}
+
+static struct page *pvi_alloc_pages(struct device *dev, size_t size, dma_addr_t *address,
+				    enum dma_data_direction direction, gfp_t gfp)
+{
+	u64 limit = pvi_limit(dev, dev->coherent_dma_mask);
+	struct page *page = alloc_pages_node(dev_to_node(dev), gfp | __GFP_ZERO, get_order(size));
+
+	if (!page)
+		return NULL;
+	*address = pvi_map(pvi_endpoint_of(dev), page_to_phys(page), size, direction, limit, false);
+	if (*address != DMA_MAPPING_ERROR)
+		return page;
+	__free_pages(page, get_order(size));
+	return NULL;
+}
+
+static void pvi_free_pages(struct device *dev, size_t size, struct page *page, dma_addr_t address,
+			   enum dma_data_direction direction)
+{
+	if (!pvi_unmap(pvi_endpoint_of(dev), address))
+		__free_pages(page, get_order(size));
+}
+
+static int pvi_mmap(struct device *dev, struct vm_area_struct *vma, void *memory,
+		    dma_addr_t address, size_t size, unsigned long attrs)
+{
+	unsigned long pages = PAGE_ALIGN(size) >> PAGE_SHIFT;
+
+	if (vma->vm_pgoff >= pages || vma_pages(vma) > pages - vma->vm_pgoff)
+		return -ENXIO;
+	return remap_pfn_range(vma, vma->vm_start,
+			       page_to_pfn(virt_to_page(memory)) + vma->vm_pgoff,
+			       vma_pages(vma) << PAGE_SHIFT, vma->vm_page_prot);
+}
+
+static int pvi_get_sgtable(struct device *dev, struct sg_table *table, void *memory,
+			   dma_addr_t address, size_t size, unsigned long attrs)
+{
+	int err = sg_alloc_table(table, 1, GFP_KERNEL);
+
+	if (!err)
+		sg_set_page(table->sgl, virt_to_page(memory), PAGE_ALIGN(size), 0);
+	return err;
+}
+
+/* There has to be room for a page. */
+static int pvi_dma_supported(struct device *dev, u64 mask)
+{
+	u64 first = max(pvi_endpoint_of(dev)->pvi->giova_first, PVI_PAGE_BYTES);
+
+	return mask >= first + PVI_PAGE_BYTES - 1;
+}
+
+/* Addresses have nothing to do with where memory lies. */
+static u64 pvi_get_required_mask(struct device *dev)
+{
+	return DMA_BIT_MASK(32);
+}
+
+static size_t pvi_max_mapping_size(struct device *dev)
+{
+	return PVI_MAPPING_BYTES;
+}
+
+const struct dma_map_ops pvi_ops = {
+	.alloc = pvi_alloc,
+	.free = pvi_free,
+	.alloc_pages_op = pvi_alloc_pages,
+	.free_pages = pvi_free_pages,
+	.mmap = pvi_mmap,
+	.get_sgtable = pvi_get_sgtable,
+#ifdef PVI_HAVE_MAP_PHYS
+	.map_phys = pvi_map_phys,
+	.unmap_phys = pvi_unmap_phys,
+#else
+	.map_page = pvi_map_page,
+	.unmap_page = pvi_unmap_page,
+#endif
+	.map_sg = pvi_map_sg,
+	.unmap_sg = pvi_unmap_sg,
+	.dma_supported = pvi_dma_supported,
+	.get_required_mask = pvi_get_required_mask,
+	.max_mapping_size = pvi_max_mapping_size,
+};

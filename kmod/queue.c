@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Requests to the host over one virtqueue (docs/PVIOMMU.md, "Requests").
+ *
+ * Whoever asks waits for the answer without sleeping, so that drivers may map anywhere. What does
+ * not fit in one request becomes several, and the host is told once (kick merging). A host that
+ * does not answer, or that answers what nobody asked, is not asked again.
+ */
+#include <linux/delay.h>
+#include <linux/ktime.h>
+#include <linux/nmi.h>
+#include <linux/scatterlist.h>
+#include <linux/slab.h>
+
+#include "pviommu.h"
+
+#define PVI_TIMEOUT_MS		10000
+/* Looks at the queue before time is looked at, too. */
+#define PVI_QUICK_LOOKS		4096
+/* Pages that the ordinary slots have room for. */
+#define PVI_SLOT_PAGES		64
+#define PVI_SLOTS_MAX		64
+/* Requests that one caller has under way at once. */
+#define PVI_GROUP		8
+
+/* A place among the pages of a list of mappings. */
+struct pvi_cursor {
+	struct list_head *head;
+	struct pvi_mapping *mapping;
+	u32 page;
+};
+
+/* A request under way, and of which pages it speaks. */
+struct pvi_sent {
+	struct pvi_slot *slot;
+	struct pvi_cursor from;
+	u32 pages;
+};
+
+static struct pvi_cursor pvi_cursor_at_first(struct list_head *mappings)
+{
+	struct pvi_cursor cursor = {
+		.head = mappings,
+		.mapping = list_first_entry(mappings, struct pvi_mapping, list),
+	};
+
+	return cursor;
+}
+
+/* The page at the cursor, which moves on. Asked for no more pages than there are. */
+static void pvi_cursor_next(struct pvi_cursor *cursor, u64 *giova, u64 *gpa)
+{
+	u64 offset;
+
+	if (cursor->page == cursor->mapping->pages) {
+		cursor->mapping = list_next_entry(cursor->mapping, list);
+		cursor->page = 0;
+	}
+	offset = (u64)cursor->page++ << PVI_PAGE_SHIFT;
+	*giova = cursor->mapping->giova + offset;
+	*gpa = cursor->mapping->gpa + offset;
+}
+
+static void pvi_break(struct pvi *pvi, const char *why)
+{
+	struct pvi_queue *queue = &pvi->queue;
+	unsigned long flags;
+	bool first;
+
+	spin_lock_irqsave(&queue->lock, flags);
+	first = !queue->broken;
+	queue->broken = true;
+	spin_unlock_irqrestore(&queue->lock, flags);
+	if (!first)
+		return;
+	__virtqueue_break(queue->vq);
+	dev_err(&pvi->vdev->dev,
+		"%s: it is not asked again, maps fail, and what was not unmapped stays out of use\n",
+		why);
+}
+
+/* With the lock: takes note of what the host has answered. */
+static void pvi_collect(struct pvi_queue *queue)
+{
+	struct pvi_slot *slot;
+	unsigned int bytes;
+
+	/* The ring itself refuses an answer to what was not asked. */
+	while ((slot = virtqueue_get_buf(queue->vq, &bytes)))
+		slot->answered = true;
+}
+
+/* With the lock: a slot for a request about so many pages at most, or none now. */
+static struct pvi_slot *pvi_take_slot(struct pvi_queue *queue, u32 pages)
+{
+	struct pvi_slot *slot;
+
+	if (pages > PVI_SLOT_PAGES && !queue->large_taken) {
+		queue->large_taken = true;
+		return queue->large;
+	}
+	slot = list_first_entry_or_null(&queue->free, struct pvi_slot, free);
+	if (slot)
+		list_del(&slot->free);
+	return slot;
+}
+
+/* With the lock. */
+static void pvi_put_slot(struct pvi_queue *queue, struct pvi_slot *slot)
+{
+	if (slot == queue->large)
+		queue->large_taken = false;
+	else
+		list_add(&slot->free, &queue->free);
+}
+
+static int pvi_error(u8 status)
+{
+	switch (status) {
+	case PVI_OK:
+		return 0;
+	case PVI_NO_ROOM:
+		return -ENOSPC;
+	default:
+		return -EIO;
+	}
+}
+
+/*
+ * With the lock: writes one request and makes it available. None if there is no room in the queue
+ * now.
+ */
+static int pvi_send(struct pvi_endpoint *endpoint, enum pvi_type type,
+		    enum dma_data_direction direction, struct pvi_cursor *cursor, u32 left,
+		    struct pvi_sent *sent)
+{
+	struct pvi_queue *queue = &endpoint->pvi->queue;
+	struct scatterlist request, status;
+	struct scatterlist *sgs[] = { &request, &status };
+	struct pvi_slot *slot;
+	u64 giova, gpa;
+	u32 pages, i;
+	int err;
+
+	slot = pvi_take_slot(queue, left);
+	if (!slot)
+		return -EBUSY;
+	sent->slot = slot;
+	sent->from = *cursor;
+	pages = min3(left, endpoint->pvi->pages_max, pvi_pages_in(type, slot->room));
+	sent->pages = pages;
+
+	pvi_begin(slot->request, endpoint->devid, type, (enum pvi_direction)direction, pages);
+	for (i = 0; i < pages; i++) {
+		pvi_cursor_next(cursor, &giova, &gpa);
+		if (type == PVI_MAP)
+			pvi_set_map(slot->request, pages, i, giova, gpa);
+		else
+			pvi_set_unmap(slot->request, i, giova);
+	}
+	slot->answered = false;
+	slot->status = PVI_FAILED;
+	sg_init_one(&request, slot->request, pvi_request_bytes(type, pages));
+	sg_init_one(&status, &slot->status, sizeof(slot->status));
+	err = virtqueue_add_sgs(queue->vq, sgs, 1, 1, slot, GFP_ATOMIC);
+	if (err) {
+		*cursor = sent->from;
+		pvi_put_slot(queue, slot);
+		return err == -ENOSPC ? -EBUSY : err;
+	}
+	queue->requests++;
+	return 0;
+}
+
+/* With the lock: whether the host has to be told. */
+static bool pvi_kick_due(struct pvi_queue *queue)
+{
+	if (!virtqueue_kick_prepare(queue->vq))
+		return false;
+	queue->kicks++;
+	return true;
+}
+
+/* How long somebody has been waiting. */
+struct pvi_patience {
+	unsigned int looks;
+	u32 microseconds;
+	ktime_t end;
+};
+
+/*
+ * Once a look at the queue was in vain. With interrupts off no clock need go on, so delays are
+ * counted, too; the first to say that the time is over ends it.
+ */
+static bool pvi_patient(struct pvi_patience *patience)
+{
+	if (patience->looks < PVI_QUICK_LOOKS) {
+		patience->looks++;
+		cpu_relax();
+		return true;
+	}
+	if (!patience->end)
+		patience->end = ktime_add_ms(ktime_get(), PVI_TIMEOUT_MS);
+	udelay(1);
+	patience->microseconds++;
+	if (!(patience->microseconds & 0xffff))
+		touch_nmi_watchdog();
+	return patience->microseconds < PVI_TIMEOUT_MS * 1000u &&
+	       ktime_before(ktime_get(), patience->end);
+}
+
+/* Waits until the host has answered; the answer as an error. */
+static int pvi_wait(struct pvi *pvi, struct pvi_slot *slot)
+{
+	struct pvi_queue *queue = &pvi->queue;
+	struct pvi_patience patience = {};
+	bool answered, broken;
+	unsigned long flags;
+	int err = -EIO;
+
+	do {
+		spin_lock_irqsave(&queue->lock, flags);
+		pvi_collect(queue);
+		answered = slot->answered;
+		if (answered) {
+			err = pvi_error(READ_ONCE(slot->status));
+			pvi_put_slot(queue, slot);
+		}
+		broken = virtqueue_is_broken(queue->vq);
+		spin_unlock_irqrestore(&queue->lock, flags);
+		if (answered)
+			return err;
+		if (broken) {
+			pvi_break(pvi, "the host answered what was not asked");
+			return -EIO;
+		}
+	} while (pvi_patient(&patience));
+	/* The slot stays the host's: it may still write there. */
+	pvi_break(pvi, "the host has not answered in 10 s");
+	return -ETIMEDOUT;
+}
+
+/* Makes a group of requests available, at least one, and tells the host once. How many. */
+static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
+			  enum dma_data_direction direction, struct pvi_cursor *cursor, u32 *left,
+			  struct pvi_sent *sent)
+{
+	struct pvi_queue *queue = &endpoint->pvi->queue;
+	struct pvi_patience patience = {};
+	unsigned long flags;
+	bool kick = false;
+	int count = 0;
+	int err = 0;
+
+	for (;;) {
+		spin_lock_irqsave(&queue->lock, flags);
+		if (queue->broken)
+			err = -EIO;
+		while (!err && *left && count < PVI_GROUP) {
+			err = pvi_send(endpoint, type, direction, cursor, *left, &sent[count]);
+			if (!err)
+				*left -= sent[count++].pages;
+		}
+		if (count)
+			kick = pvi_kick_due(queue);
+		else
+			pvi_collect(queue);
+		spin_unlock_irqrestore(&queue->lock, flags);
+		if (count || err != -EBUSY)
+			break;
+		/* All slots are somebody else's. */
+		if (!pvi_patient(&patience)) {
+			pvi_break(endpoint->pvi, "the host has not answered in 10 s");
+			return -ETIMEDOUT;
+		}
+		err = 0;
+	}
+	if (kick)
+		virtqueue_notify(queue->vq);
+	return count ?: err;
+}
+
+static u32 pvi_pages_of(struct list_head *mappings)
+{
+	struct pvi_mapping *mapping;
+	u32 pages = 0;
+
+	list_for_each_entry(mapping, mappings, list)
+		pages += mapping->pages;
+	return pages;
+}
+
+/*
+ * Asks for the unmap of so many pages from the cursor on. All are tried; the first error, if there
+ * is any.
+ */
+static int pvi_unmap_from(struct pvi_endpoint *endpoint, struct pvi_cursor cursor, u32 left)
+{
+	struct pvi_sent sent[PVI_GROUP];
+	int first = 0;
+
+	while (left) {
+		int count = pvi_send_group(endpoint, PVI_UNMAP, DMA_NONE, &cursor, &left, sent);
+		int i;
+
+		if (count < 0)
+			return first ?: count;
+		for (i = 0; i < count; i++) {
+			int err = pvi_wait(endpoint->pvi, sent[i].slot);
+
+			first = first ?: err;
+		}
+	}
+	return first;
+}
+
+/*
+ * Maps the pages of all these, or none. If it fails, undone says whether the host has confirmed
+ * that none is mapped; otherwise their addresses must not be used again.
+ */
+int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
+		  enum dma_data_direction direction, bool *undone)
+{
+	struct pvi_cursor cursor = pvi_cursor_at_first(mappings);
+	struct pvi_cursor first = cursor;
+	u32 left = pvi_pages_of(mappings);
+	struct pvi_sent sent[PVI_GROUP];
+	u32 mapped = 0;
+	int failed = 0;
+
+	*undone = true;
+	while (left && !failed) {
+		int count = pvi_send_group(endpoint, PVI_MAP, direction, &cursor, &left, sent);
+		u32 in_group = 0;
+		int errs[PVI_GROUP];
+		int i;
+
+		if (count < 0) {
+			failed = count;
+			break;
+		}
+		for (i = 0; i < count; i++) {
+			errs[i] = pvi_wait(endpoint->pvi, sent[i].slot);
+			failed = failed ?: errs[i];
+			in_group += sent[i].pages;
+		}
+		if (!failed) {
+			mapped += in_group;
+			continue;
+		}
+		/* A request is done as a whole or not at all. */
+		for (i = 0; i < count; i++) {
+			if (!errs[i] && pvi_unmap_from(endpoint, sent[i].from, sent[i].pages))
+				*undone = false;
+		}
+	}
+	if (failed && mapped && pvi_unmap_from(endpoint, first, mapped))
+		*undone = false;
+	/* What the host has not answered, it may yet do. */
+	if (READ_ONCE(endpoint->pvi->queue.broken))
+		*undone = false;
+	return failed;
+}
+
+/* Unmaps the pages of all these. If it fails, their addresses must not be used again. */
+int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings)
+{
+	return pvi_unmap_from(endpoint, pvi_cursor_at_first(mappings), pvi_pages_of(mappings));
+}
+
+static int pvi_slot_init(struct pvi_slot *slot, size_t room)
+{
+	slot->request = kmalloc(room, GFP_KERNEL | __GFP_NOWARN);
+	if (!slot->request)
+		return -ENOMEM;
+	slot->room = room;
+	return 0;
+}
+
+int pvi_queue_init(struct pvi *pvi, struct virtqueue *vq)
+{
+	size_t room = pvi_request_bytes(PVI_MAP, PVI_SLOT_PAGES);
+	size_t most = pvi_request_bytes(PVI_UNMAP, pvi->pages_max);
+	struct pvi_queue *queue = &pvi->queue;
+	unsigned int i;
+	int err;
+
+	spin_lock_init(&queue->lock);
+	INIT_LIST_HEAD(&queue->free);
+	queue->vq = vq;
+	/* A request takes two descriptors. */
+	queue->slot_count = min_t(unsigned int, virtqueue_get_vring_size(vq) / 2, PVI_SLOTS_MAX);
+	if (queue->slot_count < 2)
+		return -EINVAL;
+	queue->slots = kcalloc(queue->slot_count, sizeof(*queue->slots), GFP_KERNEL);
+	if (!queue->slots)
+		return -ENOMEM;
+	for (i = 0; i < queue->slot_count - 1; i++) {
+		err = pvi_slot_init(&queue->slots[i], room);
+		if (err)
+			goto free;
+		list_add(&queue->slots[i].free, &queue->free);
+	}
+	queue->large = &queue->slots[i];
+	/* As large as memory allows: batches are split at what it holds. */
+	for (most = max(most, room); (err = pvi_slot_init(queue->large, most)); most /= 2) {
+		if (most < room)
+			goto free;
+	}
+	return 0;
+
+free:
+	pvi_queue_free(pvi);
+	return err;
+}
+
+/* After the device has been reset: the host writes to no slot any more. */
+void pvi_queue_free(struct pvi *pvi)
+{
+	struct pvi_queue *queue = &pvi->queue;
+	unsigned int i;
+
+	for (i = 0; i < queue->slot_count; i++)
+		kfree(queue->slots[i].request);
+	kfree(queue->slots);
+	queue->slots = NULL;
+	queue->slot_count = 0;
+}

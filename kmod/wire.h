@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The wire format of docs/PVIOMMU.md, for the kernel and for programs: where each field of a
+ * request lies.
+ */
+#ifndef PVIOMMU_WIRE_H
+#define PVIOMMU_WIRE_H
+
+#ifdef __KERNEL__
+#include <linux/types.h>
+#include <asm/byteorder.h>
+#else
+#include <endian.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <linux/types.h>
+#define cpu_to_le32(x) htole32(x)
+#define cpu_to_le64(x) htole64(x)
+#define le32_to_cpu(x) le32toh(x)
+#define le64_to_cpu(x) le64toh(x)
+#endif
+
+/* Virtio's number of the device type. */
+#define PVI_DEVICE_TYPE		63
+/* The version of the format. */
+#define PVI_VERSION		1
+/* Feature bit: there is an event queue. */
+#define PVI_F_EVENTS		0
+
+#define PVI_PAGE_SHIFT		12
+#define PVI_PAGE_BYTES		4096ULL
+/* Most pages in a request that any device can allow. */
+#define PVI_PAGES_LIMIT		65536
+
+/* Configuration space. */
+struct pvi_config {
+	__le64 giova_first;
+	__le64 giova_last;
+	__le32 pages_max;
+	__le32 device_first;
+	__le32 device_last;
+	__le32 version;
+};
+
+enum pvi_type {
+	PVI_MAP = 0,
+	PVI_UNMAP = 1,
+};
+
+/* As in enum dma_data_direction. */
+enum pvi_direction {
+	PVI_BOTH = 0,
+	PVI_TO_DEVICE = 1,
+	PVI_FROM_DEVICE = 2,
+};
+
+enum pvi_status {
+	PVI_OK = 0,
+	PVI_MALFORMED = 1,
+	PVI_NO_DEVICE = 2,
+	PVI_BAD_GIOVA = 3,
+	PVI_BAD_GPA = 4,
+	PVI_MAPPED = 5,
+	PVI_NOT_MAPPED = 6,
+	PVI_NO_ROOM = 7,
+	PVI_FAILED = 8,
+};
+
+/*
+ * A request. The words of a map are the direction, all GIOVAs, all GPAs; those of an unmap the
+ * GIOVAs.
+ */
+struct pvi_request {
+	__le64 devid;
+	__le32 type;
+	__le32 len;
+	__le64 words[];
+};
+
+/* What the device tells of an access that it stopped. */
+struct pvi_event {
+	__le64 devid;
+	__le32 access;
+	__le32 reason;
+	__le64 giova;
+};
+
+#define PVI_EVENT_READ		1
+#define PVI_EVENT_WRITE		2
+#define PVI_EVENT_NOT_MAPPED	1
+#define PVI_EVENT_DIRECTION	2
+
+static inline size_t pvi_request_bytes(enum pvi_type type, __u32 pages)
+{
+	size_t words = type == PVI_MAP ? 1 + 2 * (size_t)pages : pages;
+
+	return sizeof(struct pvi_request) + words * sizeof(__le64);
+}
+
+/* Most pages of such a request in so many bytes. */
+static inline __u32 pvi_pages_in(enum pvi_type type, size_t bytes)
+{
+	if (bytes < pvi_request_bytes(type, 0))
+		return 0;
+	bytes -= pvi_request_bytes(type, 0);
+	return bytes / (type == PVI_MAP ? 2 * sizeof(__le64) : sizeof(__le64));
+}
+
+/* Begins a request about so many pages. The direction is a map's. */
+static inline void pvi_begin(struct pvi_request *request, __u64 devid, enum pvi_type type,
+			     enum pvi_direction direction, __u32 pages)
+{
+	request->devid = cpu_to_le64(devid);
+	request->type = cpu_to_le32(type);
+	request->len = cpu_to_le32(pages);
+	if (type == PVI_MAP)
+		request->words[0] = cpu_to_le64(direction);
+}
+
+/* Sets page number `index` of a map that was begun about `pages` pages. */
+static inline void pvi_set_map(struct pvi_request *request, __u32 pages, __u32 index, __u64 giova,
+			       __u64 gpa)
+{
+	request->words[1 + (size_t)index] = cpu_to_le64(giova);
+	request->words[1 + (size_t)pages + index] = cpu_to_le64(gpa);
+}
+
+/* Sets page number `index` of an unmap. */
+static inline void pvi_set_unmap(struct pvi_request *request, __u32 index, __u64 giova)
+{
+	request->words[index] = cpu_to_le64(giova);
+}
+
+#endif

@@ -6,3 +6,4 @@
 extern crate alloc;
 
 pub mod rtc;
+pub mod wire;

@@ -1,0 +1,29 @@
+//! What crosses the border between guest and host, as bytes: `docs/PVIOMMU.md` is the source of every layout here.
+//!
+//! Decoding borrows: a [`Request`] is a view over the bytes that the guest wrote, and its arrays are read where they lie. Nothing here looks at
+//! values beyond what the layout needs; what they may be is the backend's matter.
+
+mod address;
+mod config;
+mod crc32c;
+mod direction;
+mod event;
+mod record;
+mod request;
+mod status;
+mod stream;
+mod words;
+
+pub use address::{Devid, Gpa, GuestPhysical};
+pub use config::{CONFIG_BYTES, Config, ConfigError, PAGES_LIMIT, VERSION};
+pub use event::{EVENT_BYTES, Event, EventReason};
+pub use record::{RECORD_HEADER_BYTES, Record};
+pub use request::{
+    MAP_HEADER_BYTES, Malformed, Map, Request, UNMAP_HEADER_BYTES, Unmap, encode_map, encode_unmap,
+};
+pub use status::Status;
+pub use stream::{OutOfOrder, STREAM_MAGIC, Stream, StreamError, StreamErrorKind, StreamWriter};
+pub use words::{Giovas, Gpas};
+
+/// Bytes of a page.
+pub const PAGE_BYTES: u64 = 4096;

@@ -1,0 +1,191 @@
+//! Requests: map and unmap (the document's Tables 2 and 3, as `docs/PVIOMMU.md` reads them).
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use ringfence_types::{Direction, Iova};
+
+use super::words::Reader;
+use super::{Devid, Giovas, Gpa, Gpas, PAGES_LIMIT, direction};
+
+/// Bytes of a map before its arrays.
+pub const MAP_HEADER_BYTES: usize = 24;
+/// Bytes of an unmap before its array.
+pub const UNMAP_HEADER_BYTES: usize = 16;
+
+const TYPE_MAP: u32 = 0;
+const TYPE_UNMAP: u32 = 1;
+
+/// A request whose bytes are all there, neither more nor fewer. Nothing has been said of its addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// Type 0.
+    Map(Map<'a>),
+    /// Type 1.
+    Unmap(Unmap<'a>),
+}
+
+/// `giovas[i]` is to lead to `gpas[i]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Map<'a> {
+    /// For which device.
+    pub device: Devid,
+    /// What the device may do.
+    pub direction: Direction,
+    /// Pages on the device's side.
+    pub giovas: Giovas<'a>,
+    /// As many pages of the guest's memory.
+    pub gpas: Gpas<'a>,
+}
+
+/// The addresses are to lead nowhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unmap<'a> {
+    /// For which device.
+    pub device: Devid,
+    /// Pages on the device's side.
+    pub giovas: Giovas<'a>,
+}
+
+impl Map<'_> {
+    /// The pairs in order.
+    #[inline]
+    pub fn pairs(&self) -> impl ExactSizeIterator<Item = (Iova, Gpa)> + Clone + '_ {
+        self.giovas.iter().zip(self.gpas)
+    }
+}
+
+/// Why bytes are no request. All of it is status `MALFORMED`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Malformed {
+    /// Shorter than a header.
+    TooShort {
+        /// Bytes there are.
+        bytes: usize,
+    },
+    /// `type` is neither map nor unmap.
+    Type(u32),
+    /// `len` is 0 or above the limit.
+    Pages(u32),
+    /// The length is not that of `len` pages.
+    Length {
+        /// Bytes there are.
+        bytes: usize,
+        /// `len`.
+        pages: u32,
+    },
+    /// `direction` is none.
+    Direction(u64),
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooShort { bytes } => write!(f, "{bytes} bytes hold no header"),
+            Self::Type(raw) => write!(f, "unknown type {raw}"),
+            Self::Pages(pages) => write!(f, "a request of {pages} pages"),
+            Self::Length { bytes, pages } => write!(f, "{bytes} bytes for {pages} pages"),
+            Self::Direction(raw) => write!(f, "unknown direction {raw}"),
+        }
+    }
+}
+
+impl core::error::Error for Malformed {}
+
+impl<'a> Request<'a> {
+    /// Reads a request of at most `pages_max` pages.
+    ///
+    /// # Errors
+    /// [`Malformed`], which the guest sees as [`Status::Malformed`](super::Status::Malformed).
+    #[inline]
+    pub fn decode(bytes: &'a [u8], pages_max: u32) -> Result<Self, Malformed> {
+        let short = Malformed::TooShort { bytes: bytes.len() };
+        let mut reader = Reader(bytes);
+        let device = Devid::new(reader.le64().ok_or(short)?);
+        let kind = reader.le32().ok_or(short)?;
+        let pages = reader.le32().ok_or(short)?;
+        let direction = match kind {
+            TYPE_MAP => Some(reader.le64().ok_or(short)?),
+            TYPE_UNMAP => None,
+            other => return Err(Malformed::Type(other)),
+        };
+        if pages == 0 || pages > pages_max {
+            return Err(Malformed::Pages(pages));
+        }
+        let length = Malformed::Length {
+            bytes: bytes.len(),
+            pages,
+        };
+        let giovas = Giovas::new(reader.words(pages as usize).ok_or(length)?);
+        let request = match direction {
+            Some(raw) => Self::Map(Map {
+                device,
+                giovas,
+                gpas: Gpas::new(reader.words(pages as usize).ok_or(length)?),
+                direction: direction::decode(raw).ok_or(Malformed::Direction(raw))?,
+            }),
+            None => Self::Unmap(Unmap { device, giovas }),
+        };
+        if !reader.0.is_empty() {
+            return Err(length);
+        }
+        Ok(request)
+    }
+
+    /// The device that it is for.
+    #[inline]
+    pub const fn device(&self) -> Devid {
+        match self {
+            Self::Map(map) => map.device,
+            Self::Unmap(unmap) => unmap.device,
+        }
+    }
+}
+
+/// Appends a map of `pages` to `out`.
+///
+/// # Errors
+/// No pages, or more than [`PAGES_LIMIT`]; `out` is as before.
+pub fn encode_map(
+    out: &mut Vec<u8>,
+    device: Devid,
+    direction: Direction,
+    pages: impl ExactSizeIterator<Item = (Iova, Gpa)> + Clone,
+) -> Result<(), Malformed> {
+    header(out, device, TYPE_MAP, pages.len())?;
+    out.extend(u64::from(direction::encode(direction)).to_le_bytes());
+    for (giova, _) in pages.clone() {
+        out.extend(giova.get().to_le_bytes());
+    }
+    for (_, gpa) in pages {
+        out.extend(gpa.get().to_le_bytes());
+    }
+    Ok(())
+}
+
+/// Appends an unmap of `giovas` to `out`.
+///
+/// # Errors
+/// No pages, or more than [`PAGES_LIMIT`]; `out` is as before.
+pub fn encode_unmap(
+    out: &mut Vec<u8>,
+    device: Devid,
+    giovas: impl ExactSizeIterator<Item = Iova>,
+) -> Result<(), Malformed> {
+    header(out, device, TYPE_UNMAP, giovas.len())?;
+    for giova in giovas {
+        out.extend(giova.get().to_le_bytes());
+    }
+    Ok(())
+}
+
+fn header(out: &mut Vec<u8>, device: Devid, kind: u32, pages: usize) -> Result<(), Malformed> {
+    let pages = u32::try_from(pages).unwrap_or(u32::MAX);
+    if pages == 0 || pages > PAGES_LIMIT {
+        return Err(Malformed::Pages(pages));
+    }
+    out.extend(device.get().to_le_bytes());
+    out.extend(kind.to_le_bytes());
+    out.extend(pages.to_le_bytes());
+    Ok(())
+}

@@ -5,8 +5,8 @@
  * meanwhile gets it back without asking the host (Tang et al., section 4.5).
  *
  * Other than there, the key is pages and direction, and users are counted: two buffers in a page
- * share its mapping, and it stays until both are gone. A mapping for both directions serves
- * either. Those without users stand in the order in which they lost them; all of a cycle are
+ * share its mapping, and it stays until both are gone. A mapping serves its own direction alone:
+ * one for both would let a device write to what it may only read. Those without users stand in the order in which they lost them; all of a cycle are
  * removed by one request.
  */
 #include <linux/hash.h>
@@ -59,7 +59,7 @@ static struct pvi_mapping *pvi_find(struct pvi_endpoint *endpoint, u64 gpa, u32 
 
 	hlist_for_each_entry(mapping, pvi_bucket(endpoint->by_page, gpa), by_page) {
 		if (mapping->gpa == gpa && mapping->pages == pages &&
-		    (mapping->direction == direction || mapping->direction == DMA_BIDIRECTIONAL) &&
+		    mapping->direction == direction &&
 		    mapping->giova + ((u64)pages << PVI_PAGE_SHIFT) - 1 <= limit)
 			return mapping;
 	}

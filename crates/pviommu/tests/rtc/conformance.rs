@@ -1,7 +1,7 @@
 //! One suite over all implementors of the role.
 
 use proptest::prelude::*;
-use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, Key, NotCached, NotHeld, Residency};
+use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, Key, NotCached, NotHeld, Residency, Rtc};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 use crate::model::Model;
@@ -160,6 +160,7 @@ macro_rules! promised {
 }
 
 promised! {
+    tree: Rtc::new, exact: true;
     flat: |cycles, limit| FlatRtc::new(cycles, limit, Residency::Fixed), exact: true;
     adaptive: |cycles, limit| FlatRtc::new(cycles, limit, Residency::Adaptive { late: 10 }), exact: false;
 }

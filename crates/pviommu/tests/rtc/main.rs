@@ -1,4 +1,6 @@
 //! The reverse translation cache: every implementor against a brute-force model, and what each part promises.
 
+mod attacks;
 mod conformance;
 mod model;
+mod tree;

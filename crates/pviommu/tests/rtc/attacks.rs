@@ -1,0 +1,173 @@
+//! Attacks A28 and A29 at the cache, the literal one beside the repaired ones, and how long a mapping stays.
+
+use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, Key, LiteralRtc, Residency, Rtc};
+use ringfence_types::{Direction, Iova, PhysAddr};
+
+fn key(page: u64, pages: u64, direction: Direction) -> Key {
+    Key::new(PhysAddr::new(page << 12), pages, direction).unwrap()
+}
+
+const GIOVA: Iova = Iova::new(0x7000_0000);
+
+/// A28: a page mapped for the device to write is released; then the device shall read it.
+fn direction_is_confused(cache: &mut impl Cache) -> bool {
+    let written = key(9, 1, Direction::FromDevice);
+    cache.insert(written, GIOVA).unwrap();
+    cache.release(written).unwrap();
+    cache.take(key(9, 1, Direction::ToDevice)) == Some(GIOVA)
+}
+
+/// A28: a page is mapped alone and released; then a buffer of four pages that begins there shall be mapped.
+fn range_is_confused(cache: &mut impl Cache) -> bool {
+    let alone = key(9, 1, Direction::ToDevice);
+    cache.insert(alone, GIOVA).unwrap();
+    cache.release(alone).unwrap();
+    cache.take(key(9, 4, Direction::ToDevice)) == Some(GIOVA)
+}
+
+/// A29: two buffers live in one page, one is released, the timer runs out.
+fn mapping_in_use_expires(cache: &mut impl Cache) -> bool {
+    let shared = key(9, 1, Direction::FromDevice);
+    cache.insert(shared, GIOVA).unwrap();
+    assert_eq!(cache.take(shared), Some(GIOVA), "the second buffer");
+    cache.release(shared).unwrap();
+    let mut gone = false;
+    for _ in 0..4 {
+        cache.tick(|_, _| gone = true);
+    }
+    gone
+}
+
+#[test]
+fn the_literal_cache_falls_to_them_and_the_others_do_not() {
+    type Attack<C> = fn(&mut C) -> bool;
+    fn outcomes<C: Cache>(make: impl Fn() -> C) -> [bool; 3] {
+        let attacks: [Attack<C>; 3] = [
+            direction_is_confused,
+            range_is_confused,
+            mapping_in_use_expires,
+        ];
+        attacks.map(|attack| attack(&mut make()))
+    }
+    let c = Cycles::DOCUMENT;
+    assert_eq!(outcomes(|| LiteralRtc::new(c, 100)), [true; 3]);
+    assert_eq!(outcomes(|| Rtc::new(c, 100)), [false; 3]);
+    assert_eq!(
+        outcomes(|| FlatRtc::new(c, 100, Residency::Fixed)),
+        [false; 3]
+    );
+    let adaptive = Residency::Adaptive { late: 10 };
+    assert_eq!(outcomes(|| FlatRtc::new(c, 100, adaptive)), [false; 3]);
+}
+
+/// In the literal queue the first place of a mapping decides: one that was used again leaves with it.
+#[test]
+fn reuse_cuts_the_literal_residency_short() {
+    fn cycles_after_last_release(cache: &mut impl Cache) -> u32 {
+        let key = key(1, 1, Direction::ToDevice);
+        cache.insert(key, GIOVA).unwrap();
+        cache.release(key).unwrap();
+        for _ in 0..3 {
+            cache.tick(|_, _| panic!("too early"));
+        }
+        cache.take(key).unwrap();
+        cache.release(key).unwrap();
+        let mut ticks = 0;
+        let mut gone = false;
+        while !gone {
+            ticks += 1;
+            cache.tick(|_, _| gone = true);
+        }
+        ticks
+    }
+    let c = Cycles::DOCUMENT;
+    assert_eq!(cycles_after_last_release(&mut LiteralRtc::new(c, 100)), 1);
+    assert_eq!(cycles_after_last_release(&mut Rtc::new(c, 100)), 4);
+    assert_eq!(
+        cycles_after_last_release(&mut FlatRtc::new(c, 100, Residency::Fixed)),
+        4
+    );
+}
+
+/// The literal queue has an element for every release.
+#[test]
+fn the_literal_queue_grows_with_every_reuse() {
+    let mut literal = LiteralRtc::new(Cycles::DOCUMENT, 100);
+    let key = key(1, 1, Direction::ToDevice);
+    literal.insert(key, GIOVA).unwrap();
+    literal.release(key).unwrap();
+    for _ in 0..5761 {
+        literal.take(key).unwrap();
+        literal.release(key).unwrap();
+    }
+    assert_eq!(literal.queued(), 5762);
+}
+
+/// More than 32 pages of one MiB in use: the literal cache forgets one, and its mapping is never unmapped.
+#[test]
+fn the_literal_cache_loses_mappings() {
+    fn left_after_all_expired(cache: &mut impl Cache) -> u64 {
+        for page in 0..40 {
+            let key = key(page, 1, Direction::ToDevice);
+            cache.insert(key, Iova::new((page + 1) << 12)).unwrap();
+        }
+        for page in 0..40 {
+            let _ = cache.release(key(page, 1, Direction::ToDevice));
+        }
+        let mut gone = 0;
+        for _ in 0..8 {
+            cache.tick(|_, _| gone += 1);
+        }
+        40 - gone
+    }
+    let c = Cycles::DOCUMENT;
+    assert!(left_after_all_expired(&mut LiteralRtc::new(c, 100)) > 0);
+    assert_eq!(left_after_all_expired(&mut Rtc::new(c, 100)), 0);
+    assert_eq!(
+        left_after_all_expired(&mut FlatRtc::new(c, 100, Residency::Fixed)),
+        0
+    );
+}
+
+/// The adaptive table lets go after the time that reuse takes, and learns when it was too early.
+#[test]
+fn residency_follows_reuse() {
+    let c = Cycles::new(100).unwrap();
+    let mut cache = FlatRtc::new(c, 1000, Residency::Adaptive { late: 10 });
+    let hot = key(1, 1, Direction::ToDevice);
+    let idle = key(2, 1, Direction::ToDevice);
+    let other = key(3, 1, Direction::FromDevice);
+    for key in [hot, idle, other] {
+        cache.insert(key, GIOVA).unwrap();
+        cache.release(key).unwrap();
+    }
+    for _ in 0..50 {
+        cache.take(hot).unwrap();
+        cache.release(hot).unwrap();
+    }
+    let mut gone = Vec::new();
+    cache.tick(|key, _| gone.push(key));
+    gone.sort();
+    assert_eq!(
+        gone,
+        [hot, idle],
+        "of a direction that is always used again at once"
+    );
+    for _ in 0..99 {
+        cache.tick(|key, _| panic!("{key} is of a direction of which nothing is known"));
+    }
+    cache.tick(|key, _| assert_eq!(key, other));
+    // Two cycles between release and reuse, from now on: missed first, then waited for.
+    let mut hits = 0;
+    for round in 0..60 {
+        match cache.take(hot) {
+            Some(_) => hits += 1,
+            None => cache.insert(hot, GIOVA).unwrap(),
+        }
+        assert!(hits == 0 || hits + 30 > round);
+        cache.release(hot).unwrap();
+        cache.tick(|_, _| {});
+        cache.tick(|_, _| {});
+    }
+    assert!(hits > 50, "{hits}");
+}

@@ -5,5 +5,6 @@
 
 extern crate alloc;
 
+pub mod backend;
 pub mod rtc;
 pub mod wire;

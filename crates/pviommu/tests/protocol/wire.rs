@@ -1,26 +1,16 @@
 //! The wire format: what is encoded is decoded again, what is not a message is refused, and the vectors say the same.
 
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::vectors;
 use proptest::prelude::*;
-use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 use ringfence_pviommu::wire::{
     Config, Devid, Event, EventReason, Gpa, Malformed, Request, Status, Stream, StreamErrorKind,
     StreamWriter, encode_map, encode_unmap,
 };
 use ringfence_types::{Access, Direction, Iova, IovaRange};
 
-fn cases(cases: u32, seed: u64) -> ProptestConfig {
-    ProptestConfig {
-        cases,
-        rng_seed: RngSeed::Fixed(seed),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
-}
+use crate::rig::cases;
+use crate::vectors;
 
 /// What the layout alone says of every vector, and that encoding gives the same bytes again.
 #[test]

@@ -1,0 +1,305 @@
+//! A backend: what it is asked, what it checks, and in which order.
+
+use alloc::vec::Vec;
+use core::fmt;
+
+use ringfence_types::{Access, Iova};
+
+use super::device::Device;
+use super::events::Events;
+use super::{Backing, IoTables, Slot};
+use crate::wire::{
+    Config, Devid, Event, EventReason, Giovas, Map, PAGE_BYTES, Request, Status, Unmap,
+};
+
+/// What one guest may take of the host, beside frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Mapped pages of each device.
+    pub mappings: u64,
+    /// Stretches of 2 MiB of a device's addresses in which it has mappings: 4 KiB of the host's memory each.
+    pub stretches: u64,
+}
+
+impl Default for Limits {
+    /// A million pages, and 16 MiB of notes, for each device.
+    fn default() -> Self {
+        Self {
+            mappings: 1 << 20,
+            stretches: 4096,
+        }
+    }
+}
+
+/// What a backend has done since it was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests by status.
+    pub statuses: [u64; Status::ALL.len()],
+    /// Pages mapped.
+    pub mapped: u64,
+    /// Pages unmapped.
+    pub unmapped: u64,
+}
+
+/// Why there is no such backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BackendError {
+    /// A device is not among those that the configuration names, or not behind the one before it.
+    Device(Devid),
+}
+
+impl fmt::Display for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device(id) => write!(f, "device {id} is out of order or out of range"),
+        }
+    }
+}
+
+impl core::error::Error for BackendError {}
+
+/// A device may still reach what it should not: nothing is done for it until that is settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Unsettled(pub Devid);
+
+impl fmt::Display for Unsettled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device {} may reach what was unmapped", self.0)
+    }
+}
+
+impl core::error::Error for Unsettled {}
+
+/// The backend of one guest.
+#[derive(Debug)]
+pub struct Backend<B, T> {
+    pub(super) config: Config,
+    pub(super) limits: Limits,
+    pub(super) backing: B,
+    pub(super) tables: T,
+    /// In order of id.
+    pub(super) devices: Vec<Device>,
+    /// The addresses of a request, sorted.
+    scratch: Vec<u64>,
+    events: Events,
+    counts: Counts,
+}
+
+impl<B: Backing, T: IoTables> Backend<B, T> {
+    /// A backend without mappings for `devices`, which come in ascending order: [`Slot`]s count them.
+    ///
+    /// # Errors
+    /// [`BackendError`].
+    pub fn new(
+        config: Config,
+        limits: Limits,
+        devices: impl IntoIterator<Item = Devid>,
+        backing: B,
+        tables: T,
+    ) -> Result<Self, BackendError> {
+        let mut all: Vec<Device> = Vec::new();
+        for (id, index) in devices.into_iter().zip(0..) {
+            let follows = all.last().is_none_or(|last| last.id < id);
+            if !follows || id < config.device_first() || config.device_last() < id {
+                return Err(BackendError::Device(id));
+            }
+            all.push(Device::new(id, Slot::new(index), limits.stretches));
+        }
+        Ok(Self {
+            config,
+            limits,
+            backing,
+            tables,
+            devices: all,
+            scratch: Vec::new(),
+            events: Events::default(),
+            counts: Counts::default(),
+        })
+    }
+
+    /// Carries a request out, as a whole or not at all, and says how it went. Everything that its status promises holds when this returns.
+    #[inline]
+    pub fn handle(&mut self, request: &[u8]) -> Status {
+        let outcome = match Request::decode(request, self.config.pages_max()) {
+            Ok(Request::Map(map)) => self.map(&map),
+            Ok(Request::Unmap(unmap)) => self.unmap(&unmap),
+            Err(_) => Err(Status::Malformed),
+        };
+        let status = match outcome {
+            Ok(()) => Status::Ok,
+            Err(status) => status,
+        };
+        if let Some(count) = self.counts.statuses.get_mut(usize::from(status.raw())) {
+            *count = count.saturating_add(1);
+        }
+        status
+    }
+
+    /// Section 4.3, steps 4 to 7. The checks stand in the order of the statuses.
+    fn map(&mut self, map: &Map<'_>) -> Result<(), Status> {
+        let Self {
+            config,
+            devices,
+            backing,
+            tables,
+            ..
+        } = self;
+        let device = find(devices, map.device).ok_or(Status::NoDevice)?;
+        if !map.giovas.iter().all(|giova| config.can_map(giova)) {
+            return Err(Status::BadGiova);
+        }
+        let sound = |gpa: crate::wire::Gpa| gpa.is_aligned(PAGE_BYTES) && backing.contains(gpa);
+        if !map.gpas.iter().all(sound) {
+            return Err(Status::BadGpa);
+        }
+        let mut giovas = map.giovas.iter();
+        if giovas.any(|giova| device.view.get(giova).is_some())
+            || repeats(&mut self.scratch, map.giovas)
+        {
+            return Err(Status::Mapped);
+        }
+        let pages = map.giovas.len() as u64;
+        if pages > self.limits.mappings.saturating_sub(device.view.live()) {
+            return Err(Status::NoRoom);
+        }
+        device.recover(backing, tables)?;
+        device.map(backing, tables, map.direction, map.pairs())?;
+        self.counts.mapped = self.counts.mapped.saturating_add(pages);
+        Ok(())
+    }
+
+    fn unmap(&mut self, unmap: &Unmap<'_>) -> Result<(), Status> {
+        let Self {
+            config,
+            devices,
+            backing,
+            tables,
+            ..
+        } = self;
+        let device = find(devices, unmap.device).ok_or(Status::NoDevice)?;
+        if !unmap.giovas.iter().all(|giova| config.can_map(giova)) {
+            return Err(Status::BadGiova);
+        }
+        let mut giovas = unmap.giovas.iter();
+        if giovas.any(|giova| device.view.get(giova).is_none())
+            || repeats(&mut self.scratch, unmap.giovas)
+        {
+            return Err(Status::NotMapped);
+        }
+        device.recover(backing, tables)?;
+        device.unmap(backing, tables, unmap.giovas.iter())?;
+        let pages = unmap.giovas.len() as u64;
+        self.counts.unmapped = self.counts.unmapped.saturating_add(pages);
+        Ok(())
+    }
+
+    /// Removes every mapping, and the events that wait: a driver has reset the device.
+    ///
+    /// # Errors
+    /// The first device that could not be settled. Its frames stay pinned, and requests for it are tried again and answered `FAILED` until it
+    /// settles.
+    pub fn reset(&mut self) -> Result<(), Unsettled> {
+        self.events.clear();
+        for device in &mut self.devices {
+            device.reset(&mut self.backing, &mut self.tables);
+        }
+        match self.devices.iter().find(|device| !device.is_sound()) {
+            Some(device) => Err(Unsettled(device.id)),
+            None => Ok(()),
+        }
+    }
+
+    /// Work that need not delay an answer: to be called when one has been given, or when the queue is empty.
+    #[inline]
+    pub fn maintain(&mut self) {
+        self.backing.maintain();
+    }
+
+    /// Notes that an access of `device`, whose first stopped byte is at `giova`, was stopped; the reason is found here. Of other devices nothing is
+    /// noted.
+    pub fn report(&mut self, device: Devid, access: Access, giova: Iova) {
+        let page = giova.align_down(PAGE_BYTES);
+        let Some(found) = find(&mut self.devices, device) else {
+            return;
+        };
+        let reason = match found.view.get(page) {
+            Some((_, direction)) if !direction.permissions().allows(access) => {
+                EventReason::Direction
+            }
+            _ => EventReason::NotMapped,
+        };
+        self.events.push(Event {
+            device,
+            access,
+            reason,
+            giova,
+        });
+    }
+
+    /// The oldest event that has not been handed out.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop()
+    }
+
+    /// Events that were dropped.
+    pub fn lost_events(&self) -> u64 {
+        self.events.lost()
+    }
+
+    /// Pages mapped for `device`; none if it is unknown.
+    pub fn mapped_pages(&self, device: Devid) -> u64 {
+        let found = self.devices.iter().find(|one| one.id == device);
+        found.map_or(0, |device| device.view.live())
+    }
+
+    /// What was done so far.
+    pub const fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// What the driver reads.
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What stands behind the guest's memory.
+    pub const fn backing(&mut self) -> &mut B {
+        &mut self.backing
+    }
+
+    /// The devices' tables.
+    pub const fn tables(&mut self) -> &mut T {
+        &mut self.tables
+    }
+}
+
+/// The device of that id.
+#[inline]
+pub(super) fn find(devices: &mut [Device], id: Devid) -> Option<&mut Device> {
+    let at = devices.binary_search_by_key(&id, |device| device.id).ok()?;
+    devices.get_mut(at)
+}
+
+/// Whether an address stands in `giovas` twice. Ascending ones, which is how drivers write them, need no sorting.
+#[inline]
+fn repeats(scratch: &mut Vec<u64>, giovas: Giovas<'_>) -> bool {
+    let mut last = None;
+    for giova in giovas {
+        if last >= Some(giova) {
+            return repeats_unsorted(scratch, giovas);
+        }
+        last = Some(giova);
+    }
+    false
+}
+
+#[cold]
+fn repeats_unsorted(scratch: &mut Vec<u64>, giovas: Giovas<'_>) -> bool {
+    scratch.clear();
+    scratch.extend(giovas.iter().map(|giova| giova.get()));
+    scratch.sort_unstable();
+    scratch
+        .windows(2)
+        .any(|pair| matches!(pair, [a, b] if a == b))
+}

@@ -1,0 +1,218 @@
+//! The vectors, sent to backends of every kind; and what a backend answers beside statuses.
+
+use ringfence_pviommu::backend::{
+    Backend, BackendError, EVENTS, HardwareTables, IoError, IoTables, Limits, OnDemand,
+    RepairedLastTable, Resident, Slot,
+};
+use ringfence_pviommu::wire::{Devid, Event, EventReason, Status};
+use ringfence_types::{Access, Direction, Iova, PhysAddr};
+
+use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, WINDOW, config};
+use crate::vectors::{Setting, Vector, all};
+
+/// A host that cannot change anything.
+struct Stuck;
+
+impl IoTables for Stuck {
+    fn map(&mut self, _: Slot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
+        Err(IoError::Failed)
+    }
+
+    fn unmap(&mut self, _: Slot, _: Iova) -> Result<(), IoError> {
+        Err(IoError::Failed)
+    }
+
+    fn settle(&mut self, _: Slot) -> Result<(), IoError> {
+        Ok(())
+    }
+}
+
+/// Tells nobody.
+struct Nowhere;
+
+impl IoTables for Nowhere {
+    fn map(&mut self, _: Slot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
+        Ok(())
+    }
+
+    fn unmap(&mut self, _: Slot, _: Iova) -> Result<(), IoError> {
+        Ok(())
+    }
+
+    fn settle(&mut self, _: Slot) -> Result<(), IoError> {
+        Ok(())
+    }
+}
+
+fn limits(setting: &Setting) -> Limits {
+    Limits {
+        mappings: setting.mappings_max,
+        ..Limits::default()
+    }
+}
+
+fn devices(setting: &Setting) -> impl Iterator<Item = Devid> + use<> {
+    let config = &setting.config;
+    (config.device_first().get()..=config.device_last().get()).map(Devid::new)
+}
+
+fn run(setting: &Setting, vectors: &[Vector], mut handle: impl FnMut(&[u8]) -> Status) {
+    for vector in vectors {
+        let (of, name) = (&setting.name, &vector.name);
+        assert_eq!(handle(&vector.bytes), vector.status, "{of}: {name}");
+    }
+}
+
+#[test]
+fn every_vector_gets_its_status_from_a_backend_over_resident_memory() {
+    for (setting, vectors) in all() {
+        let memory = Resident::new(setting.memory.clone());
+        let (limits, devices) = (limits(&setting), devices(&setting));
+        if setting.failing {
+            let mut backend = Backend::new(setting.config, limits, devices, memory, Stuck).unwrap();
+            run(&setting, &vectors, |request| backend.handle(request));
+        } else {
+            let mut backend =
+                Backend::new(setting.config, limits, devices, memory, Nowhere).unwrap();
+            run(&setting, &vectors, |request| backend.handle(request));
+        }
+    }
+}
+
+#[test]
+fn every_vector_gets_its_status_from_a_backend_over_hardware_tables() {
+    for (setting, vectors) in all().into_iter().filter(|(setting, _)| !setting.failing) {
+        let last = RepairedLastTable::default();
+        let mut rig = Rig::with(setting.config, limits(&setting), &setting.memory, last);
+        run(&setting, &vectors, |request| {
+            rig.backend.maintain();
+            rig.backend.handle(request)
+        });
+        let statuses: u64 = rig.backend.counts().statuses.iter().sum();
+        assert_eq!(statuses, vectors.len() as u64);
+    }
+}
+
+#[test]
+fn devices_come_in_order_and_in_range() {
+    for (ids, wrong) in [
+        (&[0x10, 0x10][..], Some(0x10)),
+        (&[0x11, 0x10], Some(0x10)),
+        (&[0x0f], Some(0x0f)),
+        (&[0x12], Some(0x12)),
+        (&[0x11], None),
+        (&[], None),
+    ] {
+        let devices = ids.iter().copied().map(Devid::new);
+        let memory = Resident::new(Vec::new());
+        let made = Backend::new(config(), Limits::default(), devices, memory, Nowhere);
+        assert_eq!(
+            made.err(),
+            wrong.map(|id| BackendError::Device(Devid::new(id)))
+        );
+    }
+}
+
+#[test]
+fn a_device_in_a_gap_of_the_range_is_no_device() {
+    let memory = Resident::new(crate::rig::memory());
+    let mut backend = Backend::new(config(), Limits::default(), [DISK], memory, Nowhere).unwrap();
+    let request = |device| crate::rig::map(device, Direction::ToDevice, &[(WINDOW, MEMORY)]);
+    assert_eq!(backend.handle(&request(NIC)), Status::NoDevice);
+    assert_eq!(backend.handle(&request(DISK)), Status::Ok);
+}
+
+/// Each limit is the guest's own, and what is refused takes nothing.
+#[test]
+fn limits_hold_and_leave_room_again() {
+    let limits = Limits {
+        mappings: 1000,
+        stretches: 2,
+    };
+    let memory = crate::rig::memory();
+    let mut rig = Rig::with(config(), limits, &memory, RepairedLastTable::default());
+    let stretch = 2 << 20;
+    // WINDOW lies in the first stretch.
+    assert_eq!(
+        rig.map(NIC, Direction::ToDevice, &[(WINDOW, 0)]),
+        Status::Ok
+    );
+    let two = [(WINDOW + stretch, 0), (WINDOW + 2 * stretch, 0)];
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &two), Status::NoRoom);
+    assert_eq!(rig.backend.mapped_pages(NIC), 1);
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &two[1..]), Status::Ok);
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &two[..1]), Status::NoRoom);
+    assert_eq!(rig.unmap(NIC, &[WINDOW]), Status::Ok);
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &two[..1]), Status::Ok);
+}
+
+#[test]
+fn stopped_accesses_become_events_with_their_reason() {
+    let mut rig = Rig::new();
+    let page = WINDOW + 5 * PAGE;
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &[(page, 0)]), Status::Ok);
+    for (device, access, giova) in [
+        (NIC, Access::Write, page + 17),
+        (NIC, Access::Read, page + PAGE),
+        (DISK, Access::Read, page),
+        (Devid::new(9), Access::Read, page),
+    ] {
+        rig.backend.report(device, access, Iova::new(giova));
+    }
+    let event = |device, access, reason, giova| Event {
+        device,
+        access,
+        reason,
+        giova: Iova::new(giova),
+    };
+    let events: Vec<Event> = std::iter::from_fn(|| rig.backend.next_event()).collect();
+    assert_eq!(
+        events,
+        [
+            event(NIC, Access::Write, EventReason::Direction, page + 17),
+            event(NIC, Access::Read, EventReason::NotMapped, page + PAGE),
+            event(DISK, Access::Read, EventReason::NotMapped, page),
+        ]
+    );
+    for _ in 0..EVENTS + 7 {
+        rig.backend.report(NIC, Access::Read, Iova::new(0));
+    }
+    assert_eq!(rig.backend.lost_events(), 7);
+    rig.backend.reset().unwrap();
+    assert_eq!(rig.backend.next_event(), None);
+}
+
+#[test]
+fn a_reset_removes_every_mapping() {
+    let mut rig = Rig::new();
+    for (device, page) in [(NIC, 0), (NIC, 9), (DISK, 3)] {
+        let giova = WINDOW + page * PAGE;
+        let pages = [(giova, MEMORY + page * PAGE)];
+        assert_eq!(
+            rig.map(device, Direction::Bidirectional, &pages),
+            Status::Ok
+        );
+        assert!(rig.reach(device, giova, Access::Write).is_ok());
+    }
+    rig.backend.reset().unwrap();
+    for device in rig.devices() {
+        for page in 0..16 {
+            assert!(
+                rig.reach(device, WINDOW + page * PAGE, Access::Read)
+                    .is_err()
+            );
+        }
+        assert_eq!(rig.backend.mapped_pages(device), 0);
+    }
+    for page in 0..16 {
+        let gpa = ringfence_pviommu::wire::Gpa::new(MEMORY + page * PAGE);
+        assert_eq!(rig.backend.backing().pinned(gpa), Some(0));
+    }
+}
+
+// What is public is used by its name here, so that a change of it is noticed.
+const _: fn() = || {
+    fn ports<T>() {}
+    ports::<OnDemand<(), crate::rig::Source, RepairedLastTable>>();
+    ports::<HardwareTables<(), (), ()>>();
+};

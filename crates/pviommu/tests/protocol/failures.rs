@@ -1,0 +1,150 @@
+//! A host that runs out of frames, or whose IOMMU does not answer: requests are refused as a whole, and nothing leaks.
+
+use ringfence_pviommu::backend::{BackendError, Unsettled};
+use ringfence_pviommu::wire::{Gpa, Status};
+use ringfence_types::{Access, Direction};
+
+use crate::rig::{MEMORY, NIC, PAGE, Rig, WINDOW};
+
+fn pages(count: u64) -> Vec<(u64, u64)> {
+    (0..count)
+        .map(|page| (WINDOW + page * (2 << 20), MEMORY + page * PAGE))
+        .collect()
+}
+
+fn pinned(rig: &mut Rig) -> u32 {
+    (0..64)
+        .map(|page| {
+            let page = Gpa::new(MEMORY + page * PAGE);
+            rig.backend.backing().pinned(page).unwrap()
+        })
+        .sum()
+}
+
+/// Every table that a map of pages far apart needs fails once.
+#[test]
+fn a_map_that_finds_no_table_leaves_nothing_behind() {
+    let mut refused = 0;
+    for after in 0.. {
+        let mut rig = Rig::new();
+        rig.tables.0.fail_after(after);
+        let status = rig.map(NIC, Direction::Bidirectional, &pages(6));
+        rig.tables.0.recover();
+        if status == Status::Ok {
+            break;
+        }
+        refused += 1;
+        assert_eq!(status, Status::NoRoom);
+        assert_eq!((pinned(&mut rig), rig.backend.mapped_pages(NIC)), (0, 0));
+        for (giova, _) in pages(6) {
+            assert!(rig.reach(NIC, giova, Access::Read).is_err());
+        }
+        assert_eq!(
+            rig.map(NIC, Direction::Bidirectional, &pages(6)),
+            Status::Ok
+        );
+        assert_eq!(rig.tables.0.wrong_frees(), 0);
+    }
+    assert!(refused > 6, "{refused} refused");
+}
+
+/// Frames for the guest run out in the middle of a request: the pool is empty, and the host has none.
+#[test]
+fn a_map_that_finds_no_frame_leaves_nothing_behind() {
+    let mut rig = Rig::new();
+    let available = rig.backend.backing().pool().available() as u64;
+    rig.frames.0.fail_after(0);
+    for page in 0..available - 2 {
+        rig.frame(MEMORY + (64 + page) * PAGE);
+    }
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &pages(3)), Status::NoRoom);
+    assert_eq!((pinned(&mut rig), rig.backend.mapped_pages(NIC)), (0, 0));
+    for (giova, _) in pages(3) {
+        assert!(rig.reach(NIC, giova, Access::Read).is_err());
+    }
+    rig.frames.0.recover();
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &pages(3)), Status::Ok);
+    assert_eq!(rig.frames.0.wrong_frees(), 0);
+}
+
+#[test]
+fn an_unmap_that_cannot_be_invalidated_did_not_happen() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.map(NIC, Direction::FromDevice, &pages(4)), Status::Ok);
+    let giovas: Vec<u64> = pages(4).iter().map(|(giova, _)| *giova).collect();
+    let reached = rig.reach(NIC, giovas[1], Access::Write);
+    rig.fails.set(true);
+    assert_eq!(rig.unmap(NIC, &giovas), Status::Failed);
+    assert_eq!(rig.unmap(NIC, &giovas[1..2]), Status::Failed);
+    assert_eq!((pinned(&mut rig), rig.backend.mapped_pages(NIC)), (4, 4));
+    for giova in &giovas {
+        assert!(rig.reach(NIC, *giova, Access::Write).is_ok());
+    }
+    assert_eq!(rig.reach(NIC, giovas[1], Access::Write), reached);
+    assert!(rig.reach(NIC, giovas[1], Access::Read).is_err());
+    rig.fails.set(false);
+    assert_eq!(rig.unmap(NIC, &giovas), Status::Ok);
+    assert!(rig.reach(NIC, giovas[1], Access::Write).is_err());
+    assert_eq!(pinned(&mut rig), 0);
+}
+
+/// The device has used what a map installed before the map failed, and the invalidation fails as well: the frames stay pinned until it works.
+#[test]
+fn what_a_failed_map_leaves_cached_stays_pinned() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &pages(1)), Status::Ok);
+    rig.tables.0.fail_after(0);
+    rig.fails.set(true);
+    let more = [(WINDOW + PAGE, MEMORY + PAGE), (WINDOW + (8 << 20), MEMORY)];
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &more), Status::NoRoom);
+    let page = Gpa::new(MEMORY + PAGE);
+    assert_eq!(rig.backend.backing().pinned(page), Some(1));
+    rig.tables.0.recover();
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &more), Status::Failed);
+    assert_eq!(rig.backend.reset(), Err(Unsettled(NIC)));
+    assert_eq!(rig.backend.backing().pinned(page), Some(1));
+    rig.fails.set(false);
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &more), Status::Ok);
+    assert_eq!(rig.backend.mapped_pages(NIC), 2);
+    assert_eq!(rig.backend.backing().pinned(page), Some(1));
+    rig.backend.reset().unwrap();
+    assert_eq!(pinned(&mut rig), 0);
+}
+
+/// One run of pages is one invalidation; many runs are one of the domain.
+#[test]
+fn invalidations_are_merged() {
+    let mut rig = Rig::new();
+    let near: Vec<_> = (0..64).map(|page| (WINDOW + page * PAGE, MEMORY)).collect();
+    let far: Vec<_> = (0..30)
+        .map(|page| (WINDOW + page * 2 * PAGE, MEMORY))
+        .collect();
+    for (pages, wanted) in [(near, 1), (far[..8].to_vec(), 8), (far, 1)] {
+        assert_eq!(rig.map(NIC, Direction::ToDevice, &pages), Status::Ok);
+        let before = rig.backend.tables().invalidator().submitted;
+        let giovas: Vec<u64> = pages.iter().map(|(giova, _)| *giova).collect();
+        for giova in &giovas {
+            assert!(rig.reach(NIC, *giova, Access::Read).is_ok());
+        }
+        assert_eq!(rig.unmap(NIC, &giovas), Status::Ok);
+        assert_eq!(
+            rig.backend.tables().invalidator().submitted - before,
+            wanted
+        );
+        for giova in &giovas {
+            assert!(rig.reach(NIC, *giova, Access::Read).is_err());
+        }
+    }
+}
+
+#[test]
+fn errors_are_said_in_words() {
+    assert_eq!(
+        Unsettled(NIC).to_string(),
+        "device 0x10 may reach what was unmapped"
+    );
+    assert_eq!(
+        BackendError::Device(NIC).to_string(),
+        "device 0x10 is out of order or out of range"
+    );
+}

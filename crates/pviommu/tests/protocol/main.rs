@@ -1,0 +1,12 @@
+//! The wire format and the backend, on a machine whose IOMMU is the modelled one.
+
+mod answers;
+mod attacks;
+mod failures;
+mod migration;
+mod model;
+mod overcommit;
+mod rig;
+mod simulator;
+mod vectors;
+mod wire;

@@ -1,0 +1,210 @@
+//! Frames on demand, the pool, the last table, and the host taking frames back (PV10, PV17, PV18; attacks A32 and A33).
+
+use ringfence_memory::fake::FaultyFrames;
+use ringfence_pviommu::backend::{
+    Backing, Limits, LiteralLastTable, NoLastTable, POOL_PAGES, PagePool, REFILL_BELOW,
+    ReclaimError, RepairedLastTable,
+};
+use ringfence_pviommu::wire::{Gpa, Status};
+use ringfence_types::{Access, Direction, FrameSource, PhysAddr, PhysMemory};
+use std::sync::atomic::Ordering;
+
+use crate::rig::{MEMORY, NIC, PAGE, Rig, WINDOW, config, memory};
+
+#[test]
+fn frames_come_with_the_first_map_only() {
+    let mut rig = Rig::new();
+    let outstanding = rig.frames.0.outstanding();
+    assert_eq!(outstanding, POOL_PAGES);
+    let pages = [(WINDOW, MEMORY), (WINDOW + PAGE, MEMORY + PAGE)];
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &pages), Status::Ok);
+    let again = [
+        (WINDOW + 2 * PAGE, MEMORY),
+        (WINDOW + 3 * PAGE, MEMORY + PAGE),
+    ];
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &again), Status::Ok);
+    assert_eq!(rig.backend.backing().stats().allocated, 2);
+    assert_eq!(rig.frames.0.outstanding(), POOL_PAGES);
+    assert_eq!(rig.backend.backing().pool().available(), POOL_PAGES - 2);
+}
+
+/// A32.
+#[test]
+fn a_frame_that_a_device_reaches_is_not_reclaimed() {
+    let mut rig = Rig::new();
+    let page = Gpa::new(MEMORY);
+    let two = [(WINDOW, MEMORY), (WINDOW + PAGE, MEMORY)];
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &two), Status::Ok);
+    let frame = rig.frame(MEMORY);
+    let reclaim = |rig: &mut Rig| rig.backend.backing().reclaim(page, &mut rig.processors);
+    assert_eq!(reclaim(&mut rig), Err(ReclaimError::Mapped { mappings: 2 }));
+    assert_eq!(rig.unmap(NIC, &[WINDOW]), Status::Ok);
+    assert_eq!(reclaim(&mut rig), Err(ReclaimError::Mapped { mappings: 1 }));
+    assert!(rig.reach(NIC, WINDOW + PAGE, Access::Read).is_ok());
+    assert_eq!(rig.unmap(NIC, &[WINDOW + PAGE]), Status::Ok);
+    assert_eq!(reclaim(&mut rig), Ok(frame));
+    assert_eq!(reclaim(&mut rig), Err(ReclaimError::NotPresent));
+    rig.frames.free(frame);
+    // The guest goes on with another frame, which holds nothing of the old one.
+    assert_eq!(rig.map(NIC, Direction::ToDevice, &two), Status::Ok);
+    assert_ne!(rig.frame(MEMORY), frame);
+}
+
+#[test]
+fn a_frame_is_not_reclaimed_while_processors_may_use_it() {
+    let mut rig = Rig::new();
+    let page = Gpa::new(MEMORY);
+    let frame = rig.frame(MEMORY);
+    let tables = rig.tables.0.outstanding();
+    rig.fails.set(true);
+    for _ in 0..3 {
+        let taken = rig.backend.backing().reclaim(page, &mut rig.processors);
+        assert_eq!(taken, Err(ReclaimError::NotInvalidated));
+        assert_eq!(rig.frame(MEMORY), frame);
+    }
+    rig.fails.set(false);
+    let taken = rig.backend.backing().reclaim(page, &mut rig.processors);
+    assert_eq!(taken, Ok(frame));
+    // All tables below the root are gone, those that waited for an invalidation included.
+    assert_eq!(rig.tables.0.outstanding(), tables - 3);
+    assert_eq!(rig.tables.0.wrong_frees(), 0);
+    for (outside, error) in [
+        (8 << 20, ReclaimError::NotMemory),
+        (MEMORY + PAGE, ReclaimError::NotPresent),
+    ] {
+        let taken = rig
+            .backend
+            .backing()
+            .reclaim(Gpa::new(outside), &mut rig.processors);
+        assert_eq!(taken, Err(error));
+    }
+}
+
+/// Section 4.6 and Fig. 10: head to tail, refilled below 64, the host's allocator when there is none.
+#[test]
+fn the_pool_is_a_ring_of_256_refilled_below_64() {
+    let rig = Rig::new();
+    let counted = FaultyFrames::new(rig.frames.clone());
+    let mut pool = PagePool::new(&counted);
+    let first: Vec<PhysAddr> = (0..192).map(|_| pool.take().unwrap()).collect();
+    assert!(first.is_sorted(), "the order in which the host gave them");
+    assert_eq!(pool.available(), REFILL_BELOW);
+    pool.refill();
+    assert_eq!((pool.available(), pool.stats().refills), (REFILL_BELOW, 1));
+    pool.take().unwrap();
+    pool.refill();
+    assert_eq!((pool.available(), pool.stats().refills), (POOL_PAGES, 2));
+    // What is left of the first filling comes before the second.
+    assert_eq!(pool.take().unwrap().get(), first[191].get() + 2 * PAGE);
+    counted.fail_after(0);
+    while pool.available() > 0 {
+        pool.take().unwrap();
+    }
+    assert!(pool.take().is_err());
+    pool.refill();
+    assert_eq!(pool.available(), 0);
+    counted.recover();
+    pool.take().unwrap();
+    assert_eq!(pool.stats().from_host, 1);
+    pool.refill();
+    drop(pool);
+    // All that was not taken went back.
+    assert_eq!(counted.outstanding(), 192 + 1 + 256 + 1);
+    assert_eq!(counted.wrong_frees(), 0);
+}
+
+/// Errata 13: the page 1 MiB above another one, in the same table. A device that is to read the upper page reads the lower one.
+#[test]
+fn the_literal_pointer_mistakes_the_upper_half_of_a_table() {
+    let upper = MEMORY + (1 << 20);
+    let limits = Limits::default();
+    let mut literal = Rig::with(config(), limits, &memory(), LiteralLastTable::default());
+    // Walks to a page of either half: the table is known, last under the upper prefix.
+    let low = literal.frame(MEMORY);
+    literal.frame(upper + PAGE);
+    assert_eq!(
+        literal.frame(upper),
+        low,
+        "two pages of the guest in one frame"
+    );
+
+    let mut repaired = Rig::new();
+    let low = repaired.frame(MEMORY);
+    repaired.frame(upper + PAGE);
+    assert_ne!(repaired.frame(upper), low);
+}
+
+/// A33 on one kind of pointer: a table is freed, its frame gets another owner, and the guest maps a page with the same prefix. What does the
+/// device reach?
+fn stale_pointer<K: ringfence_pviommu::backend::LastTable>(
+    last: K,
+) -> (PhysAddr, PhysAddr, PhysAddr) {
+    let mut rig = Rig::with(config(), Limits::default(), &memory(), last);
+    let page = Gpa::new(MEMORY);
+    let before = rig.tables.0.outstanding();
+    assert_eq!(
+        rig.map(NIC, Direction::ToDevice, &[(WINDOW, MEMORY)]),
+        Status::Ok
+    );
+    assert_eq!(rig.unmap(NIC, &[WINDOW]), Status::Ok);
+    let frame = rig.backend.backing().reclaim(page, &mut rig.processors);
+    rig.frames.free(frame.unwrap());
+    assert!(
+        rig.tables.0.outstanding() > before,
+        "the device's table stays"
+    );
+    // The host uses the freed tables for something else: every word looks like an entry that leads to a secret.
+    let secret = PhysAddr::new(0x1234_5000);
+    for _ in 0..3 {
+        let reused = rig.tables.alloc_zeroed().unwrap();
+        for word in rig.arena.table(reused).unwrap() {
+            word.store(secret.get() | 3, Ordering::Relaxed);
+        }
+    }
+    assert_eq!(
+        rig.map(NIC, Direction::ToDevice, &[(WINDOW, MEMORY)]),
+        Status::Ok
+    );
+    let reached = rig.reach(NIC, WINDOW, Access::Read).unwrap();
+    let own = rig.backend.backing().pool().stats().from_ring;
+    (reached, secret, PhysAddr::new(own))
+}
+
+/// A33, literal and repaired.
+#[test]
+fn a_freed_table_is_not_read_through_its_old_pointer() {
+    let (reached, secret, _) = stale_pointer(LiteralLastTable::default());
+    assert_eq!(
+        reached, secret,
+        "the literal pointer leads the device to the host's secret"
+    );
+    for (reached, secret, frames) in [
+        stale_pointer(RepairedLastTable::default()),
+        stale_pointer(NoLastTable),
+    ] {
+        assert_ne!(reached, secret);
+        assert_eq!(
+            frames,
+            PhysAddr::new(2),
+            "a frame for each time it was mapped"
+        );
+    }
+}
+
+/// The pointer saves walks where pages are near each other, and changes nothing else.
+#[test]
+fn the_pointer_saves_walks() {
+    let mut rig = Rig::new();
+    let mut plain = Rig::with(config(), Limits::default(), &memory(), NoLastTable);
+    for round in 0..4 {
+        for page in 0..512 {
+            let gpa = Gpa::new(MEMORY + page * PAGE);
+            let found = rig.backend.backing().pin(gpa).unwrap();
+            assert_eq!(plain.backend.backing().pin(gpa), Ok(found), "{round} {gpa}");
+        }
+    }
+    let stats = *rig.backend.backing().stats();
+    assert_eq!(plain.backend.backing().stats().last_table_hits, 0);
+    assert!(stats.last_table_hits >= 3 * 512, "{stats:?}");
+    assert!(plain.backend.backing().stats().walks >= 4 * 512);
+}

@@ -1,0 +1,253 @@
+//! A host: memory, frames, a backend over it, and the unit that translates the guest's assigned devices.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use proptest::test_runner::{Config as ProptestConfig, RngSeed};
+use ringfence_hw::{FaultLog, Geometry, Purge, Replacement, UnitConfig, VtdUnit};
+use ringfence_memory::fake::FaultyFrames;
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{Coherency, ContextTables, Levels, SecondStage};
+use ringfence_pviommu::backend::{
+    Backend, HardwareTables, LastTable, Limits, OnDemand, RepairedLastTable, Slot,
+};
+use ringfence_pviommu::wire::{
+    Config, Devid, Gpa, GuestPhysical, Status, encode_map, encode_unmap,
+};
+use ringfence_types::{
+    Access, AddressRange, DeviceId, Direction, DomainId, FaultReason, FrameSource, Invalidation,
+    InvalidationError, Invalidator, Iova, IovaRange, OutOfFrames, PhysAddr, PhysRange, Ticket,
+};
+
+pub(crate) const PAGE: u64 = 4096;
+/// The devices of [`config`], and the first addresses that they and the guest's memory have.
+pub(crate) const NIC: Devid = Devid::new(0x10);
+pub(crate) const DISK: Devid = Devid::new(0x11);
+pub(crate) const WINDOW: u64 = 0x10_0000;
+pub(crate) const MEMORY: u64 = 0;
+
+const ARENA: u64 = 512 << 20;
+const TABLES: u64 = 64 << 20;
+const FRAMES: u64 = 256 << 20;
+
+/// Proptest with a seed of its own: every run is the same.
+pub(crate) fn cases(cases: u32, seed: u64) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        rng_seed: RngSeed::Fixed(seed),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+/// Two devices, requests of up to 64 pages, a window of 64 MiB.
+pub(crate) fn config() -> Config {
+    let window = IovaRange::new(Iova::new(WINDOW), 64 << 20).unwrap();
+    Config::new(window, 64, 0x10, 0x11).unwrap()
+}
+
+/// 8 MiB from address 0 and 4 MiB above a hole.
+pub(crate) fn memory() -> Vec<AddressRange<GuestPhysical>> {
+    let range = |start, bytes| AddressRange::new(Gpa::new(start), bytes).unwrap();
+    vec![range(MEMORY, 8 << 20), range(1 << 30, 4 << 20)]
+}
+
+/// A source of frames with several owners.
+#[derive(Debug, Clone)]
+pub(crate) struct Source(pub(crate) Arc<FaultyFrames<Frames<Arc<Arena>>>>);
+
+impl FrameSource for Source {
+    fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
+        self.0.alloc_zeroed()
+    }
+
+    fn free(&self, frame: PhysAddr) {
+        self.0.free(frame);
+    }
+}
+
+/// The unit, and a switch that makes its invalidations fail.
+#[derive(Debug)]
+pub(crate) struct Unit {
+    pub(crate) hardware: VtdUnit,
+    pub(crate) fails: Rc<Cell<bool>>,
+    /// Invalidations that were submitted.
+    pub(crate) submitted: u64,
+}
+
+impl Invalidator for Unit {
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.submitted += 1;
+        if self.fails.get() {
+            return Err(InvalidationError::Failed);
+        }
+        self.hardware.submit(request)
+    }
+
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.hardware.poll(ticket)
+    }
+}
+
+pub(crate) type Host<K> =
+    Backend<OnDemand<Arc<Arena>, Source, K>, HardwareTables<Arc<Arena>, Source, Unit>>;
+
+/// A host with one guest.
+pub(crate) struct Rig<K = RepairedLastTable> {
+    pub(crate) arena: Arc<Arena>,
+    /// Frames for tables, and for the guest.
+    pub(crate) tables: Source,
+    pub(crate) frames: Source,
+    pub(crate) backend: Host<K>,
+    pub(crate) fails: Rc<Cell<bool>>,
+    /// The guest's processors, as far as they cache the second stage.
+    pub(crate) processors: Unit,
+    devices: Vec<Devid>,
+}
+
+fn geometry(sets: u32, ways: u32) -> Geometry {
+    Geometry::new(sets, ways).unwrap()
+}
+
+fn unit(fails: &Rc<Cell<bool>>) -> Unit {
+    // So large that it forgets nothing by itself.
+    let config = UnitConfig {
+        iotlb: geometry(64, 4),
+        walk_caches: [geometry(4, 4); 3],
+        contexts: geometry(16, 1),
+        replacement: Replacement::Lru,
+        fault_log: FaultLog::MAX_CAPACITY,
+        purge: Purge::Selective,
+    };
+    Unit {
+        hardware: VtdUnit::vtd(&config),
+        fails: Rc::clone(fails),
+        submitted: 0,
+    }
+}
+
+impl Rig {
+    pub(crate) fn new() -> Self {
+        Self::with(
+            config(),
+            Limits::default(),
+            &memory(),
+            RepairedLastTable::default(),
+        )
+    }
+}
+
+impl<K: LastTable> Rig<K> {
+    pub(crate) fn with(
+        config: Config,
+        limits: Limits,
+        memory: &[AddressRange<GuestPhysical>],
+        last: K,
+    ) -> Self {
+        let arena = Arc::new(Arena::new(ARENA).unwrap());
+        let source = |start, bytes| {
+            let region = PhysRange::new(PhysAddr::new(start), bytes).unwrap();
+            Source(Arc::new(FaultyFrames::new(Frames::new(
+                Arc::clone(&arena),
+                region,
+            ))))
+        };
+        let tables = source(TABLES, FRAMES - TABLES);
+        let frames = source(FRAMES, ARENA - FRAMES);
+        let fails = Rc::new(Cell::new(false));
+        let backing = OnDemand::new(
+            Arc::clone(&arena),
+            tables.clone(),
+            frames.clone(),
+            SecondStage::new(Levels::Four),
+            DomainId::new(9),
+            memory,
+            last,
+            (),
+        )
+        .unwrap();
+        let devices: Vec<Devid> = (config.device_first().get()..=config.device_last().get())
+            .map(Devid::new)
+            .collect();
+        let domains: Vec<DomainId> = (1..).take(devices.len()).map(DomainId::new).collect();
+        let hardware = HardwareTables::new(
+            Arc::clone(&arena),
+            tables.clone(),
+            unit(&fails),
+            SecondStage::new(Levels::Four),
+            Coherency::Coherent,
+            &domains,
+        )
+        .unwrap();
+        let mut contexts = ContextTables::new(Coherency::Coherent, &arena, &tables).unwrap();
+        for (index, device) in (0..).zip(&devices) {
+            let context = hardware.context(Slot::new(index)).unwrap();
+            let id = DeviceId::new(device.get() as u16);
+            contexts.attach(&arena, &tables, id, &context).unwrap();
+        }
+        let mut backend =
+            Backend::new(config, limits, devices.iter().copied(), backing, hardware).unwrap();
+        let hardware = &mut backend.tables().invalidator().hardware;
+        hardware.set_root_table(contexts.root());
+        hardware.enable();
+        Self {
+            arena,
+            tables,
+            frames,
+            backend,
+            processors: unit(&fails),
+            fails,
+            devices,
+        }
+    }
+
+    pub(crate) fn map(
+        &mut self,
+        device: Devid,
+        direction: Direction,
+        pages: &[(u64, u64)],
+    ) -> Status {
+        self.backend.handle(&map(device, direction, pages))
+    }
+
+    pub(crate) fn unmap(&mut self, device: Devid, giovas: &[u64]) -> Status {
+        self.backend.handle(&unmap(device, giovas))
+    }
+
+    /// Where a byte that the device accesses is in the host's memory.
+    pub(crate) fn reach(
+        &mut self,
+        device: Devid,
+        giova: u64,
+        access: Access,
+    ) -> Result<PhysAddr, FaultReason> {
+        let device = DeviceId::new(device.get() as u16);
+        let unit = &mut self.backend.tables().invalidator().hardware;
+        unit.translate(&self.arena, device, Iova::new(giova), 1, access)
+            .map(|reached| reached.first().start())
+            .map_err(|fault| fault.reason)
+    }
+
+    /// The frame of a page, found anew.
+    pub(crate) fn frame(&mut self, gpa: u64) -> PhysAddr {
+        self.backend.backing().resolve(Gpa::new(gpa)).unwrap()
+    }
+
+    pub(crate) fn devices(&self) -> Vec<Devid> {
+        self.devices.clone()
+    }
+}
+
+pub(crate) fn map(device: Devid, direction: Direction, pages: &[(u64, u64)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let pages = pages.iter().map(|(g, p)| (Iova::new(*g), Gpa::new(*p)));
+    encode_map(&mut bytes, device, direction, pages).unwrap();
+    bytes
+}
+
+pub(crate) fn unmap(device: Devid, giovas: &[u64]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode_unmap(&mut bytes, device, giovas.iter().map(|g| Iova::new(*g))).unwrap();
+    bytes
+}

@@ -1,0 +1,207 @@
+//! Simulated devices (section 4.2): GIOVA to addresses of a simulator that reaches what it was granted.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ringfence_memory::Arena;
+use ringfence_pgtable::{Levels, SecondStage};
+use ringfence_pviommu::backend::{
+    Backend, GrantError, Grants, Hva, IoError, IoTables, Limits, Mixed, Resident, SimulatedTables,
+    Slot,
+};
+use ringfence_pviommu::wire::{EventReason, Status};
+use ringfence_types::{Access, Direction, Iova, PhysAddr};
+
+use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, Source, WINDOW, config, map, memory, unmap};
+
+/// A process: what is mapped into it, at addresses never used twice.
+#[derive(Debug, Default)]
+struct Process {
+    reached: BTreeMap<u64, (PhysAddr, Direction)>,
+    revoked: Vec<u64>,
+    next: u64,
+    room: usize,
+    fails: Rc<Cell<bool>>,
+}
+
+impl Grants for Process {
+    fn grant(&mut self, _: Slot, frame: PhysAddr, direction: Direction) -> Result<Hva, GrantError> {
+        if self.reached.len() == self.room {
+            return Err(GrantError::NoRoom);
+        }
+        self.next += 1;
+        let at = 0x7f00_0000_0000 + self.next * PAGE;
+        self.reached.insert(at, (frame, direction));
+        Ok(Hva::new(at))
+    }
+
+    fn revoke(&mut self, _: Slot, at: Hva) -> Result<(), GrantError> {
+        assert!(self.reached.contains_key(&at.get()), "{at} was not granted");
+        assert!(!self.revoked.contains(&at.get()), "{at} is revoked twice");
+        if self.fails.get() {
+            return Err(GrantError::Failed);
+        }
+        self.revoked.push(at.get());
+        Ok(())
+    }
+
+    fn settle(&mut self, _: Slot) -> Result<(), GrantError> {
+        if self.fails.get() {
+            return Err(GrantError::Failed);
+        }
+        for at in self.revoked.drain(..) {
+            self.reached.remove(&at);
+        }
+        Ok(())
+    }
+}
+
+type Tables = SimulatedTables<Arc<Arena>, Source, Process>;
+
+struct Host {
+    backend: Backend<Resident, Tables>,
+    tables: Source,
+    fails: Rc<Cell<bool>>,
+}
+
+fn host(room: usize) -> Host {
+    let rig = Rig::new();
+    let fails = Rc::new(Cell::new(false));
+    let process = Process {
+        room,
+        fails: Rc::clone(&fails),
+        ..Process::default()
+    };
+    let format = SecondStage::new(Levels::Four);
+    let tables = SimulatedTables::new(
+        Arc::clone(&rig.arena),
+        rig.tables.clone(),
+        process,
+        format,
+        2,
+    )
+    .unwrap();
+    let memory = Resident::new(memory());
+    Host {
+        backend: Backend::new(config(), Limits::default(), [NIC, DISK], memory, tables).unwrap(),
+        tables: rig.tables,
+        fails,
+    }
+}
+
+const FIRST: Slot = Slot::new(0);
+
+impl Host {
+    /// The frame that the simulator of the first device ends up at.
+    fn reach(&mut self, giova: u64, access: Access) -> Result<u64, EventReason> {
+        let tables = self.backend.tables();
+        let at = tables.translate(FIRST, Iova::new(giova), access)?;
+        let page = at.align_down(PAGE).get();
+        let (frame, direction) = tables.grants().reached[&page];
+        assert!(direction.permissions().allows(access));
+        Ok(frame.get() + at.offset_in(PAGE))
+    }
+
+    fn granted(&mut self) -> usize {
+        self.backend.tables().grants().reached.len()
+    }
+}
+
+#[test]
+fn a_simulator_reaches_what_is_mapped_and_in_its_direction() {
+    let mut host = host(100);
+    let request = map(NIC, Direction::ToDevice, &[(WINDOW, MEMORY + PAGE)]);
+    assert_eq!(host.backend.handle(&request), Status::Ok);
+    assert_eq!(host.reach(WINDOW + 5, Access::Read), Ok(MEMORY + PAGE + 5));
+    assert_eq!(
+        host.reach(WINDOW, Access::Write),
+        Err(EventReason::Direction)
+    );
+    assert_eq!(
+        host.reach(WINDOW + PAGE, Access::Read),
+        Err(EventReason::NotMapped)
+    );
+    let other = host
+        .backend
+        .tables()
+        .translate(Slot::new(1), Iova::new(WINDOW), Access::Read);
+    assert_eq!(other, Err(EventReason::NotMapped));
+    assert_eq!(host.granted(), 1);
+    assert_eq!(host.backend.handle(&unmap(NIC, &[WINDOW])), Status::Ok);
+    assert_eq!(
+        host.reach(WINDOW, Access::Read),
+        Err(EventReason::NotMapped)
+    );
+    assert_eq!(host.granted(), 0);
+}
+
+#[test]
+fn refused_maps_grant_nothing() {
+    let pages: Vec<_> = (0..5)
+        .map(|page| (WINDOW + page * (2 << 20), MEMORY))
+        .collect();
+    let request = map(NIC, Direction::FromDevice, &pages);
+    let mut host = host(4);
+    assert_eq!(host.backend.handle(&request), Status::NoRoom);
+    assert_eq!(host.granted(), 0);
+    // No table, after the grant.
+    for after in 0..6 {
+        let mut host = self::host(100);
+        host.tables.0.fail_after(after);
+        assert_eq!(host.backend.handle(&request), Status::NoRoom);
+        assert_eq!(host.granted(), 0);
+        host.tables.0.recover();
+        assert_eq!(host.backend.handle(&request), Status::Ok);
+        assert_eq!(host.granted(), 5);
+    }
+}
+
+#[test]
+fn an_unmap_whose_revocation_fails_did_not_happen() {
+    let mut host = host(100);
+    let pages = [(WINDOW, MEMORY), (WINDOW + PAGE, MEMORY + PAGE)];
+    let request = map(NIC, Direction::Bidirectional, &pages);
+    assert_eq!(host.backend.handle(&request), Status::Ok);
+    host.fails.set(true);
+    let request = unmap(NIC, &[WINDOW, WINDOW + PAGE]);
+    assert_eq!(host.backend.handle(&request), Status::Failed);
+    assert_eq!(host.reach(WINDOW + PAGE, Access::Write), Ok(MEMORY + PAGE));
+    assert_eq!(host.backend.mapped_pages(NIC), 2);
+    host.fails.set(false);
+    assert_eq!(host.backend.handle(&request), Status::Ok);
+    assert_eq!(host.granted(), 0);
+}
+
+/// Notes which slots it is asked for.
+#[derive(Default)]
+struct Noted(Vec<Slot>);
+
+impl IoTables for Noted {
+    fn map(&mut self, device: Slot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
+        self.0.push(device);
+        Ok(())
+    }
+
+    fn unmap(&mut self, _: Slot, _: Iova) -> Result<(), IoError> {
+        Ok(())
+    }
+
+    fn settle(&mut self, _: Slot) -> Result<(), IoError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn each_device_of_a_mixed_guest_has_its_side() {
+    let mut mixed = Mixed::new(Noted::default(), Noted::default(), [false, true, false]);
+    for device in [0, 1, 2] {
+        let (giova, frame) = (Iova::new(WINDOW), PhysAddr::new(0));
+        let mapped = mixed.map(Slot::new(device), giova, frame, Direction::ToDevice);
+        assert_eq!(mapped, Ok(()));
+    }
+    assert_eq!(mixed.settle(Slot::new(3)), Err(IoError::Failed));
+    assert_eq!(mixed.assigned().0, [Slot::new(0)]);
+    assert_eq!(mixed.simulated().0, [Slot::new(0), Slot::new(1)]);
+}

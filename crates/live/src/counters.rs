@@ -137,6 +137,12 @@ counters! {
         frames_received,
         /// Frames that were dropped: of a wrong length, for nobody, or for a buffer that could not hold them.
         frames_dropped,
+        /// Misses asked of a vhost-user front-end.
+        iotlb_misses,
+        /// Translations that it told.
+        iotlb_updates,
+        /// Translations that it took back, in ranges.
+        iotlb_invalidations,
         /// Queues that could not be used any further.
         broken_queues,
     }

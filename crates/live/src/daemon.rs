@@ -8,17 +8,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use ringfence_softiommu::iotlb::IotlbLimits;
 use ringfence_types::DeviceId;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::counters::{DeviceCounters, prometheus};
 use crate::dma::Direct;
 use crate::errant::{Errant, Misbehaviour, Tried};
-use crate::guest::{IOMMU, Machine, Slot};
+use crate::guest::{ForeignIommu, IOMMU, Machine, Slot};
 use crate::iommu::{Iommu, Recorder};
 use crate::left_behind;
 use crate::link::{self, Address};
-use crate::server::{Event, Served, Stop, serve, serve_text};
+use crate::server::{Event, Report, Served, Stop, serve, serve_text};
+use crate::vhost_user::{self, Settings};
 use crate::virtio::blk::Blk;
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::net::Net;
@@ -38,6 +40,8 @@ pub struct Devices {
     pub requests: Option<PathBuf>,
     /// There is no IOMMU: devices see all of the guest's memory.
     pub untranslated: bool,
+    /// The disk is a vhost-user back-end behind this IOMMU of QEMU's, and there is nothing else.
+    pub back_end: Option<ForeignIommu>,
     /// Whether there is an entropy device.
     pub entropy: bool,
     /// A network device.
@@ -93,6 +97,7 @@ impl Daemon {
             machine: Machine {
                 dir: dir.to_owned(),
                 iommu: None,
+                foreign: devices.back_end,
                 devices: Vec::new(),
                 memory: MEMORY_MIB,
                 processors: 1,
@@ -104,7 +109,7 @@ impl Daemon {
             sockets: Vec::new(),
             counters: Vec::new(),
         };
-        let iommu = if devices.untranslated {
+        let iommu = if devices.untranslated || devices.back_end.is_some() {
             None
         } else {
             Some(daemon.attach_iommu(devices, log)?)
@@ -141,7 +146,11 @@ impl Daemon {
                     log,
                 ));
             }
-            daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
+            if devices.back_end.is_some() {
+                daemon.back_end(BLK, disk, counters, log)?;
+            } else {
+                daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
+            }
         }
         daemon.publish()?;
         Ok(daemon)
@@ -197,6 +206,28 @@ impl Daemon {
             .map_err(|error| (self.machine.socket(name), io::Error::other(error)))?;
         let function = VirtioPci::new(device, dma, true, Arc::clone(&counters));
         self.listen_for(name, function, counters, log)
+    }
+
+    /// A device behind the IOMMU of a vhost-user front-end.
+    fn back_end<D: Device + Send + 'static>(
+        &mut self,
+        (slot, name): (Slot, &'static str),
+        device: D,
+        counters: Arc<DeviceCounters>,
+        log: &Log,
+    ) -> Result<(), (PathBuf, io::Error)> {
+        self.machine.devices.push((slot, name));
+        let listener = self.listen(&self.machine.socket(name))?;
+        let (stop, log) = (self.stop.clone(), Arc::clone(log));
+        let settings = Settings {
+            device: DeviceId::new(slot.address()),
+            iotlb: IotlbLimits::default(),
+        };
+        let report: Report = Arc::new(move |event| log(name, event));
+        self.threads.push(thread::spawn(move || {
+            vhost_user::serve(&listener, device, &settings, &counters, &stop, &report)
+        }));
+        Ok(())
     }
 
     fn listen_for<F: Served + Send + 'static>(

@@ -15,6 +15,28 @@ pub trait Dma: Send {
     /// Runs `access` on the memory as it is now. `access` must not wait for anything.
     fn with<R>(&mut self, access: impl FnOnce(&Self::View<'_>) -> R) -> R;
 
+    /// Whether the last [`with`](Self::with) met an address that was not known and is now: then it is worth doing again. May wait; never does
+    /// where translations are not asked for.
+    fn again(&mut self) -> bool {
+        false
+    }
+
+    /// Whether waiting for a translation was cut short: the device is to stop. What it has in hand is to be left as if it had not begun.
+    fn cut_short(&self) -> bool {
+        false
+    }
+
+    /// [`with`](Self::with), as often as it takes for every translation to be there that is to be had. Of what `access` changes beside the guest's
+    /// memory nothing may depend on how often it ran.
+    fn settled<R>(&mut self, mut access: impl FnMut(&Self::View<'_>) -> R) -> R {
+        loop {
+            let result = self.with(&mut access);
+            if !self.again() {
+                return result;
+            }
+        }
+    }
+
     /// The guest's memory is another one now; what was known of the old one is forgotten.
     fn set_memory(&mut self, memory: &GuestMemoryMmap);
 }

@@ -221,7 +221,7 @@ impl Misbehaviour {
 fn reach<A: Dma>(dma: &mut A, access: Access, iova: Iova) -> bool {
     let at = GuestAddress(iova.get());
     let mut bytes = [0xff; BYTES as usize];
-    dma.with(|memory| match access {
+    dma.settled(|memory| match access {
         Access::Read => memory.read_slice(&mut bytes, at).is_ok(),
         Access::Write => memory.write_slice(&bytes, at).is_ok(),
     })

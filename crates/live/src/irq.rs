@@ -31,16 +31,12 @@ impl Vectors {
         usize::from(vector) < self.events.len()
     }
 
-    /// Signals a vector, if it has a descriptor. Never waits: a counter that is full is signalled already.
+    /// Signals a vector, if it has a descriptor.
     pub(crate) fn signal(&self, vector: u16) {
         let Some(Some(event)) = self.events.get(usize::from(vector)) else {
             return;
         };
-        let mut ready = [PollFd::new(event, PollFlags::OUT)];
-        if matches!(poll(&mut ready, Some(&Timespec::default())), Ok(1)) {
-            // An error says that the client has closed or changed it; then nobody waits for it.
-            let _ = rustix::io::write(event, &1u64.to_ne_bytes());
-        }
+        signal(event);
     }
 
     pub(crate) fn set(&mut self, request: SetIrqs) -> Result<(), FunctionError> {
@@ -116,8 +112,17 @@ impl Vectors {
     }
 }
 
+/// Signals an eventfd. Never waits: a counter that is full is signalled already.
+pub(crate) fn signal(event: &OwnedFd) {
+    let mut ready = [PollFd::new(event, PollFlags::OUT)];
+    if matches!(poll(&mut ready, Some(&Timespec::default())), Ok(1)) {
+        // An error says that the client has closed or changed it; then nobody waits for it.
+        let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+    }
+}
+
 /// Anything else, such as a pipe or a file, could be made to block or to grow.
-fn is_eventfd(fd: &OwnedFd) -> bool {
+pub(crate) fn is_eventfd(fd: &OwnedFd) -> bool {
     use std::os::fd::AsRawFd;
     std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
         .is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")

@@ -19,6 +19,7 @@ mod memory;
 mod pci;
 pub mod server;
 mod session;
+pub mod vhost_user;
 pub mod view;
 pub mod virtio;
 pub mod wire;

@@ -1,5 +1,6 @@
 //! Sockets: one listens for one client at a time and hands its messages to a [`Session`].
 
+use std::error::Error;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,8 +14,8 @@ use rustix::net::{
 
 use crate::counters::DeviceCounters;
 use crate::errant::Tried;
-use crate::session::{Function, Refusal, Session};
-use crate::virtio::Awaited;
+use crate::session::{Function, Session};
+use crate::virtio::{Awaited, QueueBroken};
 use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
 
 /// Tells threads to end. Clones tell the same.
@@ -58,14 +59,19 @@ pub enum Event<'a> {
     /// A client has come.
     Connected,
     /// A request was refused.
-    Refused(&'a Refusal),
+    Refused(&'a (dyn Error + 'a)),
     /// The stream could not be followed any further and was closed.
-    Closed(&'a FramingError),
+    Closed(&'a (dyn Error + 'a)),
+    /// A queue cannot be used any further.
+    Broken(&'a QueueBroken),
     /// The device misbehaved, as it was told to.
     Errant(&'a Tried),
     /// The client has gone.
     Disconnected,
 }
+
+/// Hears of it, on several threads.
+pub type Report = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
 
 /// A function that also waits for something of the host's.
 pub trait Served: Function {
@@ -180,7 +186,7 @@ fn converse<F: Served>(
 }
 
 /// Sends a reply, unless the stop comes first (false): a client that does not read may make its device wait, and not the daemon's end.
-fn answer(stream: &UnixStream, mut reply: &[u8], stop: &Stop) -> io::Result<bool> {
+pub(crate) fn answer(stream: &UnixStream, mut reply: &[u8], stop: &Stop) -> io::Result<bool> {
     while !reply.is_empty() {
         match send(stream, reply, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(sent) => reply = reply.get(sent..).unwrap_or_default(),
@@ -203,14 +209,14 @@ fn answer(stream: &UnixStream, mut reply: &[u8], stop: &Stop) -> io::Result<bool
 
 /// What has come.
 #[derive(Clone, Copy, Debug)]
-struct Woken {
-    stop: bool,
-    main: bool,
-    extra: bool,
+pub(crate) struct Woken {
+    pub(crate) stop: bool,
+    pub(crate) main: bool,
+    pub(crate) extra: bool,
 }
 
 /// `busy`: there is other work to do, so only look.
-fn wait(
+pub(crate) fn wait(
     main: Option<BorrowedFd<'_>>,
     extra: Option<Awaited<'_>>,
     stop: &Stop,

@@ -382,6 +382,52 @@ fn a_page_that_is_told_of_again_is_what_was_said_last() {
     }
 }
 
+/// QEMU says of every page that it may be read and written. What the device may do is what the front-end let pass when it was asked.
+#[test]
+fn a_front_end_that_always_says_both_grants_what_was_asked() {
+    let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
+    let mut reader = iotlb.reader().unwrap();
+    let both = update(0, 2, 3, Permissions::READ_WRITE);
+    let mut check = |page, read: bool, write: bool| {
+        let mut burst = reader.online();
+        let pin = burst.pin();
+        for (access, may) in [(Access::Read, read), (Access::Write, write)] {
+            let found = pin.translate(range(page, 1), access);
+            assert_eq!(found.is_ok(), may, "{access} of page {page}");
+        }
+    };
+    let denied = || Fault {
+        reason: FaultReason::WriteDenied,
+        ..fault(0, Access::Write)
+    };
+    let Ok(Asked::Send(reads, _)) = iotlb.miss(&fault(0, Access::Read)) else {
+        panic!("a miss");
+    };
+    iotlb.receive(&both).unwrap();
+    check(0, true, false);
+    check(1, true, false);
+    // The reply to the first one is still to come.
+    let Ok(Asked::Send(writes, _)) = iotlb.miss(&denied()) else {
+        panic!("a miss");
+    };
+    assert_eq!(iotlb.replied(reads, true), Ok(Outcome::Present));
+    assert_eq!(iotlb.replied(writes, false), Ok(Outcome::Refused));
+    check(0, true, false);
+    let Ok(Asked::Send(writes, _)) = iotlb.miss(&denied()) else {
+        panic!("a miss");
+    };
+    iotlb.receive(&both).unwrap();
+    assert_eq!(iotlb.replied(writes, true), Ok(Outcome::Present));
+    check(0, true, true);
+    // The next page came with it, of the same mapping.
+    check(1, true, true);
+    // Without an invalidation in between nothing more is asked; after it everything is.
+    iotlb
+        .receive(&Message::Invalidate(Some(range(0, 1))))
+        .unwrap();
+    check(0, false, false);
+}
+
 /// More invalidations than are remembered one by one.
 #[test]
 fn many_invalidations_stay_remembered() {

@@ -87,6 +87,15 @@ pub(crate) struct DeviceArgs {
     /// No virtio-iommu: devices see all of the guest's memory
     #[arg(long, help_heading = "Devices")]
     pub no_iommu: bool,
+    /// The disk is a vhost-user back-end, behind QEMU's own IOMMU: intel (intel-iommu) or virtio (virtio-iommu-pci)
+    #[arg(
+        long,
+        value_name = "IOMMU",
+        value_parser = foreign,
+        conflicts_with_all = ["no_iommu", "rng", "net", "requests"],
+        help_heading = "Devices"
+    )]
+    pub vhost_user: Option<ForeignArg>,
     /// Memory of the guest in MiB
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=16384), help_heading = "Devices")]
     pub memory: u32,
@@ -249,6 +258,26 @@ pub(crate) struct GuestRunArgs {
     /// The devices; without --blk the disk is an empty one of 64 MiB.
     #[command(flatten)]
     pub devices: DeviceArgs,
+}
+
+/// An IOMMU of QEMU's, likewise.
+#[cfg(feature = "live")]
+pub(crate) type ForeignArg = ringfence_live::guest::ForeignIommu;
+#[cfg(not(feature = "live"))]
+pub(crate) type ForeignArg = String;
+
+#[cfg(not(feature = "live"))]
+fn foreign(text: &str) -> Result<ForeignArg, String> {
+    Ok(text.to_owned())
+}
+
+#[cfg(feature = "live")]
+fn foreign(text: &str) -> Result<ForeignArg, String> {
+    match text {
+        "intel" => Ok(ForeignArg::Intel),
+        "virtio" => Ok(ForeignArg::Virtio),
+        _ => Err("it is intel or virtio".into()),
+    }
 }
 
 /// A network device, as it was read. In a build without such devices it is only checked for being there.

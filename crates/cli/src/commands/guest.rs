@@ -122,6 +122,9 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     };
     let devices = devices(&args.devices, Some(&disk));
     let mut line = kernel_line(&args.guest);
+    if let Some(iommu) = args.devices.vhost_user {
+        line = format!("{line} {}", iommu.kernel_words());
+    }
     if args.icount {
         line = format!("{line} {COUNTED_WORDS}");
     }

@@ -37,6 +37,7 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Devices {
         errant: args.errant.clone(),
         requests: args.requests.clone(),
         untranslated: args.no_iommu,
+        back_end: args.vhost_user,
         net: args.net.clone(),
     }
 }
@@ -46,6 +47,7 @@ pub(super) fn start(dir: &Path, devices: &Devices, args: &DeviceArgs) -> Result<
     let log: Log = Arc::new(|device, event| match event {
         Event::Refused(refusal) => eprintln!("ringfence: {device}: refused: {refusal}"),
         Event::Closed(error) => eprintln!("ringfence: {device}: connection closed: {error}"),
+        Event::Broken(broken) => eprintln!("ringfence: {device}: {broken}"),
         Event::Errant(tried) => eprintln!("ringfence: {device}: {tried}"),
         Event::Connected | Event::Disconnected => {}
     });

@@ -26,6 +26,8 @@ pub struct Machine {
     pub iommu: Option<Slot>,
     /// The devices: place and name. The socket of each is `NAME.sock` in `dir`.
     pub devices: Vec<(Slot, &'static str)>,
+    /// The devices are vhost-user back-ends behind this IOMMU of QEMU's.
+    pub foreign: Option<ForeignIommu>,
     /// Memory in MiB.
     pub memory: u32,
     /// Processors.
@@ -34,6 +36,32 @@ pub struct Machine {
     pub counted: bool,
     /// More arguments, before the devices.
     pub extra: Vec<String>,
+}
+
+/// An IOMMU that QEMU emulates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForeignIommu {
+    /// `intel-iommu`, which tells of device IOTLBs.
+    Intel,
+    /// `virtio-iommu-pci`.
+    Virtio,
+}
+
+impl ForeignIommu {
+    /// What the kernel's command line has to say for it.
+    pub fn kernel_words(self) -> &'static str {
+        match self {
+            Self::Intel => "intel_iommu=on",
+            Self::Virtio => "",
+        }
+    }
+
+    fn argument(self) -> &'static str {
+        match self {
+            Self::Intel => "intel-iommu,intremap=off,device-iotlb=on",
+            Self::Virtio => "virtio-iommu-pci,addr=3.0",
+        }
+    }
 }
 
 /// Name of the IOMMU's socket.
@@ -84,8 +112,15 @@ impl Machine {
             arguments.push(format!("file={}", path.display()));
             arguments.extend(self.device(slot, &self.socket(IOMMU)));
         }
+        if let Some(foreign) = self.foreign {
+            arguments.extend(["-device".into(), foreign.argument().into()]);
+        }
         for (slot, name) in &self.devices {
-            arguments.extend(self.device(*slot, &self.socket(name)));
+            if self.foreign.is_some() {
+                arguments.extend(self.back_end(*slot, name));
+            } else {
+                arguments.extend(self.device(*slot, &self.socket(name)));
+            }
         }
         Ok(arguments)
     }
@@ -101,6 +136,19 @@ impl Machine {
             format!(
                 r#"{{"driver":"vfio-user-pci",{answered}"socket":{{"type":"unix","path":"{}"}},"addr":"{:x}.0"}}"#,
                 socket.display(),
+                slot.0
+            ),
+        ]
+    }
+
+    /// A disk whose back-end listens here.
+    fn back_end(&self, slot: Slot, name: &str) -> [String; 4] {
+        [
+            "-chardev".into(),
+            format!("socket,id={name},path={}", self.socket(name).display()),
+            "-device".into(),
+            format!(
+                "vhost-user-blk-pci,chardev={name},num-queues=1,disable-legacy=on,iommu_platform=on,ats=on,addr={:x}.0",
                 slot.0
             ),
         ]

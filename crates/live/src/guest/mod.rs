@@ -18,6 +18,6 @@ pub use boot::{Boot, boot};
 pub use error::GuestError;
 pub use initramfs::{Initramfs, build as build_initramfs};
 pub use kernel::{Kernel, LATEST};
-pub use machine::{COUNTED_WORDS, IOMMU, Machine, Slot};
+pub use machine::{COUNTED_WORDS, ForeignIommu, IOMMU, Machine, Slot};
 pub use qemu::Qemu;
 pub use reads::{READ_BYTES, timed_reads};

@@ -85,6 +85,7 @@ impl Judge {
         let machine = Machine {
             dir: dir.to_owned(),
             iommu: None,
+            foreign: None,
             devices: vec![(SLOT, NAME)],
             memory: MEMORY_MIB,
             processors: 1,

@@ -92,12 +92,17 @@ impl Blk {
         } else {
             self.run(chain, dma)
         };
+        if dma.cut_short() {
+            return 0;
+        }
         if status != Status::Ok {
             self.counters.failed.add(1);
         }
-        let told = dma.with(|memory| status_at.write(memory, &[status as u8]));
+        let told = dma.settled(|memory| status_at.write(memory, &[status as u8]));
         if told.is_err() {
-            self.counters.malformed.add(1);
+            if !dma.cut_short() {
+                self.counters.malformed.add(1);
+            }
             return 0;
         }
         written.saturating_add(1)
@@ -108,7 +113,7 @@ impl Blk {
         let read = chain
             .readable
             .take_front(HEADER_BYTES)
-            .is_some_and(|at| dma.with(|memory| at.read(memory, &mut header)).is_ok());
+            .is_some_and(|at| dma.settled(|memory| at.read(memory, &mut header)).is_ok());
         let (Some(kind), Some(sector), true) = (u32_at(&header, 0), u64_at(&header, 8), read)
         else {
             return (Status::IoError, 0);
@@ -146,7 +151,7 @@ impl Blk {
             };
             let buffer = room(&mut self.buffer, part);
             if self.file.read_exact_at(buffer, offset).is_err()
-                || dma.with(|memory| at.write(memory, buffer)).is_err()
+                || dma.settled(|memory| at.write(memory, buffer)).is_err()
             {
                 return (Status::IoError, written);
             }
@@ -170,7 +175,7 @@ impl Blk {
                 return Status::IoError;
             };
             let buffer = room(&mut self.buffer, part);
-            if dma.with(|memory| at.read(memory, buffer)).is_err()
+            if dma.settled(|memory| at.read(memory, buffer)).is_err()
                 || self.file.write_all_at(buffer, offset).is_err()
             {
                 return Status::IoError;
@@ -189,7 +194,7 @@ fn identify<A: Dma>(to: &mut Segments, dma: &mut A) -> (Status, u32) {
     let mut id = [0; ID_BYTES as usize];
     copy_part(b"ringfence", 0, &mut id);
     match to.take_front(ID_BYTES) {
-        Some(at) if dma.with(|memory| at.write(memory, &id)).is_ok() => (Status::Ok, ID_BYTES),
+        Some(at) if dma.settled(|memory| at.write(memory, &id)).is_ok() => (Status::Ok, ID_BYTES),
         _ => (Status::IoError, 0),
     }
 }

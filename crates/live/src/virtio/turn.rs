@@ -41,25 +41,58 @@ pub fn serve_chains<A: Dma>(
     mut serve: impl FnMut(&mut Chain, &mut A) -> Done,
 ) -> Result<Turn, QueueBroken> {
     let mut turn = Turn::default();
-    dma.with(|memory| queue.disable_notification(memory))?;
+    let disabled = dma.settled(|memory| queue.disable_notification(memory));
+    if dma.cut_short() {
+        return Ok(turn);
+    }
+    disabled?;
     for _ in 0..queue.size() {
-        let Some(mut chain) = dma.with(|memory| Chain::next(queue, memory))? else {
+        let (avail, used) = (queue.next_avail(), queue.next_used());
+        let chain = dma.settled(|memory| {
+            queue.set_next_avail(avail);
+            Chain::next(queue, memory)
+        });
+        // What was not read to its end is no chain.
+        if dma.cut_short() {
+            queue.set_next_avail(avail);
+            return Ok(turn);
+        }
+        let Some(mut chain) = chain? else {
             // Whatever came before the driver was asked to ring again is seen here.
-            if !dma.with(|memory| queue.enable_notification(memory))? {
+            let more = dma.settled(|memory| queue.enable_notification(memory));
+            if dma.cut_short() || !more? {
                 return Ok(turn);
             }
             continue;
         };
         let begun = Instant::now();
-        let Done::Used(written) = serve(&mut chain, dma) else {
-            queue.set_next_avail(queue.next_avail().wrapping_sub(1));
+        let done = serve(&mut chain, dma);
+        let Done::Used(written) = done else {
+            queue.set_next_avail(avail);
             return Ok(turn);
         };
+        let mut added = Ok(());
+        if !dma.cut_short() {
+            added = dma.settled(|memory| {
+                queue.set_next_used(used);
+                queue.add_used(memory, chain.head, written)
+            });
+        }
+        // It is begun anew when the device goes on: nobody has been told of it.
+        if dma.cut_short() {
+            queue.set_next_avail(avail);
+            queue.set_next_used(used);
+            return Ok(turn);
+        }
+        added?;
         counters.requests.add(1);
-        turn.interrupt |= dma.with(|memory| {
-            queue.add_used(memory, chain.head, written)?;
-            queue.needs_notification(memory)
-        })?;
+        let wanted = dma.settled(|memory| queue.needs_notification(memory));
+        if dma.cut_short() {
+            // Once too often is allowed.
+            turn.interrupt = true;
+            return Ok(turn);
+        }
+        turn.interrupt |= wanted?;
         counters.service.record(begun.elapsed());
     }
     turn.more = true;

@@ -7,11 +7,42 @@ use std::os::fd::OwnedFd;
 
 use super::header::{FramingError, HEADER_BYTES, Header, MAX_FDS};
 
+/// What stands before every message of a protocol, and says how long it is.
+pub trait Framed: Copy {
+    /// Its own bytes.
+    const BYTES: usize;
+    /// Why a stream cannot be followed any further.
+    type Error;
+
+    /// Reads it from the first [`BYTES`](Self::BYTES) bytes of a message.
+    ///
+    /// # Errors
+    /// If nothing after it can be understood, or is worth reading.
+    fn decode_from(bytes: &[u8]) -> Result<Self, Self::Error>;
+
+    /// Bytes of the whole message, its own included; bounded by the protocol.
+    fn message_bytes(&self) -> usize;
+}
+
+impl Framed for Header {
+    const BYTES: usize = HEADER_BYTES;
+    type Error = FramingError;
+
+    fn decode_from(bytes: &[u8]) -> Result<Self, FramingError> {
+        let short = FramingError::Short { size: 0 };
+        Self::decode(bytes.first_chunk().ok_or(short)?)
+    }
+
+    fn message_bytes(&self) -> usize {
+        self.size
+    }
+}
+
 /// One message.
 #[derive(Debug)]
-pub struct Message {
+pub struct Message<H = Header> {
     /// Its header.
-    pub header: Header,
+    pub header: H,
     /// What follows the header, of exactly the length that the header states.
     pub body: Vec<u8>,
     /// The descriptors that came with it, in their order.
@@ -20,32 +51,48 @@ pub struct Message {
     pub too_many_fds: bool,
 }
 
+/// A message of vfio-user that arrives piece by piece.
+pub type Inbox = Assembly<Header>;
+
 /// A message that arrives piece by piece. Holds one message's bytes at most.
-#[derive(Debug, Default)]
-pub struct Inbox {
+#[derive(Debug)]
+pub struct Assembly<H> {
     bytes: Vec<u8>,
-    header: Option<Header>,
+    header: Option<H>,
     fds: Vec<OwnedFd>,
     too_many_fds: bool,
 }
 
-impl Inbox {
+impl<H> Default for Assembly<H> {
+    fn default() -> Self {
+        Self {
+            bytes: Vec::new(),
+            header: None,
+            fds: Vec::new(),
+            too_many_fds: false,
+        }
+    }
+}
+
+impl<H: Framed> Assembly<H> {
     /// How many bytes to read next, at most: never 0, never past the end of the message in hand.
     pub fn wants(&self) -> usize {
-        let end = self.header.map_or(HEADER_BYTES, |header| header.size);
+        let end = self
+            .header
+            .map_or(H::BYTES, |header| header.message_bytes());
         end.saturating_sub(self.bytes.len()).max(1)
     }
 
-    /// Takes bytes, at most [`Inbox::wants`] of them, and what came with them. The message, if that was its end.
+    /// Takes bytes, at most [`wants`](Self::wants) of them, and what came with them. The message, if that was its end.
     ///
     /// # Errors
-    /// [`FramingError`]: the stream has to be closed.
+    /// The stream has to be closed.
     pub fn take(
         &mut self,
         bytes: &[u8],
         fds: impl IntoIterator<Item = OwnedFd>,
         truncated: bool,
-    ) -> Result<Option<Message>, FramingError> {
+    ) -> Result<Option<Message<H>>, H::Error> {
         self.bytes.extend(bytes);
         self.too_many_fds |= truncated;
         for fd in fds {
@@ -56,19 +103,19 @@ impl Inbox {
             }
         }
         if self.header.is_none()
-            && let Some(header) = self.bytes.first_chunk::<HEADER_BYTES>()
+            && let Some(header) = self.bytes.get(..H::BYTES)
         {
-            self.header = Some(Header::decode(header)?);
+            self.header = Some(H::decode_from(header)?);
         }
         let Some(header) = self.header else {
             return Ok(None);
         };
-        if self.bytes.len() < header.size {
+        if self.bytes.len() < header.message_bytes() {
             return Ok(None);
         }
         self.header = None;
         let mut body = std::mem::take(&mut self.bytes);
-        body.drain(..HEADER_BYTES.min(body.len()));
+        body.drain(..H::BYTES.min(body.len()));
         Ok(Some(Message {
             header,
             body,

@@ -8,5 +8,5 @@ mod request;
 pub use header::{
     Command, FramingError, HEADER_BYTES, Header, MAX_DATA_BYTES, MAX_FDS, MAX_MESSAGE_BYTES,
 };
-pub use inbox::{Inbox, Message};
+pub use inbox::{Assembly, Framed, Inbox, Message};
 pub use request::{IrqAction, IrqData, Request, RequestError, SetIrqs, errno};

@@ -11,3 +11,4 @@ mod rig;
 mod rings;
 mod sockets;
 mod translated;
+mod vhost_user;

@@ -255,13 +255,45 @@ impl<M> Iotlb<M> {
 
         let pages = self.kept(first, last);
         let place = |page: u64| memory.wrapping_add((page << PAGE.shift()).wrapping_sub(start));
-        self.make_room(&pages, place, permissions)?;
-        for page in pages {
+        let answered = self
+            .misses
+            .answered(first, last, |page, wanted| self.allows(page, wanted));
+        let grants: BTreeMap<u64, (PhysAddr, Permissions)> = pages
+            .into_iter()
+            .map(|page| {
+                let memory = place(page);
+                (
+                    page,
+                    (memory, self.granted(page, memory, permissions, answered)),
+                )
+            })
+            .collect();
+        self.make_room(&grants)?;
+        for (page, (memory, permissions)) in grants {
             if !self.resident.contains_key(&page) {
-                self.install(page, place(page), permissions)?;
+                self.install(page, memory, permissions)?;
             }
         }
         Ok(())
+    }
+
+    /// What is believed of an update that says `said`: no more than was asked, now or since the page came. QEMU looks up whether it may be read, or
+    /// written, as it was asked, and then says that it may be both.
+    fn granted(
+        &self,
+        page: u64,
+        memory: PhysAddr,
+        said: Permissions,
+        answered: Option<Permissions>,
+    ) -> Permissions {
+        let Some(asked) = answered else {
+            return said;
+        };
+        let before = self.resident.get(&page);
+        let before = before.filter(|resident| resident.memory == memory);
+        let asked = before.map_or(asked, |resident| asked.union(resident.permissions));
+        // Not what was asked for at all: then what is said is all there is.
+        Permissions::from_bits(said.bits() & asked.bits()).unwrap_or(said)
     }
 
     /// Which pages of an update are kept: those that are missed, and some from the first of those on. None that may have been looked up before an
@@ -281,21 +313,19 @@ impl<M> Iotlb<M> {
     /// Takes away what stands in the way of `pages`: what they were before, and what came first if there is no room. Waits once.
     fn make_room(
         &mut self,
-        pages: &[u64],
-        place: impl Fn(u64) -> PhysAddr,
-        permissions: Permissions,
+        pages: &BTreeMap<u64, (PhysAddr, Permissions)>,
     ) -> Result<(), IotlbError> {
         let mut gone = Vec::new();
-        for page in pages {
+        for (page, grant) in pages {
             if let Some(resident) = self.resident.get(page)
-                && (resident.memory, resident.permissions) != (place(*page), permissions)
+                && (resident.memory, resident.permissions) != *grant
             {
                 self.resident.remove(page);
                 gone.push(*page);
             }
         }
         let coming = pages
-            .iter()
+            .keys()
             .filter(|page| !self.resident.contains_key(*page))
             .count();
         let room = self.limits.pages.max(1);
@@ -308,7 +338,7 @@ impl<M> Iotlb<M> {
             if came != Some(number) {
                 continue;
             }
-            if pages.binary_search(&page).is_ok() {
+            if pages.contains_key(&page) {
                 asked_again.push((page, number));
             } else {
                 self.resident.remove(&page);

@@ -53,7 +53,8 @@ impl Header {
         })
     }
 
-    fn encode(self) -> [u8; HEADER_BYTES] {
+    /// The bytes of the header.
+    pub fn encode(self) -> [u8; HEADER_BYTES] {
         let set = |flag, on: bool| if on { flag } else { 0 };
         let flags = VERSION | set(REPLY, self.reply) | set(NEED_REPLY, self.need_reply);
         let mut bytes = [0; HEADER_BYTES];

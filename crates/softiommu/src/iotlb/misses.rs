@@ -94,6 +94,22 @@ impl Misses {
         Some((miss.page, miss.wanted))
     }
 
+    /// What the oldest miss in `first..=last` wants that no invalidation has overtaken and that `has` does not say is there: the one that an update of these
+    /// pages answers, if the front-end takes misses in their order.
+    pub(super) fn answered(
+        &self,
+        first: u64,
+        last: u64,
+        has: impl Fn(u64, Permissions) -> bool,
+    ) -> Option<Permissions> {
+        let misses = self.misses.iter().filter(|miss| {
+            (first..=last).contains(&miss.page)
+                && !has(miss.page, miss.wanted)
+                && !self.is_doubtful_for(miss.id.0, miss.page)
+        });
+        misses.min_by_key(|miss| miss.id.0).map(|miss| miss.wanted)
+    }
+
     /// The pages that are missed, in `first..=last`.
     pub(super) fn pages(&self, first: u64, last: u64) -> impl Iterator<Item = u64> {
         self.misses

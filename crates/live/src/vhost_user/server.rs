@@ -1,0 +1,151 @@
+//! Sockets: one listens for one front-end at a time, and hands its messages to a [`Session`].
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use ringfence_softiommu::iotlb::{Header, reply_status};
+use rustix::net::{RecvFlags, recv};
+
+use super::request::StreamError;
+use super::session::{Refusal, Session, Settings};
+use crate::counters::DeviceCounters;
+use crate::server::{Event, Report, Stop, answer, receive_piece, wait};
+use crate::virtio::{Awaited, Device};
+use crate::wire::Assembly;
+
+/// Serves front-ends one after another until told to stop.
+///
+/// # Errors
+/// What listening meets; that the limits leave no room for an IOTLB; or a panic of the device. What a front-end does wrong is no error: it is reported and at
+/// worst ends its connection.
+pub fn serve<D: Device + Send + 'static>(
+    listener: &UnixListener,
+    mut device: D,
+    settings: &Settings,
+    counters: &Arc<DeviceCounters>,
+    stop: &Stop,
+    report: &Report,
+) -> io::Result<()> {
+    while let Some(stream) = stop.accept(listener)? {
+        report(&Event::Connected);
+        let (counters, told) = (Arc::clone(counters), Arc::clone(report));
+        let session = Session::new(device, settings, Arc::clone(&counters), told);
+        let mut session = session.map_err(io::Error::other)?;
+        let end = converse(&stream, &mut session, &counters, stop, report);
+        device = session
+            .end()
+            .ok_or_else(|| io::Error::other("the device's thread panicked"))?;
+        report(&Event::Disconnected);
+        if let Ok(false) = end {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Until the front-end goes (true) or the stop comes (false).
+fn converse<D: Device + Send + 'static>(
+    stream: &UnixStream,
+    session: &mut Session<D>,
+    counters: &DeviceCounters,
+    stop: &Stop,
+    report: &Report,
+) -> io::Result<bool> {
+    let mut inbox = Assembly::<Header>::default();
+    let mut replies = Replies::default();
+    loop {
+        let channel = session.channel().cloned();
+        let replied = channel.as_ref().map(|channel| Awaited {
+            fd: channel.as_fd(),
+            input: true,
+            output: false,
+        });
+        let woken = wait(Some(stream.as_fd()), replied, stop, false)?;
+        if woken.stop {
+            return Ok(false);
+        }
+        // The main socket first: what it says came before the reply that it leads to.
+        if woken.main {
+            let Some(piece) = receive_piece(stream, inbox.wants(), RecvFlags::DONTWAIT)? else {
+                continue;
+            };
+            if piece.bytes.is_empty() {
+                return Ok(true);
+            }
+            let message = match inbox.take(&piece.bytes, piece.fds, piece.truncated) {
+                Ok(Some(message)) => message,
+                Ok(None) => continue,
+                Err(error) => return closed(report, error),
+            };
+            counters.messages.add(1);
+            let outcome = session.handle(message);
+            if let Some(refusal) = &outcome.refusal {
+                counters.refused.add(1);
+                report(&Event::Refused(refusal));
+            }
+            if let Some(reply) = outcome.reply
+                && !answer(stream, &reply, stop)?
+            {
+                return Ok(false);
+            }
+            if outcome.close {
+                return Ok(true);
+            }
+        } else if woken.extra
+            && let Some(channel) = channel
+        {
+            match replies.take(&channel)? {
+                Reply::Part => {}
+                Reply::End => return Ok(true),
+                Reply::Whole(bytes) => {
+                    let status = reply_status(&bytes).map_err(Refusal::Reply);
+                    if let Err(refusal) = status.and_then(|done| session.replied(done)) {
+                        counters.refused.add(1);
+                        report(&Event::Refused(&refusal));
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn closed(report: &Report, error: StreamError) -> io::Result<bool> {
+    report(&Event::Closed(&error));
+    Ok(true)
+}
+
+/// Bytes of a reply.
+const REPLY_BYTES: usize = 20;
+
+/// A reply of the front-end's that arrives piece by piece.
+#[derive(Default)]
+struct Replies {
+    bytes: [u8; REPLY_BYTES],
+    filled: usize,
+}
+
+enum Reply {
+    Whole([u8; REPLY_BYTES]),
+    Part,
+    End,
+}
+
+impl Replies {
+    fn take(&mut self, channel: &OwnedFd) -> io::Result<Reply> {
+        let rest = self.bytes.get_mut(self.filled..).unwrap_or_default();
+        match recv(channel, rest, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Ok(Reply::End),
+            Ok((bytes, _)) => self.filled = self.filled.saturating_add(bytes),
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if self.filled < REPLY_BYTES {
+            return Ok(Reply::Part);
+        }
+        self.filled = 0;
+        Ok(Reply::Whole(self.bytes))
+    }
+}

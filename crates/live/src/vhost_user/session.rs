@@ -1,0 +1,515 @@
+//! One front-end's conversation: requests in, replies out. No socket.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ringfence_softiommu::iotlb::{
+    FrameError, Header, Iotlb, IotlbError, IotlbLimits, MessageError, RegionError, Regions, reply,
+};
+use ringfence_types::{DeviceId, Iova, IovaRange};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+use super::request::{Request, RequestError, Shared, VringAddress};
+use super::ring::{Events, Parked, Ring, Running};
+use super::translations::Translations;
+use crate::counters::DeviceCounters;
+use crate::irq::is_eventfd;
+use crate::memory::{GuestRam, MemoryError, Source};
+use crate::server::{Report, Stop};
+use crate::virtio::{Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1};
+use crate::wire::Message;
+
+/// `VHOST_USER_F_PROTOCOL_FEATURES`, among the device's features.
+const F_PROTOCOL_FEATURES: u64 = 1 << 30;
+/// `VHOST_USER_PROTOCOL_F_REPLY_ACK`.
+const PROTOCOL_REPLY_ACK: u64 = 1 << 3;
+/// `VHOST_USER_PROTOCOL_F_BACKEND_REQ`.
+const PROTOCOL_BACKEND_REQ: u64 = 1 << 5;
+/// `VHOST_USER_PROTOCOL_F_CONFIG`.
+const PROTOCOL_CONFIG: u64 = 1 << 9;
+const PROTOCOL: u64 = PROTOCOL_REPLY_ACK | PROTOCOL_BACKEND_REQ | PROTOCOL_CONFIG;
+
+/// Bytes of configuration that a front-end may ask for.
+const CONFIG_BYTES: usize = 256;
+
+/// What the embedder decides.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// By which name the device's faults go.
+    pub device: DeviceId,
+    /// How much of what the front-end says is kept.
+    pub iotlb: IotlbLimits,
+}
+
+/// Why a request was refused. Where the front-end asks, it is told that it was; the log has the reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// It is no request.
+    Request(RequestError),
+    /// The memory's files.
+    Memory(MemoryError),
+    /// The memory's regions, as the front-end addresses them.
+    Regions(RegionError),
+    /// A region of no bytes, or past 2^64 - 1.
+    Region {
+        /// Where it begins in the front-end.
+        user: u64,
+    },
+    /// No IOTLB message.
+    Message(MessageError),
+    /// The IOTLB.
+    Iotlb(IotlbError),
+    /// No reply where one should be, on the back-end's channel.
+    Reply(FrameError),
+    /// Features that were not offered.
+    Features {
+        /// Those.
+        features: u64,
+    },
+    /// Of the features that it takes to be behind an IOMMU some are missing: `VIRTIO_F_ACCESS_PLATFORM`, `VIRTIO_F_VERSION_1`, or of the protocol
+    /// `REPLY_ACK` and `BACKEND_REQ`.
+    Untranslated {
+        /// The device's.
+        features: u64,
+        /// The protocol's.
+        protocol: u64,
+    },
+    /// There is one ring.
+    NoRing {
+        /// The one that was asked for.
+        index: u32,
+    },
+    /// No such size: a power of two up to the device's.
+    Size {
+        /// The size.
+        size: u32,
+    },
+    /// An index beyond 16 bits.
+    Base {
+        /// The index.
+        base: u32,
+    },
+    /// A ring whose parts are not aligned.
+    Misaligned {
+        /// The addresses.
+        address: VringAddress,
+    },
+    /// Not while the ring is running.
+    Running,
+    /// A ring that is to start, and has no size, or no address.
+    Incomplete,
+    /// A descriptor that is no eventfd.
+    NotAnEvent,
+    /// A second channel.
+    Channel,
+    /// The host has no descriptors left, or the device is lost.
+    Host,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Request(error) => error.fmt(f),
+            Self::Memory(error) => error.fmt(f),
+            Self::Regions(error) => error.fmt(f),
+            Self::Region { user } => write!(f, "the region at {user:#x} is none"),
+            Self::Message(error) => error.fmt(f),
+            Self::Iotlb(error) => error.fmt(f),
+            Self::Reply(error) => error.fmt(f),
+            Self::Features { features } => write!(f, "features {features:#x} are not offered"),
+            Self::Untranslated { features, protocol } => write!(
+                f,
+                "not behind an IOMMU: features {features:#x}, of the protocol {protocol:#x}"
+            ),
+            Self::NoRing { index } => write!(f, "there is no ring {index}"),
+            Self::Size { size } => write!(f, "no ring has {size} descriptors"),
+            Self::Base { base } => write!(f, "no ring has an entry {base}"),
+            Self::Misaligned { address } => write!(f, "a ring at {address:x?} is not aligned"),
+            Self::Running => f.write_str("not while the ring is running"),
+            Self::Incomplete => f.write_str("a ring without size or address"),
+            Self::NotAnEvent => f.write_str("the descriptor is no eventfd"),
+            Self::Channel => f.write_str("a second channel"),
+            Self::Host => f.write_str("the host cannot"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// What came of a message.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What to send back.
+    pub reply: Option<Vec<u8>>,
+    /// What was refused.
+    pub refusal: Option<Refusal>,
+    /// Whether the front-end waits for something that it cannot be given: there is nothing left but to close.
+    pub close: bool,
+}
+
+/// The ring's settings, as they come one by one.
+#[derive(Debug, Default)]
+struct Wanted {
+    size: Option<u16>,
+    address: Option<VringAddress>,
+    base: u16,
+    kick: Option<Arc<OwnedFd>>,
+    enabled: bool,
+}
+
+/// A front-end and a device.
+pub struct Session<D> {
+    /// The device while it is not at work.
+    parked: Option<Parked<D>>,
+    running: Option<Running<D>>,
+    wanted: Wanted,
+    events: Arc<Events>,
+    translations: Arc<Translations>,
+    channel: Option<Arc<OwnedFd>>,
+    offered: u64,
+    features: u64,
+    protocol: u64,
+    largest: u16,
+    config: [u8; CONFIG_BYTES],
+    counters: Arc<DeviceCounters>,
+    report: Report,
+}
+
+impl<D: Device + Send + 'static> Session<D> {
+    /// Begins with a device as after power-on.
+    ///
+    /// # Errors
+    /// [`IotlbError`] if the limits leave no room for an IOTLB; the device is dropped.
+    pub fn new(
+        mut device: D,
+        settings: &Settings,
+        counters: Arc<DeviceCounters>,
+        report: Report,
+    ) -> Result<Self, IotlbError> {
+        device.reset();
+        let mut config = [0; CONFIG_BYTES];
+        device.read_config(0, &mut config);
+        let memory = GuestMemoryMmap::default();
+        let regions = Regions::default();
+        let iotlb = Iotlb::new(settings.iotlb, settings.device, memory, regions)?;
+        let translations = Arc::new(Translations::new(iotlb, Arc::clone(&counters)));
+        let dma = translations.reader()?;
+        Ok(Self {
+            offered: device.features()
+                | F_VERSION_1
+                | F_EVENT_IDX
+                | F_INDIRECT_DESC
+                | F_ACCESS_PLATFORM
+                | F_PROTOCOL_FEATURES,
+            largest: device.queue_sizes().first().copied().unwrap_or(0),
+            parked: Some(Parked { device, dma }),
+            running: None,
+            wanted: Wanted::default(),
+            events: Arc::default(),
+            translations,
+            channel: None,
+            features: 0,
+            protocol: 0,
+            config,
+            counters,
+            report,
+        })
+    }
+
+    /// The front-end has gone. None: the device's thread panicked.
+    pub fn end(mut self) -> Option<D> {
+        self.stop();
+        self.parked.map(|parked| parked.device)
+    }
+
+    /// Where the front-end answers what the back-end asks.
+    pub fn channel(&self) -> Option<&Arc<OwnedFd>> {
+        self.channel.as_ref()
+    }
+
+    /// The front-end has replied on the [`channel`](Self::channel).
+    ///
+    /// # Errors
+    /// Nothing was asked.
+    pub fn replied(&mut self, done: bool) -> Result<(), Refusal> {
+        self.translations.replied(done)
+    }
+
+    /// Does what a message asks.
+    pub fn handle(&mut self, message: Message<Header>) -> Outcome {
+        let Header {
+            request,
+            need_reply,
+            ..
+        } = message.header;
+        let result = Request::parse(message).map_err(Refusal::Request);
+        // Those that are answered with more than whether it was done.
+        let asks = matches!(
+            &result,
+            Ok(Request::GetFeatures
+                | Request::GetProtocolFeatures
+                | Request::GetQueueNum
+                | Request::GetVringBase { .. }
+                | Request::GetConfig { .. })
+        );
+        match result.and_then(|request| self.follow(request)) {
+            Ok(Some(payload)) => Outcome {
+                reply: Some(answer(request, &payload)),
+                refusal: None,
+                close: false,
+            },
+            done => {
+                let refusal = done.err();
+                let ok = refusal.is_none();
+                let wanted = need_reply && self.protocol & PROTOCOL_REPLY_ACK != 0;
+                Outcome {
+                    reply: (wanted && !asks).then(|| reply(request, ok).to_vec()),
+                    refusal,
+                    close: asks && !ok,
+                }
+            }
+        }
+    }
+
+    /// What to answer, where there is more to answer than that it was done.
+    fn follow(&mut self, request: Request) -> Result<Option<Vec<u8>>, Refusal> {
+        match request {
+            Request::GetFeatures => return Ok(Some(self.offered.to_ne_bytes().to_vec())),
+            Request::GetProtocolFeatures => return Ok(Some(PROTOCOL.to_ne_bytes().to_vec())),
+            Request::GetQueueNum => return Ok(Some(1_u64.to_ne_bytes().to_vec())),
+            Request::GetConfig {
+                offset,
+                bytes,
+                flags,
+            } => return Ok(Some(self.config(offset, bytes, flags))),
+            Request::GetVringBase { index } => {
+                ring(index)?;
+                self.stop();
+                self.wanted.kick = None;
+                let base = self.wanted.base;
+                return Ok(Some(halves([index, base.into()])));
+            }
+            Request::SetOwner => {}
+            Request::ResetOwner => {
+                self.stop();
+                self.wanted = Wanted::default();
+            }
+            Request::SetFeatures(features) => {
+                check(features, self.offered)?;
+                if features != self.features {
+                    self.idle()?;
+                }
+                self.features = features;
+            }
+            Request::SetProtocolFeatures(features) => {
+                check(features, PROTOCOL)?;
+                self.idle()?;
+                self.protocol = features;
+            }
+            Request::SetBackendChannel(channel) => {
+                if self.channel.is_some() {
+                    return Err(Refusal::Channel);
+                }
+                let channel = Arc::new(channel);
+                self.translations.set_channel(Arc::clone(&channel));
+                self.channel = Some(channel);
+            }
+            Request::SetMemTable(shared) => self.set_memory(shared)?,
+            Request::Iotlb(bytes) => self.translations.receive(&bytes)?,
+            Request::SetVringNum { index, size } => {
+                ring(index)?;
+                self.idle()?;
+                let fits = u16::try_from(size).ok();
+                let fits = fits.filter(|size| size.is_power_of_two() && *size <= self.largest);
+                self.wanted.size = Some(fits.ok_or(Refusal::Size { size })?);
+            }
+            Request::SetVringAddr { index, address } => {
+                ring(index)?;
+                self.idle()?;
+                self.wanted.address = Some(address);
+            }
+            Request::SetVringBase { index, base } => {
+                ring(index)?;
+                self.idle()?;
+                self.wanted.base = u16::try_from(base).map_err(|_| Refusal::Base { base })?;
+            }
+            Request::SetVringKick { index, event } => {
+                ring(index)?;
+                self.idle()?;
+                event_only(&event)?;
+                self.wanted.kick = Some(Arc::new(event));
+                self.start()?;
+            }
+            Request::SetVringCall { index, event } => {
+                ring(index)?;
+                self.events.set(&self.events.call, event)?;
+            }
+            Request::SetVringErr { index, event } => {
+                ring(index)?;
+                self.events.set(&self.events.error, event)?;
+            }
+            Request::SetVringEnable { index, on } => {
+                ring(index)?;
+                self.wanted.enabled = on;
+                if on {
+                    self.start()?;
+                } else {
+                    self.stop();
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn idle(&self) -> Result<(), Refusal> {
+        match self.running {
+            Some(_) => Err(Refusal::Running),
+            None => Ok(()),
+        }
+    }
+
+    fn config(&self, offset: u32, bytes: u32, flags: u32) -> Vec<u8> {
+        let mut reply = halves([offset, bytes, flags]);
+        let part = self.config.iter().skip(offset as usize).copied();
+        let zeros = std::iter::repeat(0);
+        reply.extend(part.chain(zeros).take(bytes as usize));
+        reply
+    }
+
+    /// The guest's memory is another one now. When it returns, nothing of the one before is held.
+    fn set_memory(&mut self, shared: Vec<Shared>) -> Result<(), Refusal> {
+        let mut ram = GuestRam::default();
+        let mut regions = Vec::new();
+        for (region, offset, file) in shared {
+            let user = region.user;
+            let range = IovaRange::new(Iova::new(region.memory.get()), region.bytes);
+            let source = Source {
+                file: Some(file),
+                offset,
+                accessible: true,
+            };
+            let range = range.ok_or(Refusal::Region { user })?;
+            ram.map(range, source).map_err(Refusal::Memory)?;
+            regions.push(region);
+        }
+        let regions = Regions::new(&regions).map_err(Refusal::Regions)?;
+        let memory = ram.memory().clone();
+        let set = self.translations.set_memory(memory, regions);
+        set.map_err(Refusal::Iotlb)
+    }
+
+    /// Starts the ring if all has been said that it takes.
+    fn start(&mut self) -> Result<(), Refusal> {
+        let (Some(kick), true, None) = (&self.wanted.kick, self.wanted.enabled, &self.running)
+        else {
+            return Ok(());
+        };
+        let (features, protocol) = (self.features, self.protocol);
+        let has = |all: u64, some: u64| all & some == some;
+        if !has(features, F_ACCESS_PLATFORM | F_VERSION_1)
+            || !has(protocol, PROTOCOL_REPLY_ACK | PROTOCOL_BACKEND_REQ)
+        {
+            return Err(Refusal::Untranslated { features, protocol });
+        }
+        let queue = self.queue()?;
+        let stop = Stop::new().map_err(|_| Refusal::Host)?;
+        let mut parked = self.parked.take().ok_or(Refusal::Host)?;
+        self.translations.go_on();
+        parked.device.activate(features);
+        let ring = Ring {
+            parked,
+            queue,
+            kick: Arc::clone(kick),
+            events: Arc::clone(&self.events),
+            counters: Arc::clone(&self.counters),
+            report: Arc::clone(&self.report),
+        };
+        self.running = Some(Running::start(ring, stop));
+        Ok(())
+    }
+
+    fn queue(&self) -> Result<Queue, Refusal> {
+        let (Some(size), Some(address)) = (self.wanted.size, self.wanted.address) else {
+            return Err(Refusal::Incomplete);
+        };
+        let misaligned = |_| Refusal::Misaligned { address };
+        let given = u32::from(size);
+        let mut queue = Queue::new(self.largest).map_err(|_| Refusal::Size { size: given })?;
+        queue.set_size(size);
+        queue
+            .try_set_desc_table_address(GuestAddress(address.descriptors))
+            .map_err(misaligned)?;
+        queue
+            .try_set_avail_ring_address(GuestAddress(address.available))
+            .map_err(misaligned)?;
+        queue
+            .try_set_used_ring_address(GuestAddress(address.used))
+            .map_err(misaligned)?;
+        queue.set_event_idx(self.features & F_EVENT_IDX != 0);
+        queue.set_next_avail(self.wanted.base);
+        queue.set_ready(true);
+        Ok(queue)
+    }
+
+    /// Stops the ring. A request in hand is left for when it goes on. From here on the front-end need not tell what the guest takes away, so nothing is
+    /// believed any more.
+    fn stop(&mut self) {
+        if let Some(running) = self.running.take() {
+            self.translations.cut_short();
+            if let Some(stopped) = running.stop() {
+                self.wanted.base = stopped.base;
+                self.parked = Some(stopped.parked);
+            }
+        }
+        self.translations.forget();
+    }
+}
+
+impl Events {
+    fn set(&self, which: &Mutex<Option<OwnedFd>>, event: Option<OwnedFd>) -> Result<(), Refusal> {
+        if let Some(event) = &event {
+            event_only(event)?;
+        }
+        *which.lock().unwrap_or_else(PoisonError::into_inner) = event;
+        Ok(())
+    }
+}
+
+fn event_only(event: &OwnedFd) -> Result<(), Refusal> {
+    if is_eventfd(event) {
+        Ok(())
+    } else {
+        Err(Refusal::NotAnEvent)
+    }
+}
+
+fn ring(index: u32) -> Result<(), Refusal> {
+    match index {
+        0 => Ok(()),
+        _ => Err(Refusal::NoRing { index }),
+    }
+}
+
+fn check(features: u64, offered: u64) -> Result<(), Refusal> {
+    match features & !offered {
+        0 => Ok(()),
+        features => Err(Refusal::Features { features }),
+    }
+}
+
+fn halves<const N: usize>(halves: [u32; N]) -> Vec<u8> {
+    halves.into_iter().flat_map(u32::to_ne_bytes).collect()
+}
+
+/// The reply to a request that asks for more than whether it was done.
+fn answer(request: u32, payload: &[u8]) -> Vec<u8> {
+    let header = Header {
+        request,
+        reply: true,
+        need_reply: false,
+        bytes: u32::try_from(payload.len()).unwrap_or(u32::MAX),
+    };
+    [&header.encode()[..], payload].concat()
+}

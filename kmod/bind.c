@@ -145,6 +145,20 @@ int pvi_bind_start(struct pvi *pvi)
 	return 0;
 }
 
+/*
+ * Takes the driver away. It may be waiting for mappings that a host which is not asked any more
+ * will never make: it is told that its device is gone, which ends what it has begun.
+ */
+static void pvi_release_driver(struct pvi *pvi, struct pci_dev *pdev)
+{
+	pci_channel_state_t before = pdev->error_state;
+
+	if (pvi->queue.broken)
+		pdev->error_state = pci_channel_io_perm_failure;
+	device_release_driver(&pdev->dev);
+	pdev->error_state = before;
+}
+
 /* Afterwards no endpoint has a driver, and none of its mappings is left. */
 void pvi_bind_stop(struct pvi *pvi)
 {
@@ -157,7 +171,7 @@ void pvi_bind_stop(struct pvi *pvi)
 	bus_unregister_notifier(&pci_bus_type, &pvi->binding);
 	list_for_each_entry_safe(endpoint, next, &pvi->endpoints, list) {
 		if (get_dma_ops(&endpoint->pdev->dev) == &endpoint->ops) {
-			device_release_driver(&endpoint->pdev->dev);
+			pvi_release_driver(pvi, endpoint->pdev);
 			set_dma_ops(&endpoint->pdev->dev, NULL);
 		}
 		pvi_cache_drop_all(endpoint);

@@ -6,8 +6,8 @@
  *
  * Other than there, the key is pages and direction, and users are counted: two buffers in a page
  * share its mapping, and it stays until both are gone. A mapping serves its own direction alone:
- * one for both would let a device write to what it may only read. Those without users stand in the order in which they lost them; all of a cycle are
- * removed by one request.
+ * one for both would let a device write to what it may only read. Those without users stand in
+ * the order in which they lost them; all of a cycle are removed by one request.
  */
 #include <linux/hash.h>
 #include <linux/slab.h>
@@ -85,14 +85,20 @@ struct pvi_mapping *pvi_cache_hit(struct pvi_endpoint *endpoint, u64 gpa, u32 pa
 	return mapping;
 }
 
-/* A mapping that nobody knows of yet: its addresses are taken, nothing is mapped. */
+/*
+ * A mapping that nobody knows of yet: its addresses are taken, nothing is mapped. An error without
+ * memory or addresses, or when the host is not asked any more.
+ */
 struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
 				    enum dma_data_direction direction, u64 limit, bool shared)
 {
-	struct pvi_mapping *mapping = kmem_cache_alloc(pvi_mapping_slab, GFP_ATOMIC | __GFP_NOWARN);
+	struct pvi_mapping *mapping;
 
+	if (READ_ONCE(endpoint->pvi->queue.broken))
+		return ERR_PTR(-EIO);
+	mapping = kmem_cache_alloc(pvi_mapping_slab, GFP_ATOMIC | __GFP_NOWARN);
 	if (!mapping)
-		return NULL;
+		return ERR_PTR(-ENOMEM);
 	mapping->giova = pvi_iova_alloc(endpoint, pages, limit);
 	if (!mapping->giova) {
 		/* What is only kept makes room. */
@@ -101,7 +107,7 @@ struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 
 	}
 	if (!mapping->giova) {
 		kmem_cache_free(pvi_mapping_slab, mapping);
-		return NULL;
+		return ERR_PTR(-ENOMEM);
 	}
 	mapping->gpa = gpa;
 	mapping->pages = pages;
@@ -128,9 +134,24 @@ static void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *m
 
 		spin_lock_irqsave(&endpoint->lock, flags);
 		endpoint->lost += pages;
-		endpoint->failures++;
 		spin_unlock_irqrestore(&endpoint->lock, flags);
 	}
+}
+
+/*
+ * Counts a failure and tells of it, unless it is one of those that follow when the host is not
+ * asked any more.
+ */
+void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&endpoint->lock, flags);
+	endpoint->failures++;
+	spin_unlock_irqrestore(&endpoint->lock, flags);
+	if (err == -EIO && READ_ONCE(endpoint->pvi->queue.broken))
+		return;
+	dev_err_ratelimited(&endpoint->pdev->dev, "pviommu: %s failed (%d)\n", what, err);
 }
 
 /* Forgets what was never mapped. */
@@ -222,8 +243,7 @@ int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone)
 		return 0;
 	err = pvi_queue_unmap(endpoint, gone);
 	if (err)
-		dev_err_ratelimited(&endpoint->pdev->dev,
-				    "pviommu: an unmap was not confirmed (%d)\n", err);
+		pvi_failed(endpoint, "an unmap", err);
 	pvi_mappings_free(endpoint, gone, err);
 	return err;
 }

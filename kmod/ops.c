@@ -38,17 +38,6 @@ static u64 pvi_streaming_limit(struct device *dev)
 	return pvi_limit(dev, dma_get_mask(dev));
 }
 
-static void pvi_refused(struct pvi_endpoint *endpoint, const char *what, u32 pages, int err)
-{
-	unsigned long flags;
-
-	spin_lock_irqsave(&endpoint->lock, flags);
-	endpoint->failures++;
-	spin_unlock_irqrestore(&endpoint->lock, flags);
-	dev_err_ratelimited(&endpoint->pdev->dev, "pviommu: %s of %u pages failed (%d)\n", what,
-			    pages, err);
-}
-
 /* The address of the first byte, or DMA_MAPPING_ERROR. */
 static dma_addr_t pvi_map(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
 			  enum dma_data_direction direction, u64 limit, bool shared)
@@ -78,15 +67,15 @@ static dma_addr_t pvi_map(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
 		return giova + offset;
 
 	mapping = pvi_mapping_new(endpoint, gpa, pages, direction, limit, shared);
-	if (!mapping) {
-		pvi_refused(endpoint, "a map", pages, -ENOMEM);
+	if (IS_ERR(mapping)) {
+		pvi_failed(endpoint, "a map", PTR_ERR(mapping));
 		return DMA_MAPPING_ERROR;
 	}
 	giova = mapping->giova;
 	list_add(&mapping->list, &fresh);
 	err = pvi_cache_add(endpoint, &fresh);
 	if (err) {
-		pvi_refused(endpoint, "a map", pages, err);
+		pvi_failed(endpoint, "a map", err);
 		return DMA_MAPPING_ERROR;
 	}
 	return giova + offset;
@@ -104,7 +93,7 @@ static int pvi_unmap(struct pvi_endpoint *endpoint, dma_addr_t giova)
 	err = pvi_cache_put(endpoint, giova, &gone);
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	if (err) {
-		pvi_refused(endpoint, "an unmap of what is not mapped", 1, err);
+		pvi_failed(endpoint, "an unmap of what is not mapped", err);
 		return err;
 	}
 	return pvi_mappings_release(endpoint, &gone);
@@ -157,7 +146,7 @@ static void pvi_unmap_sg(struct device *dev, struct scatterlist *list, int nents
 	}
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	if (err)
-		pvi_refused(endpoint, "an unmap of what is not mapped", nents, err);
+		pvi_failed(endpoint, "an unmap of what is not mapped", err);
 	pvi_mappings_release(endpoint, &gone);
 }
 
@@ -176,7 +165,6 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	unsigned long flags;
 	LIST_HEAD(fresh);
 	LIST_HEAD(gone);
-	u32 pages = 0;
 	int err = 0;
 	int i;
 
@@ -209,11 +197,10 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 		mapping = pvi_mapping_new(endpoint, gpa - pvi_offset(gpa),
 					  pvi_pages_for(gpa, entry->length), direction, limit,
 					  true);
-		if (!mapping) {
-			err = -ENOMEM;
+		if (IS_ERR(mapping)) {
+			err = PTR_ERR(mapping);
 			break;
 		}
-		pages += mapping->pages;
 		sg_dma_address(entry) = mapping->giova + pvi_offset(gpa);
 		list_add_tail(&mapping->list, &fresh);
 	}
@@ -236,7 +223,7 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	}
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	pvi_mappings_release(endpoint, &gone);
-	pvi_refused(endpoint, "a map of a list", pages, err);
+	pvi_failed(endpoint, "a map of a list", err);
 	return err == -ENOMEM ? err : -EIO;
 }
 

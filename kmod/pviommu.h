@@ -157,6 +157,7 @@ struct pvi_mapping *pvi_cache_hit(struct pvi_endpoint *endpoint, u64 gpa, u32 pa
 				  enum dma_data_direction direction, u64 limit);
 struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
 				    enum dma_data_direction direction, u64 limit, bool shared);
+void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err);
 void pvi_mappings_discard(struct pvi_endpoint *endpoint, struct list_head *fresh);
 int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh);
 int pvi_cache_put(struct pvi_endpoint *endpoint, u64 giova, struct list_head *gone);

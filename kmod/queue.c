@@ -277,6 +277,8 @@ static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
 	}
 	if (kick)
 		virtqueue_notify(queue->vq);
+	if (err && err != -EBUSY && virtqueue_is_broken(queue->vq))
+		pvi_break(endpoint->pvi, "the host answered what was not asked");
 	return count ?: err;
 }
 

@@ -15,15 +15,17 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::counters::{DeviceCounters, prometheus};
 use crate::dma::Direct;
 use crate::errant::{Errant, Misbehaviour, Tried};
-use crate::guest::{ForeignIommu, IOMMU, Machine, Slot};
-use crate::iommu::{Iommu, Recorder};
+use crate::guest::{ForeignIommu, IOMMU, Machine, PVIOMMU, Slot};
+use crate::iommu::{Behind, Iommu, Recorder};
 use crate::left_behind;
 use crate::link::{self, Address};
+use crate::pviommu::PvIommu;
 use crate::server::{Event, Report, Served, Stop, serve, serve_text};
 use crate::vhost_user::{self, Settings};
 use crate::virtio::blk::Blk;
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::net::Net;
+use crate::virtio::pviommu::{Misanswer, PvIommuDevice};
 use crate::virtio::rng::Rng;
 use crate::virtio::{Device, VirtioPci};
 
@@ -42,6 +44,10 @@ pub struct Devices {
     pub untranslated: bool,
     /// The disk is a vhost-user back-end behind this IOMMU of QEMU's, and there is nothing else.
     pub back_end: Option<ForeignIommu>,
+    /// The IOMMU is the para-virtual one, whose driver is a module of ours.
+    pub paravirtual: bool,
+    /// For tests: how the para-virtual IOMMU answers wrongly.
+    pub misanswer: Option<Misanswer>,
     /// Whether there is an entropy device.
     pub entropy: bool,
     /// A network device.
@@ -111,8 +117,10 @@ impl Daemon {
         };
         let iommu = if devices.untranslated || devices.back_end.is_some() {
             None
+        } else if devices.paravirtual {
+            Some(Behind::Para(daemon.attach_pviommu(devices, log)?))
         } else {
-            Some(daemon.attach_iommu(devices, log)?)
+            Some(Behind::Virtio(daemon.attach_iommu(devices, log)?))
         };
         if devices.entropy {
             let counters = daemon.count(RNG.1);
@@ -187,12 +195,31 @@ impl Daemon {
         Ok(iommu)
     }
 
+    /// Nothing of the firmware's tells of it: its driver knows it by its number.
+    fn attach_pviommu(
+        &mut self,
+        devices: &Devices,
+        log: &Log,
+    ) -> Result<PvIommu, (PathBuf, io::Error)> {
+        let counters = self.count(PVIOMMU);
+        let iommu =
+            PvIommu::new(Arc::clone(&counters)).map_err(|e| (self.machine.dir.clone(), e))?;
+        let mut device = PvIommuDevice::new(iommu.clone(), Arc::clone(&counters));
+        if let Some(misanswer) = devices.misanswer {
+            device.misanswer(misanswer);
+        }
+        let function = VirtioPci::new(device, iommu.memory(), false, Arc::clone(&counters));
+        self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
+        self.listen_for(PVIOMMU, function, counters, log)?;
+        Ok(iommu)
+    }
+
     /// A device behind the IOMMU, or with all of memory if there is none.
     fn attach<D: Device + Send + 'static>(
         &mut self,
         (slot, name): (Slot, &'static str),
         device: D,
-        iommu: Option<&Iommu>,
+        iommu: Option<&Behind>,
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
@@ -302,7 +329,7 @@ fn random_mac() -> [u8; 6] {
 /// The disk's; the entropy device lends a hand.
 fn misbehaviour(
     errant: &[Errant],
-    iommu: Option<&Iommu>,
+    iommu: Option<&Behind>,
     counters: &Arc<DeviceCounters>,
     log: &Log,
 ) -> Misbehaviour {

@@ -17,6 +17,7 @@ mod left_behind;
 pub mod link;
 mod memory;
 mod pci;
+pub mod pviommu;
 pub mod server;
 mod session;
 pub mod vhost_user;

@@ -5,9 +5,13 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueHint};
 #[cfg(feature = "live")]
 use ringfence_live::errant::Errant;
+#[cfg(feature = "live")]
+use ringfence_live::virtio::pviommu::Misanswer;
 
 #[cfg(not(feature = "live"))]
 type Errant = String;
+#[cfg(not(feature = "live"))]
+type Misanswer = String;
 
 pub(crate) const SERVE_LONG: &str = "\
 Serve virtio devices to a QEMU, every DMA of theirs behind a virtio-iommu.
@@ -24,6 +28,9 @@ pub(crate) struct ServeArgs {
     /// Directory of the sockets; made if it does not exist
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
+    /// The IOMMU is the para-virtual one; the guest needs its module (`guest prepare --module pviommu`)
+    #[arg(long, conflicts_with = "no_iommu")]
+    pub pviommu: bool,
     /// The devices.
     #[command(flatten)]
     pub devices: DeviceArgs,
@@ -96,6 +103,10 @@ pub(crate) struct DeviceArgs {
         help_heading = "Devices"
     )]
     pub vhost_user: Option<ForeignArg>,
+    /// The para-virtual IOMMU answers wrongly, to see what its driver makes of it: never, late, twice or foreign (as a request that nobody
+    /// made), each with :N, the requests before
+    #[arg(long, value_name = "HOW:N", help_heading = "Devices")]
+    pub misanswer: Option<Misanswer>,
     /// Memory of the guest in MiB
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=16384), help_heading = "Devices")]
     pub memory: u32,
@@ -207,12 +218,36 @@ pub(crate) struct GuestArgs {
     pub command: Vec<String>,
 }
 
+/// A module of ours that the guest loads before its drivers.
+#[derive(Debug, Args)]
+pub(crate) struct ModuleArgs {
+    /// Load this module, built for the guest's kernel: pviommu, the driver of the para-virtual IOMMU, which then stands in place of the
+    /// virtio-iommu
+    #[arg(long, value_name = "NAME", value_parser = ["pviommu"])]
+    pub module: Option<String>,
+    /// Its parameters, as insmod takes them: "cache=0 t_ms=1000"
+    #[arg(
+        long,
+        value_name = "WORDS",
+        default_value = "",
+        hide_default_value = true,
+        requires = "module"
+    )]
+    pub module_args: String,
+    /// Where its sources are
+    #[arg(long, value_name = "DIR", default_value = "kmod", value_hint = ValueHint::DirPath)]
+    pub module_source: PathBuf,
+}
+
 /// Arguments of `guest prepare`.
 #[derive(Debug, Args)]
 pub(crate) struct GuestPrepareArgs {
     /// Which guest.
     #[command(flatten)]
     pub guest: GuestArgs,
+    /// A module.
+    #[command(flatten)]
+    pub module: ModuleArgs,
     /// Write the user space here
     #[arg(long, value_name = "FILE", default_value = "initramfs.cpio", value_hint = ValueHint::FilePath)]
     pub initramfs: PathBuf,
@@ -230,6 +265,7 @@ const GUEST_RUN_EXAMPLES: &str = "\
 Examples:
   ringfence guest run -- sh -c 'dd if=/dev/vda of=/dev/null bs=4k count=1000 iflag=direct'
   ringfence guest run --kernel latest --lazy --metrics -- md5sum /dev/vda
+  ringfence guest run --module pviommu -- sh -c 'md5sum /dev/vda; grep -r . /sys/kernel/debug/pviommu'
   ringfence guest run                                 a shell
 
 Exit codes: the command's; 1 also if the guest could not be booted or ended without one.";
@@ -240,6 +276,9 @@ pub(crate) struct GuestRunArgs {
     /// Which guest.
     #[command(flatten)]
     pub guest: GuestArgs,
+    /// A module.
+    #[command(flatten)]
+    pub module: ModuleArgs,
     /// Longest life of the guest in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub limit: u64,

@@ -6,21 +6,23 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use ringfence_live::guest::{
-    Boot, COUNTED_WORDS, Initramfs, Kernel, Machine, Qemu, READ_BYTES, boot, build_initramfs,
-    timed_reads,
+    Boot, COUNTED_WORDS, Initramfs, Kernel, Machine, OwnModule, Qemu, READ_BYTES, boot,
+    build_initramfs, build_module, timed_reads,
 };
 use ringfence_live::judge::{Judge, Report, Settings};
 
 use super::serve::{devices, quote, start};
 use crate::args::{
     GuestArgs, GuestCommand, GuestJudgeArgs, GuestPrepareArgs, GuestReadsArgs, GuestRunArgs,
+    ModuleArgs,
 };
 use crate::failure::Failure;
 use crate::output::print;
 
+/// The stock IOMMU's driver.
+const VIRTIO_IOMMU: &str = "virtio_iommu";
 /// What drivers the guest needs for the devices there are, and for a file system.
 const MODULES: &[&str] = &[
-    "virtio_iommu",
     "virtio_blk",
     "virtio_net",
     "virtio_rng",
@@ -48,12 +50,9 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(args: &GuestArgs) -> Result<Self, Failure> {
-        Self::with(args, &args.command, &[])
-    }
-
-    fn with(
+    fn new(
         args: &GuestArgs,
+        module: Option<&ModuleArgs>,
         command: &[String],
         files: &[(String, Vec<u8>)],
     ) -> Result<Self, Failure> {
@@ -62,10 +61,22 @@ impl Prepared {
         let cache = fs::canonicalize(&args.cache).map_err(Failure::io(&args.cache))?;
         let qemu = Qemu::prepare(&cache, &mut say)?;
         let kernel = Kernel::prepare(&args.kernel, &cache, &mut say)?;
+        let named = module.and_then(|args| Some((args, args.module.as_ref()?)));
+        let own = match named {
+            Some((args, name)) => vec![OwnModule {
+                bytes: build_module(&kernel, name, &args.module_source, &cache, &mut say)?,
+                name: name.clone(),
+                parameters: args.module_args.clone(),
+            }],
+            None => Vec::new(),
+        };
+        let stock = own.is_empty().then_some(VIRTIO_IOMMU);
+        let modules: Vec<&str> = stock.into_iter().chain(MODULES.iter().copied()).collect();
         let initramfs = build_initramfs(
             &kernel,
             &Initramfs {
-                modules: MODULES,
+                modules: &modules,
+                own: &own,
                 command,
                 files,
             },
@@ -80,7 +91,7 @@ impl Prepared {
 
 /// Prints assignments for a shell.
 fn prepare(args: &GuestPrepareArgs) -> Result<(), Failure> {
-    let prepared = Prepared::new(&args.guest)?;
+    let prepared = Prepared::new(&args.guest, Some(&args.module), &args.guest.command, &[])?;
     let path = &args.initramfs;
     fs::write(path, &prepared.initramfs).map_err(Failure::io(path))?;
     let path = fs::canonicalize(path).map_err(Failure::io(path))?;
@@ -114,13 +125,14 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     } else {
         Vec::new()
     };
-    let prepared = Prepared::with(&args.guest, &args.guest.command, &files)?;
+    let prepared = Prepared::new(&args.guest, Some(&args.module), &args.guest.command, &files)?;
     let dir = Directory::new(args.dir.as_deref())?;
     let disk = match &args.devices.blk {
         Some(path) => path.clone(),
         None => scratch(&dir.path)?,
     };
-    let devices = devices(&args.devices, Some(&disk));
+    let mut devices = devices(&args.devices, Some(&disk));
+    devices.paravirtual = args.module.module.is_some();
     let mut line = kernel_line(&args.guest);
     if let Some(iommu) = args.devices.vhost_user {
         line = format!("{line} {}", iommu.kernel_words());
@@ -193,7 +205,7 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
     if command.is_empty() {
         command = ["sh", "-c", JUDGED].map(str::to_owned).to_vec();
     }
-    let prepared = Prepared::with(&args.guest, &command, &[])?;
+    let prepared = Prepared::new(&args.guest, None, &command, &[])?;
     let dir = Directory::new(None)?;
     let disk = scratch(&dir.path)?;
     let mut options = fs::File::options();

@@ -15,7 +15,8 @@ use crate::output::print;
 /// Serves until Ctrl-C.
 pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
     fs::create_dir_all(&args.dir).map_err(Failure::io(&args.dir))?;
-    let devices = devices(&args.devices, args.devices.blk.as_deref());
+    let mut devices = devices(&args.devices, args.devices.blk.as_deref());
+    devices.paravirtual = args.pviommu;
     let mut daemon = start(&args.dir, &devices, &args.devices)?;
     let stop = daemon.stopper();
     ctrlc::set_handler(move || stop.stop())
@@ -38,6 +39,8 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Devices {
         requests: args.requests.clone(),
         untranslated: args.no_iommu,
         back_end: args.vhost_user,
+        paravirtual: false,
+        misanswer: args.misanswer,
         net: args.net.clone(),
     }
 }

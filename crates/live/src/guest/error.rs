@@ -32,6 +32,23 @@ pub enum GuestError {
         /// Which.
         module: String,
     },
+    /// There is no module to build at this path.
+    NoSources {
+        /// Which.
+        path: PathBuf,
+    },
+    /// No headers of a kernel are to be had.
+    NoHeaders {
+        /// Their package.
+        package: String,
+        /// Where packages can be unpacked by hand.
+        root: PathBuf,
+    },
+    /// A module was not built.
+    Build {
+        /// What was said about it.
+        log: PathBuf,
+    },
     /// busybox needs libraries, which the guest has not.
     DynamicBusybox {
         /// Where it is.
@@ -84,6 +101,22 @@ impl std::fmt::Display for GuestError {
                 )
             }
             Self::NoModule { module } => write!(f, "the kernel's package lacks {module}"),
+            Self::NoSources { path } => write!(
+                f,
+                "{} is no directory with a module's sources (its Kbuild); --module-source names another",
+                path.display()
+            ),
+            Self::NoHeaders { package, root } => write!(
+                f,
+                "Debian's archive has no {package}; unpack it, its linux-headers-*-common and its linux-kbuild-* into {} \
+                 (`dpkg-deb -x`), or take a kernel that the archive has",
+                root.display()
+            ),
+            Self::Build { log } => write!(
+                f,
+                "the module was not built; see {} (it takes `unshare --map-root-user --mount`: a user namespace)",
+                log.display()
+            ),
             Self::DynamicBusybox { path } => write!(
                 f,
                 "{} is linked dynamically: install busybox-static",

@@ -12,10 +12,23 @@ use super::kernel::Kernel;
 pub struct Initramfs<'a> {
     /// Modules, without those that they need.
     pub modules: &'a [&'a str],
+    /// Modules that come before these, from elsewhere.
+    pub own: &'a [OwnModule],
     /// The command and its arguments; none: a shell.
     pub command: &'a [String],
     /// Files to appear in the guest: path in it and content.
     pub files: &'a [(String, Vec<u8>)],
+}
+
+/// A module that is not the kernel's.
+#[derive(Clone, Debug)]
+pub struct OwnModule {
+    /// Its name.
+    pub name: String,
+    /// The module.
+    pub bytes: Vec<u8>,
+    /// Its parameters, as `insmod` takes them.
+    pub parameters: String,
 }
 
 /// The first process. The kernel's messages go to the first serial line, the command's input and output to the second, and what
@@ -29,7 +42,8 @@ mount -t devtmpfs dev /dev
 mkdir -p /dev/pts /tmp /mnt
 mount -t devpts pts /dev/pts
 mount -t tracefs tracefs /sys/kernel/tracing
-while read -r module; do insmod "/modules/$module.ko" || echo "init: $module does not load"; done </modules/order
+mount -t debugfs debugfs /sys/kernel/debug
+while read -r module parameters; do insmod "/modules/$module.ko" $parameters || echo "init: $module does not load"; done </modules/order
 # Disks come a little after their driver.
 for _ in $(seq 100); do [ -b /dev/vda ] && break; [ -e /sys/bus/virtio/drivers/virtio_blk/virtio* ] || break; usleep 50000; done
 ip link set lo up
@@ -58,6 +72,10 @@ pub fn build(kernel: &Kernel, what: &Initramfs<'_>) -> Result<Vec<u8>, GuestErro
     archive.program("bin/busybox", &program);
     archive.program("init", INIT.as_bytes());
     let mut order = String::new();
+    for module in what.own {
+        archive.program(&format!("modules/{}.ko", module.name), &module.bytes);
+        order.push_str(&format!("{} {}\n", module.name, module.parameters));
+    }
     for module in kernel.modules(what.modules)? {
         archive.program(&format!("modules/{}.ko", module.name), &module.bytes);
         order.push_str(&module.name);

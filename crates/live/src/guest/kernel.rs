@@ -26,7 +26,7 @@ pub(super) struct Module {
 pub const LATEST: &str = "latest";
 
 /// Suites by age; the last one only if the others have no such kernel.
-const SUITES: [&[&str]; 2] = [&["trixie", "trixie-backports"], &["sid"]];
+pub(super) const SUITES: [&[&str]; 2] = [&["trixie", "trixie-backports"], &["sid"]];
 
 impl Kernel {
     /// The newest kernel whose version begins with `version` (6.12), or the newest of all ([`LATEST`]), fetched into `cache` if it is not
@@ -60,6 +60,19 @@ impl Kernel {
             }
         })?;
         Ok(Self { image, root })
+    }
+
+    /// The kernel's own name: that of its modules' directory.
+    pub(super) fn release(&self) -> Result<String, GuestError> {
+        let modules = ["usr/lib/modules", "lib/modules"].map(|dir| self.root.join(dir));
+        let entries = modules.iter().filter_map(|dir| fs::read_dir(dir).ok());
+        entries
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .next()
+            .ok_or_else(|| GuestError::NoModule {
+                module: format!("a directory of modules (in {})", self.root.display()),
+            })
     }
 
     /// `names` and what they need, in the order to load them. A name without a file is built in.

@@ -66,6 +66,8 @@ impl ForeignIommu {
 
 /// Name of the IOMMU's socket.
 pub const IOMMU: &str = "iommu";
+/// Name of the para-virtual IOMMU's socket.
+pub const PVIOMMU: &str = "pviommu";
 
 impl Machine {
     /// Where the socket of the device `name` is.

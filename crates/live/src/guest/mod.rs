@@ -10,14 +10,16 @@ mod error;
 mod initramfs;
 mod kernel;
 mod machine;
+mod module;
 mod qemu;
 mod reads;
 mod viot;
 
 pub use boot::{Boot, boot};
 pub use error::GuestError;
-pub use initramfs::{Initramfs, build as build_initramfs};
+pub use initramfs::{Initramfs, OwnModule, build as build_initramfs};
 pub use kernel::{Kernel, LATEST};
-pub use machine::{COUNTED_WORDS, ForeignIommu, IOMMU, Machine, Slot};
+pub use machine::{COUNTED_WORDS, ForeignIommu, IOMMU, Machine, PVIOMMU, Slot};
+pub use module::build_module;
 pub use qemu::Qemu;
 pub use reads::{READ_BYTES, timed_reads};

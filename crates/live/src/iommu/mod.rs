@@ -3,6 +3,7 @@
 //! There is one guest, so there is one memory: what the IOMMU's own client shares. What an endpoint's client shares besides is known to
 //! its session and not used.
 
+mod behind;
 mod record;
 mod translated;
 mod watched;
@@ -19,6 +20,7 @@ use ringfence_virtio_iommu::{
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
+pub use behind::Behind;
 pub use record::Recorder;
 pub use translated::Translated;
 
@@ -114,7 +116,11 @@ impl Iommu {
         let reader = sink.reader(device).map_err(AddError::Unit)?;
         unit.add_endpoint(endpoint, reserved.as_slice())
             .map_err(AddError::Endpoint)?;
-        Ok(Translated::new(self.clone(), endpoint, reader))
+        Ok(Translated::new(
+            Behind::Virtio(self.clone()),
+            device,
+            reader,
+        ))
     }
 
     /// Another way to memory of an endpoint that is there already.
@@ -122,10 +128,13 @@ impl Iommu {
     /// # Errors
     /// If it is not, or has too many.
     pub fn another_reader(&self, device: DeviceId) -> Result<Translated, AddError> {
-        let endpoint = EndpointId::new(device.get().into());
         let reader = self.unit().sink_mut().inner.reader(device);
         let reader = reader.map_err(AddError::Unit)?;
-        Ok(Translated::new(self.clone(), endpoint, reader))
+        Ok(Translated::new(
+            Behind::Virtio(self.clone()),
+            device,
+            reader,
+        ))
     }
 
     /// What the IOMMU itself reaches memory through: directly. The memory that its client shares is the guest's.

@@ -1,39 +1,44 @@
 //! Guest memory as one endpoint sees it: each access under a pin of its own.
 
 use ringfence_softiommu::{Pin, Reader};
-use ringfence_types::{Access, Fault, FaultReason, IovaRange};
+use ringfence_types::{Access, DeviceId, Fault, FaultReason, IovaRange};
 use ringfence_virtio_iommu::{Denied, DeniedReason, EndpointId};
 use vm_memory::GuestMemoryMmap;
 
-use super::Iommu;
+use super::Behind;
 use crate::dma::Dma;
 
 /// An endpoint's way to memory.
 pub struct Translated {
-    iommu: Iommu,
-    endpoint: EndpointId,
+    iommu: Behind,
+    device: DeviceId,
     reader: Reader<GuestMemoryMmap>,
 }
 
 impl std::fmt::Debug for Translated {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Translated({})", self.endpoint)
+        write!(f, "Translated({})", self.device)
     }
 }
 
 impl Translated {
-    pub(super) fn new(iommu: Iommu, endpoint: EndpointId, reader: Reader<GuestMemoryMmap>) -> Self {
+    pub(crate) fn new(iommu: Behind, device: DeviceId, reader: Reader<GuestMemoryMmap>) -> Self {
         Self {
             iommu,
-            endpoint,
+            device,
             reader,
         }
     }
 
     /// Whether the driver has mapped the first byte of `range` for such an access, by the IOMMU's own record. Nobody is told.
     pub fn reaches(&self, range: IovaRange, access: Access) -> bool {
-        let unit = self.iommu.unit();
-        unit.translate(self.endpoint, range, access).is_ok()
+        match &self.iommu {
+            Behind::Virtio(iommu) => {
+                let endpoint = endpoint(self.device);
+                iommu.unit().translate(endpoint, range, access).is_ok()
+            }
+            Behind::Para(iommu) => iommu.reaches(self.device, &range, access),
+        }
     }
 }
 
@@ -48,13 +53,21 @@ impl Dma for Translated {
         // Whoever holds the IOMMU may be waiting for this very pin to end.
         drop(online);
         if let Some(fault) = fault {
-            self.iommu.report(denied(self.endpoint, &fault));
+            match &self.iommu {
+                Behind::Virtio(iommu) => iommu.report(denied(endpoint(self.device), &fault)),
+                Behind::Para(iommu) => iommu.report(self.device, &fault),
+            }
         }
         result
     }
 
     /// The guest's memory is the IOMMU's to tell.
     fn set_memory(&mut self, _memory: &GuestMemoryMmap) {}
+}
+
+/// The number by which VIOT names it.
+fn endpoint(device: DeviceId) -> EndpointId {
+    EndpointId::new(device.get().into())
 }
 
 fn denied(endpoint: EndpointId, fault: &Fault) -> Denied {

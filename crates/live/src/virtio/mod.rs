@@ -5,6 +5,7 @@ pub mod chain;
 mod common;
 pub mod iommu;
 pub mod net;
+pub mod pviommu;
 pub mod rng;
 mod transport;
 mod turn;

@@ -1,0 +1,151 @@
+//! The para-virtual IOMMU of a guest, shared by the thread that serves its queues and the threads of the devices behind it.
+//!
+//! As with [`Iommu`](crate::iommu::Iommu), the memory is what the IOMMU's own client shares, and a device behind it translates by a
+//! software IOMMU. Until a driver has begun, devices reach nothing.
+
+mod unit;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ringfence_pviommu::wire::{Event, EventReason};
+use ringfence_softiommu::IommuError;
+use ringfence_types::{Access, DeviceId, Fault, FaultReason, IovaRange};
+use rustix::event::{EventfdFlags, eventfd};
+use vm_memory::GuestMemoryMmap;
+
+pub(crate) use unit::Unit;
+
+use crate::counters::DeviceCounters;
+use crate::dma::{Direct, Dma};
+use crate::iommu::{Behind, Translated};
+
+/// The IOMMU. Clones are the same one.
+#[derive(Clone)]
+pub struct PvIommu {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// Whoever holds it may wait for readers, and so is none.
+    unit: Mutex<Unit>,
+    /// Readable while there may be events that the driver has not been told of.
+    events: OwnedFd,
+    counters: Arc<DeviceCounters>,
+}
+
+impl std::fmt::Debug for PvIommu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PvIommu")
+    }
+}
+
+impl PvIommu {
+    /// An IOMMU whose endpoints reach nothing until the driver begins, and what it then maps.
+    ///
+    /// # Errors
+    /// If the host has no descriptors left.
+    pub fn new(counters: Arc<DeviceCounters>) -> io::Result<Self> {
+        let events = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let unit = Mutex::new(Unit::new());
+        Ok(Self {
+            shared: Arc::new(Shared {
+                unit,
+                events,
+                counters,
+            }),
+        })
+    }
+
+    /// Adds an endpoint under its requester id; what its accesses go through.
+    ///
+    /// # Errors
+    /// If it is there already, or one too many.
+    pub fn add_endpoint(&self, device: DeviceId) -> Result<Translated, IommuError> {
+        let mut unit = self.unit();
+        unit.add_endpoint(device)?;
+        let reader = unit.reader(device)?;
+        Ok(Translated::new(Behind::Para(self.clone()), device, reader))
+    }
+
+    /// Another way to memory of an endpoint that is there already.
+    ///
+    /// # Errors
+    /// If it is not, or has too many.
+    pub fn another_reader(&self, device: DeviceId) -> Result<Translated, IommuError> {
+        let reader = self.unit().reader(device)?;
+        Ok(Translated::new(Behind::Para(self.clone()), device, reader))
+    }
+
+    /// What the IOMMU itself reaches memory through: directly. The memory that its client shares is the guest's.
+    pub fn memory(&self) -> PvDma {
+        PvDma {
+            iommu: self.clone(),
+            direct: Direct::default(),
+        }
+    }
+
+    /// Whether the driver has mapped the first byte of `range` for such an access. Nobody is told.
+    pub(crate) fn reaches(&self, device: DeviceId, range: &IovaRange, access: Access) -> bool {
+        self.unit().reaches(device, range.start(), access)
+    }
+
+    /// Whoever panicked while he held it has left it whole: it changes nothing before it has checked everything.
+    pub(crate) fn unit(&self) -> MutexGuard<'_, Unit> {
+        let unit = self.shared.unit.lock();
+        unit.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the driver of an access that was stopped, as soon as it gives a buffer for that.
+    pub(crate) fn report(&self, device: DeviceId, fault: &Fault) {
+        let reason = match fault.reason {
+            FaultReason::ReadDenied | FaultReason::WriteDenied => EventReason::Direction,
+            _ => EventReason::NotMapped,
+        };
+        let mut unit = self.unit();
+        if reason == EventReason::NotMapped && unit.was_mapped(device, fault.iova) {
+            self.shared.counters.stale.add(1);
+        }
+        unit.report(Event {
+            device: unit::devid(device),
+            access: fault.access,
+            reason,
+            giova: fault.iova,
+        });
+        drop(unit);
+        self.shared.counters.faults.add(1);
+        let _ = rustix::io::write(&self.shared.events, &1u64.to_ne_bytes());
+    }
+
+    /// Readable after [`report`](Self::report).
+    pub(crate) fn reported(&self) -> BorrowedFd<'_> {
+        self.shared.events.as_fd()
+    }
+
+    /// The reports up to now are being looked after.
+    pub(crate) fn clear_reported(&self) {
+        let _ = rustix::io::read(&self.shared.events, &mut [0; 8]);
+    }
+}
+
+/// The guest's memory as the IOMMU's client shares it.
+#[derive(Debug)]
+pub struct PvDma {
+    iommu: PvIommu,
+    direct: Direct,
+}
+
+impl Dma for PvDma {
+    type View<'a> = GuestMemoryMmap;
+
+    fn with<R>(&mut self, access: impl FnOnce(&GuestMemoryMmap) -> R) -> R {
+        self.direct.with(access)
+    }
+
+    /// When it returns, no endpoint holds anything of the memory before.
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+        self.direct.set_memory(memory);
+        self.iommu.unit().set_memory(memory);
+    }
+}

@@ -1,0 +1,259 @@
+//! The para-virtual IOMMU on this transport (`docs/PVIOMMU.md`). What requests do is [`crate::pviommu`]'s matter; here are its two queues.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use ringfence_pviommu::wire::{EVENT_BYTES, PAGES_LIMIT, Status};
+use virtio_queue::{Queue, QueueT};
+
+use super::turn::{Done, Turn, serve_chains};
+use super::{Awaited, Device, QueueBroken};
+use crate::counters::DeviceCounters;
+use crate::dma::Dma;
+use crate::pviommu::PvIommu;
+use crate::virtio::chain::Chain;
+use crate::wire::fields::{copy_part, u32_at};
+
+const REQUESTS: usize = 0;
+/// The queue in which the driver waits for events.
+const EVENTS: usize = 1;
+/// `PVIOMMU_F_EVENTS`.
+const F_EVENTS: u64 = 1;
+/// Bytes of the largest request there can be.
+const REQUEST_BYTES: u64 = 24 + 16 * PAGES_LIMIT as u64;
+/// Longer than a driver waits (`docs/PVIOMMU.md`, "Requests").
+const TOO_LONG: Duration = Duration::from_secs(12);
+
+/// For tests: how the device answers, from some request on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Misanswer {
+    /// Requests that are answered well before.
+    pub after: u64,
+    /// And then.
+    pub how: How,
+}
+
+/// How a request is answered wrongly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Not at all.
+    Never,
+    /// When nobody waits for it any more.
+    Late,
+    /// Twice.
+    Twice,
+    /// As another one, which nobody made.
+    Foreign,
+}
+
+impl std::str::FromStr for Misanswer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (how, after) = text.split_once(':').unwrap_or((text, "0"));
+        let how = match how {
+            "never" => Some(How::Never),
+            "late" => Some(How::Late),
+            "twice" => Some(How::Twice),
+            "foreign" => Some(How::Foreign),
+            _ => None,
+        };
+        let after = after.parse().ok();
+        how.zip(after)
+            .map(|(how, after)| Self { after, how })
+            .ok_or_else(|| "it is never, late, twice or foreign, and :N requests before".into())
+    }
+}
+
+/// The device.
+#[derive(Debug)]
+pub struct PvIommuDevice {
+    iommu: PvIommu,
+    events_due: bool,
+    counters: Arc<DeviceCounters>,
+    misanswer: Option<Misanswer>,
+}
+
+impl PvIommuDevice {
+    /// A face for `iommu`.
+    pub fn new(iommu: PvIommu, counters: Arc<DeviceCounters>) -> Self {
+        Self {
+            iommu,
+            events_due: false,
+            counters,
+            misanswer: None,
+        }
+    }
+
+    /// Answers wrongly, to see what the driver makes of it.
+    pub fn misanswer(&mut self, misanswer: Misanswer) {
+        self.misanswer = Some(misanswer);
+    }
+
+    /// The status of the request in `chain`; none if there is no place for one.
+    fn serve<A: Dma>(&mut self, chain: &mut Chain, dma: &mut A) -> Option<()> {
+        let answer = chain.writable.take_front(1).filter(|_| !chain.malformed)?;
+        let bytes = chain.readable.bytes();
+        let status = if bytes > REQUEST_BYTES {
+            Status::Malformed
+        } else {
+            let mut request = vec![0; usize::try_from(bytes).ok()?];
+            dma.with(|memory| chain.readable.read(memory, &mut request))
+                .ok()?;
+            let status = self.iommu.unit().handle(&request);
+            self.counters.count_pv_request(&request, status);
+            status
+        };
+        dma.with(|memory| answer.write(memory, &[status.raw()]))
+            .ok()
+    }
+
+    fn serve_requests<A: Dma>(
+        &mut self,
+        queue: &mut Queue,
+        dma: &mut A,
+    ) -> Result<Turn, QueueBroken> {
+        let counters = Arc::clone(&self.counters);
+        let mut broken = false;
+        let turn = serve_chains(queue, dma, &counters, |chain, dma| {
+            broken |= self.serve(chain, dma).is_none();
+            Done::Used(1)
+        })?;
+        // A chain without a place for the status, or out of reach.
+        if broken {
+            return Err(virtio_queue::Error::InvalidChain.into());
+        }
+        Ok(turn)
+    }
+
+    fn serve_events<A: Dma>(
+        &mut self,
+        queue: &mut Queue,
+        dma: &mut A,
+    ) -> Result<Turn, QueueBroken> {
+        let iommu = self.iommu.clone();
+        let counters = DeviceCounters::default();
+        serve_chains(queue, dma, &counters, |chain, dma| {
+            let mut unit = iommu.unit();
+            if !unit.has_events() {
+                return Done::Later;
+            }
+            let fits = !chain.malformed && chain.writable.bytes() >= EVENT_BYTES as u64;
+            let event = unit.next_event().filter(|_| fits);
+            drop(unit);
+            let Some(event) = event else {
+                return Done::Used(0);
+            };
+            let written = dma.with(|memory| chain.writable.write(memory, &event.encode()));
+            Done::Used(written.map_or(0, |()| EVENT_BYTES as u32))
+        })
+    }
+
+    /// The next request is answered wrongly, and nothing else in this turn.
+    fn answer_wrongly<A: Dma>(
+        &mut self,
+        how: How,
+        queue: &mut Queue,
+        dma: &mut A,
+    ) -> Result<Turn, QueueBroken> {
+        if how == How::Never {
+            return Ok(Turn::default());
+        }
+        if how == How::Late {
+            thread::sleep(TOO_LONG);
+            self.misanswer = None;
+        }
+        let Some(mut chain) = dma.with(|memory| Chain::next(queue, memory))? else {
+            return Ok(Turn::default());
+        };
+        let _ = self.serve(&mut chain, dma);
+        self.counters.requests.add(1);
+        let heads = match how {
+            How::Twice => vec![chain.head; 2],
+            How::Foreign => vec![queue.size() - 1 - chain.head],
+            _ => vec![chain.head],
+        };
+        for head in heads {
+            dma.with(|memory| queue.add_used(memory, head, 1))?;
+        }
+        Ok(Turn::default())
+    }
+}
+
+impl Device for PvIommuDevice {
+    const TYPE: u16 = 63;
+    // Base system peripheral, IOMMU.
+    const CLASS: [u8; 3] = [0x08, 0x06, 0x00];
+
+    fn features(&self) -> u64 {
+        F_EVENTS
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[256, 64]
+    }
+
+    fn read_config(&self, offset: usize, data: &mut [u8]) {
+        let config = self.iommu.unit().config();
+        let bytes = config.map_or([0; 32], |config| config.encode());
+        copy_part(&bytes, offset, data);
+    }
+
+    fn activate(&mut self, _features: u64) {
+        // What cannot be made ready stays out of reach: requests for it fail.
+        let _ = self.iommu.unit().start();
+    }
+
+    fn reset(&mut self) {
+        self.iommu.unit().reset();
+    }
+
+    fn waits_for(&self) -> Option<Awaited<'_>> {
+        Some(Awaited {
+            fd: self.iommu.reported(),
+            input: true,
+            output: false,
+        })
+    }
+
+    fn came(&mut self) {
+        self.iommu.clear_reported();
+        self.events_due = true;
+    }
+
+    /// What the driver has no buffer for waits in the device until it rings.
+    fn due(&mut self) -> Option<usize> {
+        std::mem::take(&mut self.events_due).then_some(EVENTS)
+    }
+
+    fn process<A: Dma>(
+        &mut self,
+        index: usize,
+        queue: &mut Queue,
+        dma: &mut A,
+    ) -> Result<Turn, QueueBroken> {
+        if index != REQUESTS {
+            return self.serve_events(queue, dma);
+        }
+        match self.misanswer {
+            Some(wrong) if self.counters.requests.get() >= wrong.after => {
+                self.answer_wrongly(wrong.how, queue, dma)
+            }
+            _ => self.serve_requests(queue, dma),
+        }
+    }
+}
+
+impl DeviceCounters {
+    fn count_pv_request(&self, request: &[u8], status: Status) {
+        match u32_at(request, 8) {
+            Some(0) => self.maps.add(1),
+            Some(1) => self.unmaps.add(1),
+            _ => {}
+        }
+        if status != Status::Ok {
+            self.failed.add(1);
+        }
+    }
+}

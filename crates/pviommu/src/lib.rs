@@ -6,5 +6,7 @@
 extern crate alloc;
 
 pub mod backend;
+pub mod frontend;
+pub mod loopback;
 pub mod rtc;
 pub mod wire;

@@ -3,6 +3,7 @@
 mod answers;
 mod attacks;
 mod failures;
+mod guest;
 mod migration;
 mod model;
 mod overcommit;

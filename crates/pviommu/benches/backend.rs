@@ -1,0 +1,238 @@
+//! What a request costs the backend on the way of assigned devices: from its bytes to a VT-d table, with a walk of the second stage.
+//!
+//! Maps and unmaps of a page take turns on random pages among so many live mappings, so their number stays. The floor is the shortest loop that keeps the
+//! promises of a trusted guest: it reads the addresses, finds the frame in an array and stores the entry. Sides are interleaved; the
+//! medians' ratios are what counts. Invalidations are the modelled unit's own, without an IOTLB; what hardware would take is not charged.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use ringfence_hw::{UnitConfig, VtdUnit};
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{Coherency, Levels, SecondStage};
+use ringfence_pviommu::backend::{
+    Backend, HardwareTables, LastTable, Limits, NoLastTable, OnDemand, RepairedLastTable,
+};
+use ringfence_pviommu::wire::{
+    Config, Devid, Gpa, GuestPhysical, Request, Status, encode_map, encode_unmap,
+};
+use ringfence_types::{
+    AddressRange, Direction, DomainId, FrameSource, Iova, IovaRange, OutOfFrames, PhysAddr,
+    PhysRange,
+};
+
+const PAGE: u64 = 4096;
+const WINDOW: u64 = 1 << 32;
+const DEVICE: Devid = Devid::new(8);
+/// Requests of a sample: half of them maps.
+const REQUESTS: usize = 512;
+const REPETITIONS: usize = 201;
+const GUEST_BYTES: u64 = 1 << 30;
+
+#[derive(Clone)]
+struct Source(Arc<Frames<Arc<Arena>>>);
+
+impl FrameSource for Source {
+    fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
+        self.0.alloc_zeroed()
+    }
+
+    fn free(&self, frame: PhysAddr) {
+        self.0.free(frame);
+    }
+}
+
+type Host<K> =
+    Backend<OnDemand<Arc<Arena>, Source, K>, HardwareTables<Arc<Arena>, Source, VtdUnit>>;
+
+fn backend<K: LastTable>(live: u64, last: K) -> Host<K> {
+    let arena = Arc::new(Arena::new(4 << 30).expect("memory"));
+    let source = |start, bytes| {
+        let region = PhysRange::new(PhysAddr::new(start), bytes).expect("a region");
+        Source(Arc::new(Frames::new(Arc::clone(&arena), region)))
+    };
+    let (tables, frames) = (source(64 << 20, 1 << 30), source(2 << 30, 2 << 30));
+    let format = SecondStage::new(Levels::Four);
+    let memory: AddressRange<GuestPhysical> =
+        AddressRange::new(Gpa::new(0), GUEST_BYTES).expect("a range");
+    let backing = OnDemand::new(
+        Arc::clone(&arena),
+        tables.clone(),
+        frames,
+        format,
+        DomainId::new(9),
+        &[memory],
+        last,
+        (),
+    )
+    .expect("guest memory");
+    let unit = VtdUnit::vtd(&UnitConfig::UNCACHED);
+    let coherency = Coherency::Coherent;
+    let domains = [DomainId::new(1)];
+    let tables =
+        HardwareTables::new(arena, tables, unit, format, coherency, &domains).expect("a table");
+    let window = IovaRange::new(Iova::new(WINDOW), 16 << 30).expect("a window");
+    let config = Config::new(window, 1024, 8, 8).expect("a configuration");
+    let limits = Limits {
+        mappings: 2 << 20,
+        ..Limits::default()
+    };
+    let mut backend = Backend::new(config, limits, [DEVICE], backing, tables).expect("a backend");
+    for page in 0..live {
+        assert_eq!(backend.handle(&map(&[page])), Status::Ok);
+        backend.maintain();
+    }
+    backend
+}
+
+/// Page `n` of the device leads to a page of the guest's memory that has nothing to do with it.
+fn gpa(page: u64) -> Gpa {
+    Gpa::new(page.wrapping_mul(0x9e37_79b1) % (GUEST_BYTES / PAGE) * PAGE)
+}
+
+fn giova(page: u64) -> Iova {
+    Iova::new(WINDOW + page * PAGE)
+}
+
+fn map(pages: &[u64]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let pairs = pages.iter().map(|page| (giova(*page), gpa(*page)));
+    encode_map(&mut bytes, DEVICE, Direction::Bidirectional, pairs).expect("pages");
+    bytes
+}
+
+fn unmap(pages: &[u64]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode_unmap(&mut bytes, DEVICE, pages.iter().map(|page| giova(*page))).expect("pages");
+    bytes
+}
+
+/// Flat arrays and no questions.
+struct Floor {
+    frames: Vec<u64>,
+    entries: Vec<AtomicU64>,
+}
+
+impl Floor {
+    fn new(live: u64) -> Self {
+        Self {
+            frames: (0..GUEST_BYTES / PAGE)
+                .map(|page| (page + 7) * PAGE)
+                .collect(),
+            entries: (0..live.max(1)).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    fn handle(&self, request: &[u8]) -> u8 {
+        match Request::decode(request, 1024) {
+            Ok(Request::Map(map)) => {
+                for (giova, gpa) in map.pairs() {
+                    let frame = self.frames[(gpa.get() / PAGE) as usize];
+                    self.entry(giova).store(frame | 3, Ordering::Release);
+                }
+                0
+            }
+            Ok(Request::Unmap(unmap)) => {
+                for giova in unmap.giovas {
+                    self.entry(giova).store(0, Ordering::Release);
+                }
+                0
+            }
+            Err(_) => 1,
+        }
+    }
+
+    fn entry(&self, giova: Iova) -> &AtomicU64 {
+        &self.entries[((giova.get() - WINDOW) / PAGE) as usize]
+    }
+}
+
+/// Nanoseconds a request, of maps and of unmaps.
+fn timed(requests: &[(Vec<u8>, Vec<u8>)], mut handle: impl FnMut(&[u8]) -> u8) -> [f64; 2] {
+    let mut run = |which: fn(&(Vec<u8>, Vec<u8>)) -> &Vec<u8>| {
+        let start = Instant::now();
+        for request in requests {
+            let status = black_box(handle(black_box(which(request))));
+            assert_eq!(status, 0);
+        }
+        start.elapsed().as_nanos() as f64 / requests.len() as f64
+    };
+    // The pages are mapped: first they go, then they come back.
+    let unmaps = run(|(unmap, _)| unmap);
+    [run(|(_, map)| map), unmaps]
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn main() {
+    // `cargo test --benches` runs this too: then once is enough.
+    let bench = std::env::args().any(|arg| arg == "--bench");
+    let repetitions = if bench { REPETITIONS } else { 1 };
+    println!("nanoseconds a request of one page, medians of {repetitions}; ratio to the floor");
+    println!("million map requests a second on one core, with the pointer to the last table");
+    println!(
+        "{:>8} {:>7} {:>16} {:>16} {:>9} {:>7} {:>16}",
+        "live", "floor", "map", "walking always", "million/s", "floor", "unmap"
+    );
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let sizes: &[u64] = if bench {
+        &[1 << 10, 16 << 10, 128 << 10, 1 << 20]
+    } else {
+        &[1 << 10]
+    };
+    for &live in sizes {
+        let mut ours = backend(live, RepairedLastTable::default());
+        let mut walking = backend(live, NoLastTable);
+        let floor = Floor::new(live);
+        let mut samples: [[Vec<f64>; 2]; 3] = Default::default();
+        for _ in 0..repetitions {
+            let mut pages: Vec<u64> = Vec::new();
+            while pages.len() < REQUESTS / 2 {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let page = random % live;
+                if !pages.contains(&page) {
+                    pages.push(page);
+                }
+            }
+            let requests: Vec<(Vec<u8>, Vec<u8>)> = pages
+                .iter()
+                .map(|page| (unmap(&[*page]), map(&[*page])))
+                .collect();
+            let measured = [
+                timed(&requests, |request| floor.handle(request)),
+                timed(&requests, |request| {
+                    let status = ours.handle(request).raw();
+                    ours.maintain();
+                    status
+                }),
+                timed(&requests, |request| {
+                    let status = walking.handle(request).raw();
+                    walking.maintain();
+                    status
+                }),
+            ];
+            for (side, values) in samples.iter_mut().zip(measured) {
+                for (all, value) in side.iter_mut().zip(values) {
+                    all.push(value);
+                }
+            }
+        }
+        let [floor, ours, walking] = samples.map(|side| side.map(median));
+        println!(
+            "{live:>8} {:>7.1} {:>16} {:>16} {:>9.2} {:>7.1} {:>16}",
+            floor[0],
+            format!("{:.0} ({:.2}x)", ours[0], ours[0] / floor[0]),
+            format!("{:.0} ({:.2}x)", walking[0], walking[0] / floor[0]),
+            1e3 / ours[0],
+            floor[1],
+            format!("{:.0} ({:.2}x)", ours[1], ours[1] / floor[1]),
+        );
+    }
+}

@@ -1,0 +1,339 @@
+//! Requests in flight: their order, their answers, and what a host that breaks the rules comes to.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::fmt;
+
+use ringfence_types::{Direction, Iova, PfnRange};
+
+use super::{Queue, QueueFull, RequestId};
+use crate::wire::{Devid, Gpa, PAGES_LIMIT, Status, encode_map, encode_unmap};
+
+/// What an embedder knows of the device and of its own patience.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChannelOptions {
+    /// Most pages in one request: the device's `pages_max`.
+    pub pages_max: u32,
+    /// Polls in a row that may find nothing while a request waits: as many as ten seconds of polling are.
+    pub patience: u64,
+}
+
+/// Why nothing is asked of the host any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Broken {
+    /// A request waited through more polls than there is patience.
+    Silent,
+    /// An answer to a request that was not made, that was answered before, or before an earlier one's.
+    Unasked(RequestId),
+    /// The queue takes no request although none waits.
+    Full,
+    /// An unmap was refused: its addresses may be reached.
+    UnmapRefused(Status),
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent => f.write_str("the host did not answer in time"),
+            Self::Unasked(id) => {
+                write!(f, "the host answered request {}, which does not wait", id.0)
+            }
+            Self::Full => f.write_str("the queue takes no request"),
+            Self::UnmapRefused(status) => write!(f, "the host refused an unmap: {status}"),
+        }
+    }
+}
+
+impl core::error::Error for Broken {}
+
+/// Why a map did not happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Refused {
+    /// The host's answer.
+    Status(Status),
+    /// There was none, or none that can be believed. The pages may be mapped.
+    Broken(Broken),
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status(status) => status.fmt(f),
+            Self::Broken(broken) => broken.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for Refused {}
+
+impl From<Broken> for Refused {
+    fn from(broken: Broken) -> Self {
+        Self::Broken(broken)
+    }
+}
+
+/// What went through a channel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ChannelStats {
+    /// Requests.
+    pub requests: u64,
+    /// Notifications of the host: at most one for all requests between two waits (kick merging).
+    pub kicks: u64,
+    /// Polls of the queue.
+    pub polls: u64,
+    /// Pages asked to be mapped.
+    pub mapped: u64,
+    /// Pages asked to be unmapped.
+    pub unmapped: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Map,
+    Unmap,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    id: RequestId,
+    kind: Kind,
+}
+
+/// A map that was refused after its caller had gone on.
+#[derive(Debug)]
+struct Late {
+    device: Devid,
+    range: PfnRange,
+}
+
+/// One queue with one host. A request is known by its place: how many were made before it.
+#[derive(Debug)]
+pub struct Channel<Q> {
+    queue: Q,
+    options: ChannelOptions,
+    /// In the order in which they were made available, which is that of their answers.
+    waiting: VecDeque<Waiting>,
+    /// Place of the first request that waits.
+    answered: u64,
+    /// Maps that were refused and not asked after.
+    refused: Vec<(u64, Status)>,
+    late: Vec<Late>,
+    /// Whether requests were added since the last kick.
+    untold: bool,
+    /// Polls in a row that found nothing.
+    silence: u64,
+    broken: Option<Broken>,
+    request: Vec<u8>,
+    stats: ChannelStats,
+}
+
+impl<Q: Queue> Channel<Q> {
+    /// A channel over an empty queue.
+    pub fn new(queue: Q, options: ChannelOptions) -> Self {
+        let pages_max = options.pages_max.clamp(1, PAGES_LIMIT);
+        Self {
+            queue,
+            options: ChannelOptions {
+                pages_max,
+                ..options
+            },
+            waiting: VecDeque::new(),
+            answered: 0,
+            refused: Vec::new(),
+            late: Vec::new(),
+            untold: false,
+            silence: 0,
+            broken: None,
+            request: Vec::new(),
+            stats: ChannelStats::default(),
+        }
+    }
+
+    /// Queues a map and returns its place.
+    ///
+    /// # Errors
+    /// The channel is broken.
+    pub(super) fn map(
+        &mut self,
+        device: Devid,
+        direction: Direction,
+        pages: impl ExactSizeIterator<Item = (Iova, Gpa)> + Clone,
+    ) -> Result<u64, Broken> {
+        let count = pages.len() as u64;
+        let mut request = core::mem::take(&mut self.request);
+        request.clear();
+        // Fails for no pages or too many, which no caller here has: then the host says so.
+        let _ = encode_map(&mut request, device, direction, pages);
+        let place = self.add(&request, Kind::Map);
+        self.request = request;
+        self.stats.mapped = self.stats.mapped.saturating_add(count);
+        place
+    }
+
+    /// Queues an unmap and returns its place.
+    ///
+    /// # Errors
+    /// The channel is broken.
+    pub(super) fn unmap(
+        &mut self,
+        device: Devid,
+        giovas: impl ExactSizeIterator<Item = Iova>,
+    ) -> Result<u64, Broken> {
+        let count = giovas.len() as u64;
+        let mut request = core::mem::take(&mut self.request);
+        request.clear();
+        let _ = encode_unmap(&mut request, device, giovas);
+        let place = self.add(&request, Kind::Unmap);
+        self.request = request;
+        self.stats.unmapped = self.stats.unmapped.saturating_add(count);
+        place
+    }
+
+    fn add(&mut self, request: &[u8], kind: Kind) -> Result<u64, Broken> {
+        loop {
+            if let Some(broken) = self.broken {
+                return Err(broken);
+            }
+            match self.queue.add(request) {
+                Ok(id) => {
+                    let place = self.next_place();
+                    self.waiting.push_back(Waiting { id, kind });
+                    self.untold = true;
+                    self.stats.requests = self.stats.requests.saturating_add(1);
+                    return Ok(place);
+                }
+                // An answer makes room, or patience ends.
+                Err(QueueFull) if self.waiting.is_empty() => {
+                    return Err(self.break_off(Broken::Full));
+                }
+                Err(QueueFull) => {
+                    self.kick();
+                    self.poll();
+                    core::hint::spin_loop();
+                }
+            }
+        }
+    }
+
+    /// Tells the host of what was queued, if it has not been told.
+    pub fn kick(&mut self) {
+        if core::mem::take(&mut self.untold) && self.broken.is_none() {
+            self.queue.kick();
+            self.stats.kicks = self.stats.kicks.saturating_add(1);
+        }
+    }
+
+    /// Takes the answers that are there.
+    pub fn poll(&mut self) {
+        if self.broken.is_some() {
+            return;
+        }
+        self.stats.polls = self.stats.polls.saturating_add(1);
+        let mut found = false;
+        while let Some(used) = self.queue.poll() {
+            found = true;
+            let Some(next) = self.waiting.front().filter(|next| next.id == used.id) else {
+                self.break_off(Broken::Unasked(used.id));
+                return;
+            };
+            let status = Status::from_raw(used.status);
+            match (next.kind, status) {
+                (_, Status::Ok) => {}
+                (Kind::Map, status) => self.refused.push((self.answered, status)),
+                (Kind::Unmap, status) => {
+                    // Before it counts as answered: nothing that waits for it comes to believe that it was done.
+                    self.break_off(Broken::UnmapRefused(status));
+                    return;
+                }
+            }
+            self.waiting.pop_front();
+            self.answered = self.answered.saturating_add(1);
+        }
+        if found || self.waiting.is_empty() {
+            self.silence = 0;
+            return;
+        }
+        self.silence = self.silence.saturating_add(1);
+        if self.silence > self.options.patience {
+            self.break_off(Broken::Silent);
+        }
+    }
+
+    /// What became of the map at `place`, if it is known. To be asked once.
+    pub(super) fn outcome(&mut self, place: u64) -> Option<Result<(), Refused>> {
+        if place < self.answered {
+            let found = self.refused.iter().position(|(of, _)| *of == place);
+            return Some(match found {
+                Some(at) => Err(Refused::Status(self.refused.swap_remove(at).1)),
+                None => Ok(()),
+            });
+        }
+        self.broken.map(|broken| Err(broken.into()))
+    }
+
+    /// Whether every request before `place` was answered, and every unmap among them confirmed.
+    ///
+    /// # Errors
+    /// They were not and will not be.
+    pub(super) fn is_confirmed(&self, place: u64) -> Result<bool, Broken> {
+        match self.broken {
+            _ if self.answered >= place => Ok(true),
+            Some(broken) => Err(broken),
+            None => Ok(false),
+        }
+    }
+
+    /// The place of the next request.
+    pub(super) fn next_place(&self) -> u64 {
+        self.answered.saturating_add(self.waiting.len() as u64)
+    }
+
+    /// Notes a map that was refused when its caller no longer waited.
+    pub(super) fn note_late(&mut self, device: Devid, range: PfnRange) {
+        self.late.push(Late { device, range });
+    }
+
+    /// Whether a part of `range` was refused late.
+    pub(super) fn is_late(&self, device: Devid, range: &PfnRange) -> bool {
+        let within = |late: &Late| late.device == device && late.range.overlaps(range);
+        self.late.iter().any(within)
+    }
+
+    /// Forgets, and returns, what of `range` was refused late.
+    pub(super) fn take_late(&mut self, device: Devid, range: &PfnRange) -> Vec<PfnRange> {
+        let mut taken = Vec::new();
+        self.late.retain(|late| {
+            let within = late.device == device && late.range.overlaps(range);
+            if within {
+                taken.push(late.range);
+            }
+            !within
+        });
+        taken
+    }
+
+    /// Why the channel is broken, if it is.
+    pub const fn broken(&self) -> Option<Broken> {
+        self.broken
+    }
+
+    /// What went through.
+    pub const fn stats(&self) -> &ChannelStats {
+        &self.stats
+    }
+
+    /// The limits.
+    pub const fn options(&self) -> &ChannelOptions {
+        &self.options
+    }
+
+    /// The queue.
+    pub const fn queue(&mut self) -> &mut Q {
+        &mut self.queue
+    }
+
+    #[cold]
+    fn break_off(&mut self, why: Broken) -> Broken {
+        *self.broken.get_or_insert(why)
+    }
+}

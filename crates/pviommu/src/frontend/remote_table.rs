@@ -1,0 +1,337 @@
+//! A table on the other side of a queue.
+
+use alloc::vec::Vec;
+use core::marker::PhantomData;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use ringfence_dma::Platform;
+use ringfence_dma::space::Translations;
+use ringfence_pgtable::{MapError, MapRequest, UnmapError};
+use ringfence_types::{
+    CachedLevels, Direction, DomainId, InvalidationError, Iova, Lock, Permissions, Pfn, PfnRange,
+    Unmapped,
+};
+
+use super::{Broken, Channel, Queue, Refused};
+use crate::wire::{Devid, Gpa, PAGE_BYTES, Status};
+
+/// A channel shared by processors and devices, behind the embedder's lock.
+#[derive(Debug)]
+pub struct Link<Q, L> {
+    channel: L,
+    queue: PhantomData<fn() -> Q>,
+}
+
+impl<Q: Queue, L: Lock<Channel<Q>>> Link<Q, L> {
+    /// Puts the lock that `lock` makes around `channel`.
+    pub fn new(channel: Channel<Q>, lock: impl FnOnce(Channel<Q>) -> L) -> Self {
+        Self {
+            channel: lock(channel),
+            queue: PhantomData,
+        }
+    }
+
+    /// Does something with the channel alone.
+    #[inline]
+    pub fn with<R>(&self, critical: impl FnOnce(&mut Channel<Q>) -> R) -> R {
+        self.channel.with(critical)
+    }
+
+    /// Polls until the map at `place` is answered; the lock is free between two polls.
+    fn wait(&self, place: u64) -> Result<(), Refused> {
+        loop {
+            let outcome = self.channel.with(|channel| {
+                channel.poll();
+                channel.outcome(place)
+            });
+            match outcome {
+                Some(outcome) => return outcome,
+                None => core::hint::spin_loop(),
+            }
+        }
+    }
+}
+
+/// A map that was queued and not waited for.
+#[derive(Debug)]
+struct Deferred {
+    place: u64,
+    range: PfnRange,
+}
+
+/// One processor's part: maps whose answers [`sync`](Translations::sync) waits for.
+#[derive(Debug, Default)]
+pub struct RemoteCpu(Vec<Deferred>);
+
+/// The translations of one device, kept by the host. Physical addresses are the guest's.
+///
+/// # Errors
+/// A host's statuses are told as what a table of one's own would say: no room as out of frames, an address outside the window as beyond the table's width,
+/// a GPA that is none as beyond an entry's. What it could not do, and everything once the channel is [broken](Channel::broken), is a corrupt
+/// table.
+#[derive(Debug)]
+pub struct RemoteTable<R, Q, L> {
+    link: R,
+    device: Devid,
+    domain: DomainId,
+    /// Pages mapped.
+    live: AtomicU64,
+    shared: PhantomData<fn() -> (Q, L)>,
+}
+
+impl<R, Q, L> RemoteTable<R, Q, L>
+where
+    R: Deref<Target = Link<Q, L>>,
+    Q: Queue,
+    L: Lock<Channel<Q>>,
+{
+    /// The table of `device`, whose domain in this guest is `domain`.
+    pub fn new(link: R, device: Devid, domain: DomainId) -> Self {
+        Self {
+            link,
+            device,
+            domain,
+            live: AtomicU64::new(0),
+            shared: PhantomData,
+        }
+    }
+
+    /// Queues `request` in pieces of at most `pages_max`.
+    fn queue_map(
+        &self,
+        request: &MapRequest,
+        mut queued: impl FnMut(Deferred),
+    ) -> Result<(), Broken> {
+        let direction = direction_of(request.permissions);
+        self.link.with(|channel| {
+            let step = u64::from(channel.options().pages_max);
+            let mut done = 0;
+            while done < request.pages {
+                let count = step.min(request.pages.wrapping_sub(done));
+                let bytes =
+                    |page: u32| (done.wrapping_add(u64::from(page))).wrapping_mul(PAGE_BYTES);
+                // `count` is at most `pages_max`.
+                let pages = (0..count as u32).map(|page| {
+                    (
+                        request.iova.wrapping_add(bytes(page)),
+                        Gpa::new(request.pa.get().wrapping_add(bytes(page))),
+                    )
+                });
+                let place = channel.map(self.device, direction, pages)?;
+                let first = Pfn::containing(request.iova.wrapping_add(bytes(0)));
+                if let Some(range) = PfnRange::new(first, count) {
+                    queued(Deferred { place, range });
+                }
+                done = done.wrapping_add(count);
+            }
+            Ok(())
+        })
+    }
+
+    /// Queues unmaps of `ranges`, whatever becomes of them.
+    fn queue_unmap(&self, ranges: &[PfnRange]) -> Result<(), Broken> {
+        self.link.with(|channel| {
+            let step = channel.options().pages_max as usize;
+            let pages = |range: &PfnRange| (range.lo().get()..=range.hi().get()).map(page_at);
+            let pages: Vec<Iova> = ranges.iter().flat_map(pages).collect();
+            for some in pages.chunks(step) {
+                channel.unmap(self.device, some.iter().copied())?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Waits for every map of `cpu` and returns the first refusal; those refused are noted.
+    fn settle(&self, cpu: &mut RemoteCpu) -> Result<(), Refused> {
+        let mut outcome = Ok(());
+        for deferred in cpu.0.drain(..) {
+            let answer = self.link.wait(deferred.place);
+            if answer.is_err() {
+                let note =
+                    |channel: &mut Channel<Q>| channel.note_late(self.device, deferred.range);
+                self.link.with(note);
+                self.count_unmapped(deferred.range.pages());
+                outcome = outcome.and(answer);
+            }
+        }
+        outcome
+    }
+
+    fn count_unmapped(&self, pages: u64) {
+        self.live.fetch_sub(pages, Ordering::Relaxed);
+    }
+
+    /// A range of which some maps were refused: the others are unmapped, and waited for.
+    fn undo(&self, range: PfnRange) -> Result<(), Broken> {
+        let late = self
+            .link
+            .with(|channel| channel.take_late(self.device, &range));
+        let rest = without(range, late);
+        self.count_unmapped(rest.iter().map(PfnRange::pages).sum());
+        self.queue_unmap(&rest)?;
+        let place = self.link.with(|channel| {
+            channel.kick();
+            channel.next_place()
+        });
+        loop {
+            let confirmed = self.link.with(|channel| {
+                channel.poll();
+                channel.is_confirmed(place)
+            })?;
+            if confirmed {
+                return Ok(());
+            }
+            core::hint::spin_loop();
+        }
+    }
+}
+
+impl<R, Q, L> Translations for RemoteTable<R, Q, L>
+where
+    R: Deref<Target = Link<Q, L>>,
+    Q: Queue,
+    L: Lock<Channel<Q>>,
+{
+    type PerCpu = RemoteCpu;
+    type Pages = ();
+
+    fn per_cpu(&self) -> RemoteCpu {
+        RemoteCpu::default()
+    }
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.domain
+    }
+
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut RemoteCpu,
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        // What this processor has queued before is not this request's matter.
+        self.sync(cpu, platform);
+        let iova = request.iova;
+        self.map_deferred(cpu, platform, request)?;
+        self.link.with(Channel::kick);
+        self.settle(cpu).map_err(|refused| {
+            let undone = PfnRange::new(Pfn::containing(iova), request.pages)
+                .map_or(Ok(()), |range| self.undo(range));
+            match undone {
+                Ok(()) => error_of(refused, &request),
+                Err(_) => MapError::Corrupt { iova },
+            }
+        })
+    }
+
+    fn map_deferred<P: Platform>(
+        &self,
+        cpu: &mut RemoteCpu,
+        _platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        let iova = request.iova;
+        let all = PfnRange::new(Pfn::containing(iova), request.pages).ok_or(MapError::Empty)?;
+        let before = cpu.0.len();
+        self.live.fetch_add(all.pages(), Ordering::Relaxed);
+        let queued = self.queue_map(&request, |deferred| cpu.0.push(deferred));
+        queued.map_err(|broken| {
+            // Of a broken channel nothing comes back: the caller gives the addresses up.
+            cpu.0.truncate(before);
+            self.count_unmapped(all.pages());
+            error_of(broken.into(), &request)
+        })
+    }
+
+    fn reveal<P: Platform>(
+        &self,
+        _platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(), InvalidationError> {
+        if self
+            .link
+            .with(|channel| channel.is_late(self.device, &range))
+        {
+            return Err(InvalidationError::Failed);
+        }
+        Ok(())
+    }
+
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut RemoteCpu,
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
+        if !cpu.0.is_empty() {
+            // Which of them are mapped must be known first.
+            self.sync(cpu, platform);
+        }
+        let iova = range.lo().iova();
+        let late = self.link.with(|channel| match channel.broken() {
+            Some(_) => Err(UnmapError::Corrupt { iova }),
+            None => Ok(channel.take_late(self.device, &range)),
+        })?;
+        let rest = without(range, late);
+        self.queue_unmap(&rest)
+            .map_err(|_| UnmapError::Corrupt { iova })?;
+        self.count_unmapped(rest.iter().map(PfnRange::pages).sum());
+        // Cleared when the host answers, which is what the invalidation waits for.
+        let cleared = Unmapped::attest_cleared(self.domain, range);
+        Ok((cleared, CachedLevels::Leaves, ()))
+    }
+
+    fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
+        self.live.load(Ordering::Relaxed) == 0
+    }
+
+    fn sync<P: Platform>(&self, cpu: &mut RemoteCpu, _platform: &mut P) {
+        self.link.with(Channel::kick);
+        // Refusals are noted: `reveal` finds them before the device is told of the addresses.
+        let _ = self.settle(cpu);
+    }
+}
+
+#[inline]
+fn page_at(number: u64) -> Iova {
+    Pfn::new(number).iova()
+}
+
+const fn direction_of(permissions: Permissions) -> Direction {
+    match permissions {
+        Permissions::READ => Direction::ToDevice,
+        Permissions::WRITE => Direction::FromDevice,
+        _ => Direction::Bidirectional,
+    }
+}
+
+/// The parts of `range` that lie in none of `holes`, which are parts of it and do not overlap.
+fn without(range: PfnRange, mut holes: Vec<PfnRange>) -> Vec<PfnRange> {
+    if holes.is_empty() {
+        return alloc::vec![range];
+    }
+    holes.sort_unstable();
+    let mut rest = Vec::new();
+    let mut next = range.lo().get();
+    for hole in holes {
+        let before = hole.lo().get().saturating_sub(next);
+        rest.extend(PfnRange::new(Pfn::new(next), before));
+        next = hole.hi().get().saturating_add(1);
+    }
+    let after = range.hi().get().saturating_add(1).saturating_sub(next);
+    rest.extend(PfnRange::new(Pfn::new(next), after));
+    rest
+}
+
+fn error_of(refused: Refused, request: &MapRequest) -> MapError {
+    let iova = request.iova;
+    match refused {
+        Refused::Status(Status::NoRoom) => MapError::OutOfFrames,
+        Refused::Status(Status::BadGiova) => MapError::BeyondWidth { iova },
+        Refused::Status(Status::BadGpa) => MapError::PhysicalBeyondWidth { at: request.pa },
+        Refused::Status(Status::Mapped) => MapError::AlreadyMapped { iova },
+        _ => MapError::Corrupt { iova },
+    }
+}

@@ -202,8 +202,17 @@ impl Daemon {
         log: &Log,
     ) -> Result<PvIommu, (PathBuf, io::Error)> {
         let counters = self.count(PVIOMMU);
-        let iommu =
-            PvIommu::new(Arc::clone(&counters)).map_err(|e| (self.machine.dir.clone(), e))?;
+        let behind = [
+            (BLK.0, devices.disk.is_some()),
+            (NET.0, devices.net.is_some()),
+            (RNG.0, devices.entropy),
+        ];
+        let behind = behind.iter().filter(|(_, there)| *there);
+        let behind: Vec<_> = behind
+            .map(|(slot, _)| DeviceId::new(slot.address()))
+            .collect();
+        let iommu = PvIommu::new(&behind, Arc::clone(&counters));
+        let iommu = iommu.map_err(|e| (self.machine.dir.clone(), e))?;
         let mut device = PvIommuDevice::new(iommu.clone(), Arc::clone(&counters));
         if let Some(misanswer) = devices.misanswer {
             device.misanswer(misanswer);

@@ -15,14 +15,14 @@ pub enum Behind {
 }
 
 impl Behind {
-    /// Adds an endpoint under its requester id; what its accesses go through.
+    /// Adds an endpoint under its requester id; the para-virtual IOMMU was told of it before. What its accesses go through.
     ///
     /// # Errors
     /// If it is there already, or one too many.
     pub fn add_endpoint(&self, device: DeviceId) -> Result<Translated, AddError> {
         match self {
             Self::Virtio(iommu) => iommu.add_endpoint(device),
-            Self::Para(iommu) => iommu.add_endpoint(device).map_err(AddError::Unit),
+            Self::Para(iommu) => iommu.reader(device).map_err(AddError::Unit),
         }
     }
 
@@ -33,7 +33,7 @@ impl Behind {
     pub fn another_reader(&self, device: DeviceId) -> Result<Translated, AddError> {
         match self {
             Self::Virtio(iommu) => iommu.another_reader(device),
-            Self::Para(iommu) => iommu.another_reader(device).map_err(AddError::Unit),
+            Self::Para(iommu) => iommu.reader(device).map_err(AddError::Unit),
         }
     }
 }

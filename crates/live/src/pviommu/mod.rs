@@ -9,13 +9,13 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ringfence_pviommu::wire::{Event, EventReason};
 use ringfence_softiommu::IommuError;
-use ringfence_types::{Access, DeviceId, Fault, FaultReason, IovaRange};
+use ringfence_types::{Access, DeviceId, Fault, IovaRange};
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
 pub(crate) use unit::Unit;
+pub use unit::UnitError;
 
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
@@ -42,13 +42,13 @@ impl std::fmt::Debug for PvIommu {
 }
 
 impl PvIommu {
-    /// An IOMMU whose endpoints reach nothing until the driver begins, and what it then maps.
+    /// An IOMMU for `devices`, which reach nothing until the driver begins, and then what it maps.
     ///
     /// # Errors
-    /// If the host has no descriptors left.
-    pub fn new(counters: Arc<DeviceCounters>) -> io::Result<Self> {
+    /// If the host has no descriptors left, or a device stands there twice.
+    pub fn new(devices: &[DeviceId], counters: Arc<DeviceCounters>) -> io::Result<Self> {
         let events = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let unit = Mutex::new(Unit::new());
+        let unit = Mutex::new(Unit::new(devices).map_err(io::Error::other)?);
         Ok(Self {
             shared: Arc::new(Shared {
                 unit,
@@ -58,22 +58,11 @@ impl PvIommu {
         })
     }
 
-    /// Adds an endpoint under its requester id; what its accesses go through.
+    /// What the accesses of a device go through; one for each thread that makes any.
     ///
     /// # Errors
-    /// If it is there already, or one too many.
-    pub fn add_endpoint(&self, device: DeviceId) -> Result<Translated, IommuError> {
-        let mut unit = self.unit();
-        unit.add_endpoint(device)?;
-        let reader = unit.reader(device)?;
-        Ok(Translated::new(Behind::Para(self.clone()), device, reader))
-    }
-
-    /// Another way to memory of an endpoint that is there already.
-    ///
-    /// # Errors
-    /// If it is not, or has too many.
-    pub fn another_reader(&self, device: DeviceId) -> Result<Translated, IommuError> {
+    /// If there is no such device, or it has too many.
+    pub fn reader(&self, device: DeviceId) -> Result<Translated, IommuError> {
         let reader = self.unit().reader(device)?;
         Ok(Translated::new(Behind::Para(self.clone()), device, reader))
     }
@@ -99,20 +88,10 @@ impl PvIommu {
 
     /// Tells the driver of an access that was stopped, as soon as it gives a buffer for that.
     pub(crate) fn report(&self, device: DeviceId, fault: &Fault) {
-        let reason = match fault.reason {
-            FaultReason::ReadDenied | FaultReason::WriteDenied => EventReason::Direction,
-            _ => EventReason::NotMapped,
-        };
         let mut unit = self.unit();
-        if reason == EventReason::NotMapped && unit.was_mapped(device, fault.iova) {
+        if unit.report(device, fault.access, fault.iova) {
             self.shared.counters.stale.add(1);
         }
-        unit.report(Event {
-            device: unit::devid(device),
-            access: fault.access,
-            reason,
-            giova: fault.iova,
-        });
         drop(unit);
         self.shared.counters.faults.add(1);
         let _ = rustix::io::write(&self.shared.events, &1u64.to_ne_bytes());

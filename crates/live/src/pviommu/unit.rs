@@ -1,247 +1,232 @@
-//! Requests against the software IOMMU.
+//! The backend over the software IOMMU: a domain for each device, and the guest's memory as its client shares it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
-use ringfence_pviommu::wire::{Config, Devid, Event, Gpa, Map, PAGE_BYTES, Request, Status, Unmap};
-use ringfence_softiommu::{Domain, IommuError, Limits, MapReason, Reader, SoftIommu};
-use ringfence_types::{Access, DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr};
-use vm_memory::{Address, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
+use ringfence_pviommu::backend::{
+    Backend, BackendError, IoError, IoTables, Limits, Resident, Slot,
+};
+use ringfence_pviommu::wire::{Config, Devid, Event, Gpa, PAGE_BYTES, Status};
+use ringfence_softiommu::{IommuError, Limits as UnitLimits, MapReason, Reader, SoftIommu};
+use ringfence_types::{
+    Access, AddressRange, DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr,
+};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 /// The page at 0 is never mapped: drivers take its address for none. What the software IOMMU's tables can map ends the window.
 const WINDOW: (u64, u64) = (PAGE_BYTES, (1 << 48) - 1);
 /// Most pages of one request: 64 KiB of a map.
 const PAGES_MAX: u32 = 4096;
-/// Mappings of one endpoint.
-const MAPPINGS_MAX: usize = 1 << 20;
-/// Events that wait for a buffer of the driver's.
-const EVENTS_MAX: usize = 64;
-/// Mappings that are remembered after they are gone, so that an access to them is counted as stale.
+/// Unmapped pages that are remembered, so that an access to one is counted as stale.
 const REMEMBERED: usize = 4096;
+
+/// Why there is no such unit.
+#[derive(Debug)]
+pub enum UnitError {
+    /// The configuration makes no sense.
+    Config,
+    /// The backend says no.
+    Backend(BackendError),
+    /// The software IOMMU does.
+    Iommu(IommuError),
+}
+
+impl std::fmt::Display for UnitError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Config => f.write_str("no such configuration"),
+            Self::Backend(error) => error.fmt(f),
+            Self::Iommu(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for UnitError {}
+
+impl From<IommuError> for UnitError {
+    fn from(error: IommuError) -> Self {
+        Self::Iommu(error)
+    }
+}
 
 /// The IOMMU behind its lock.
 pub(crate) struct Unit {
-    iommu: SoftIommu<GuestMemoryMmap>,
-    memory: GuestMemoryMmap,
-    endpoints: BTreeMap<DeviceId, Endpoint>,
+    backend: Backend<Resident, Domains>,
+    devices: Vec<DeviceId>,
     running: bool,
-    events: VecDeque<Event>,
-    gone: VecDeque<(DeviceId, Iova)>,
-}
-
-struct Endpoint {
-    domain: DomainId,
-    pages: BTreeMap<Iova, Direction>,
 }
 
 /// The requester id of `device`.
-pub(super) fn devid(device: DeviceId) -> Devid {
+fn devid(device: DeviceId) -> Devid {
     Devid::new(device.get().into())
 }
 
-fn page(giova: Iova) -> Option<IovaRange> {
-    IovaRange::new(giova, PAGE_BYTES)
+fn page(iova: Iova) -> Iova {
+    iova.align_down(PAGE_BYTES)
 }
 
 impl Unit {
-    pub(super) fn new() -> Self {
-        Self {
-            iommu: SoftIommu::new(Limits::default(), GuestMemoryMmap::default()),
-            memory: GuestMemoryMmap::default(),
-            endpoints: BTreeMap::new(),
-            running: false,
-            events: VecDeque::new(),
-            gone: VecDeque::new(),
-        }
-    }
-
-    pub(super) fn add_endpoint(&mut self, device: DeviceId) -> Result<(), IommuError> {
-        self.iommu.add_endpoint(device)?;
-        let number = u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX);
-        let endpoint = Endpoint {
-            domain: DomainId::new(number),
-            pages: BTreeMap::new(),
-        };
-        self.endpoints.insert(device, endpoint);
-        Ok(())
-    }
-
-    pub(super) fn reader(&self, device: DeviceId) -> Result<Reader<GuestMemoryMmap>, IommuError> {
-        self.iommu.reader(device)
-    }
-
-    /// When it returns, no endpoint holds anything of the memory before.
-    pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
-        self.memory = memory.clone();
-        // Whoever calls is no reader, so it is not refused.
-        let _ = self.iommu.set_memory(memory.clone());
-    }
-
-    /// What the driver is told: for which devices, which addresses, how many pages at once.
-    pub(crate) fn config(&self) -> Option<Config> {
+    /// One for `devices`, which reach nothing yet.
+    pub(super) fn new(devices: &[DeviceId]) -> Result<Self, UnitError> {
+        let mut devices = devices.to_vec();
+        devices.sort_unstable();
+        let id = |device: Option<&DeviceId>| device.map_or(0, |id| u32::from(id.get()));
         let (first, last) = WINDOW;
-        let window = IovaRange::inclusive(Iova::new(first), Iova::new(last))?;
-        let id = |device: Option<(&DeviceId, _)>| device.map_or(0, |(id, _)| u32::from(id.get()));
-        let (low, high) = (
-            self.endpoints.first_key_value(),
-            self.endpoints.last_key_value(),
-        );
-        Config::new(window, PAGES_MAX, id(low), id(high)).ok()
+        let config = IovaRange::inclusive(Iova::new(first), Iova::new(last))
+            .and_then(|window| {
+                Config::new(window, PAGES_MAX, id(devices.first()), id(devices.last())).ok()
+            })
+            .ok_or(UnitError::Config)?;
+        let mut iommu = SoftIommu::new(UnitLimits::default(), GuestMemoryMmap::default());
+        for (device, number) in devices.iter().zip(0..) {
+            iommu.add_endpoint(*device)?;
+            iommu.create_domain(DomainId::new(number))?;
+        }
+        let tables = Domains {
+            iommu,
+            leaving: Vec::new(),
+            gone: VecDeque::new(),
+        };
+        let ids = devices.iter().copied().map(devid);
+        let memory = Resident::new(Vec::new());
+        let backend = Backend::new(config, Limits::default(), ids, memory, tables);
+        Ok(Self {
+            backend: backend.map_err(UnitError::Backend)?,
+            devices,
+            running: false,
+        })
     }
 
-    /// The driver begins: what it maps is what endpoints reach.
-    pub(crate) fn start(&mut self) -> Result<(), IommuError> {
-        for (device, endpoint) in &self.endpoints {
-            self.iommu.create_domain(endpoint.domain)?;
-            self.iommu.attach(*device, endpoint.domain)?;
+    pub(super) fn reader(
+        &mut self,
+        device: DeviceId,
+    ) -> Result<Reader<GuestMemoryMmap>, IommuError> {
+        self.backend.tables().iommu.reader(device)
+    }
+
+    /// When it returns, no device holds anything of the memory before.
+    pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+        let ranges = memory.iter().filter_map(|region| {
+            let start = Gpa::new(region.start_addr().raw_value());
+            AddressRange::new(start, region.len())
+        });
+        *self.backend.backing() = Resident::new(ranges.collect());
+        // Whoever calls is no reader, so it is not refused.
+        let _ = self.backend.tables().iommu.set_memory(memory.clone());
+    }
+
+    /// What the driver is told.
+    pub(crate) fn config(&self) -> &Config {
+        self.backend.config()
+    }
+
+    /// The driver begins: what it maps is what devices reach.
+    pub(crate) fn start(&mut self) {
+        for (device, number) in self.devices.iter().zip(0..) {
+            let iommu = &mut self.backend.tables().iommu;
+            // Both are there, and whoever calls is no reader.
+            let _ = iommu.attach(*device, DomainId::new(number));
         }
         self.running = true;
-        Ok(())
     }
 
-    /// When it returns, endpoints reach nothing and no mapping is left.
+    /// When it returns, devices reach nothing and no mapping is left.
     pub(crate) fn reset(&mut self) {
-        for (device, endpoint) in &mut self.endpoints {
-            // Neither can be refused: it is there, and whoever calls is no reader.
-            let _ = self.iommu.detach(*device);
-            let _ = self.iommu.remove_domain(endpoint.domain);
-            endpoint.pages.clear();
+        for device in &self.devices {
+            let _ = self.backend.tables().iommu.detach(*device);
         }
+        // Nobody is attached any more, so nothing can be left due.
+        let _ = self.backend.reset();
+        self.backend.tables().gone.clear();
         self.running = false;
-        self.events.clear();
-        self.gone.clear();
     }
 
     /// Does what `request` asks, as a whole or not at all.
     pub(crate) fn handle(&mut self, request: &[u8]) -> Status {
-        let done = match Request::decode(request, PAGES_MAX) {
-            Err(_) => Err(Status::Malformed),
-            Ok(_) if !self.running => Err(Status::NoDevice),
-            Ok(Request::Map(map)) => self.map(&map),
-            Ok(Request::Unmap(unmap)) => self.unmap(&unmap),
-        };
-        done.err().unwrap_or(Status::Ok)
-    }
-
-    fn map(&mut self, map: &Map<'_>) -> Result<(), Status> {
-        let (endpoint, domain) = open(&mut self.endpoints, &mut self.iommu, map.device)?;
-        let ranges = pages_of(map.giovas.iter())?;
-        if !map.gpas.iter().all(|gpa| is_memory(&self.memory, gpa)) {
-            return Err(Status::BadGpa);
-        }
-        if !distinct(&ranges)
-            || ranges
-                .iter()
-                .any(|r| endpoint.pages.contains_key(&r.start()))
-        {
-            return Err(Status::Mapped);
-        }
-        if endpoint.pages.len().saturating_add(ranges.len()) > MAPPINGS_MAX {
-            return Err(Status::NoRoom);
-        }
-        let permissions = map.direction.permissions();
-        for (done, (range, gpa)) in ranges.iter().zip(map.gpas).enumerate() {
-            if let Err(error) = domain.map(*range, PhysAddr::new(gpa.get()), permissions) {
-                // Nobody is told of the others, so nobody has used them.
-                let _ = domain.unmap_all(ranges.iter().take(done).copied());
-                return Err(match error.reason {
-                    MapReason::OutOfTables => Status::NoRoom,
-                    _ => Status::Failed,
-                });
-            }
-        }
-        let pages = ranges.iter().map(|range| (range.start(), map.direction));
-        endpoint.pages.extend(pages);
-        Ok(())
-    }
-
-    fn unmap(&mut self, unmap: &Unmap<'_>) -> Result<(), Status> {
-        let (endpoint, domain) = open(&mut self.endpoints, &mut self.iommu, unmap.device)?;
-        let ranges = pages_of(unmap.giovas.iter())?;
-        let known = |range: &IovaRange| endpoint.pages.contains_key(&range.start());
-        if !distinct(&ranges) || !ranges.iter().all(known) {
-            return Err(Status::NotMapped);
-        }
-        // One wait for all of them.
-        let cleared = domain.unmap_all(ranges.iter().copied());
-        cleared.map_err(|_| Status::Failed)?;
-        let device = DeviceId::new(u16::try_from(unmap.device.get()).unwrap_or(u16::MAX));
-        for range in ranges {
-            endpoint.pages.remove(&range.start());
-            if self.gone.len() >= REMEMBERED {
-                self.gone.pop_front();
-            }
-            self.gone.push_back((device, range.start()));
-        }
-        Ok(())
+        let status = self.backend.handle(request);
+        self.backend.maintain();
+        status
     }
 
     /// Whether the page at `iova` is mapped for such an access.
-    pub(super) fn reaches(&self, device: DeviceId, iova: Iova, access: Access) -> bool {
-        let mapped = |endpoint: &Endpoint| endpoint.pages.get(&start(iova)).copied();
-        let direction = self.endpoints.get(&device).and_then(mapped);
-        direction.is_some_and(|direction| direction.permissions().allows(access))
+    pub(super) fn reaches(&mut self, device: DeviceId, iova: Iova, access: Access) -> bool {
+        let mapping = self.backend.mapping(devid(device), page(iova));
+        mapping.is_some_and(|(_, direction)| direction.permissions().allows(access))
     }
 
-    /// Whether the page at `iova` is among those that were unmapped last.
-    pub(super) fn was_mapped(&self, device: DeviceId, iova: Iova) -> bool {
-        self.gone.contains(&(device, start(iova)))
-    }
-
-    /// Keeps `event` for the driver. How many are dropped is what the counters of faults say.
-    pub(super) fn report(&mut self, event: Event) {
-        if self.running && self.events.len() < EVENTS_MAX {
-            self.events.push_back(event);
+    /// Keeps for the driver that an access was stopped; whether its page is among those that were unmapped last.
+    pub(super) fn report(&mut self, device: DeviceId, access: Access, iova: Iova) -> bool {
+        // Nobody is there to be told.
+        if self.running {
+            self.backend.report(devid(device), access, iova);
         }
+        let mapped = self.backend.mapping(devid(device), page(iova)).is_some();
+        let number = self.devices.iter().position(|one| *one == device);
+        let mut gone = self.backend.tables().gone.iter();
+        !mapped && gone.any(|(slot, at)| Some(slot.index()) == number && *at == page(iova))
     }
 
     /// The next event that the driver has not been told of.
     pub(crate) fn next_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
-    }
-
-    /// Whether there is one.
-    pub(crate) fn has_events(&self) -> bool {
-        !self.events.is_empty()
+        self.backend.next_event()
     }
 }
 
-fn start(iova: Iova) -> Iova {
-    Iova::new(iova.get() & !(PAGE_BYTES - 1))
+/// Each device's domain. What is unmapped stays until it is settled, so that one wait does for all of a request.
+struct Domains {
+    iommu: SoftIommu<GuestMemoryMmap>,
+    leaving: Vec<(Slot, Iova)>,
+    gone: VecDeque<(Slot, Iova)>,
 }
 
-/// The endpoint that a request names, and its domain.
-fn open<'a>(
-    endpoints: &'a mut BTreeMap<DeviceId, Endpoint>,
-    iommu: &'a mut SoftIommu<GuestMemoryMmap>,
-    device: Devid,
-) -> Result<(&'a mut Endpoint, &'a mut Domain<GuestMemoryMmap>), Status> {
-    let device = u16::try_from(device.get()).map(DeviceId::new);
-    let endpoint = device.ok().and_then(|device| endpoints.get_mut(&device));
-    let endpoint = endpoint.ok_or(Status::NoDevice)?;
-    let domain = iommu.domain(endpoint.domain).map_err(|_| Status::Failed)?;
-    Ok((endpoint, domain))
+fn domain_of(device: Slot) -> DomainId {
+    DomainId::new(u16::try_from(device.index()).unwrap_or(u16::MAX))
 }
 
-fn pages_of(giovas: impl Iterator<Item = Iova>) -> Result<Vec<IovaRange>, Status> {
-    let (first, last) = WINDOW;
-    let inside = |giova: &Iova| (first..=last).contains(&giova.get());
-    let pages = giovas.map(|giova| {
-        let giova = Some(giova).filter(|g| inside(g) && g.is_aligned(PAGE_BYTES));
-        giova.and_then(page).ok_or(Status::BadGiova)
-    });
-    pages.collect()
-}
+impl IoTables for Domains {
+    fn map(
+        &mut self,
+        device: Slot,
+        giova: Iova,
+        frame: PhysAddr,
+        direction: Direction,
+    ) -> Result<(), IoError> {
+        // Put back what has not left yet.
+        let waiting = self.leaving.iter().position(|one| *one == (device, giova));
+        if let Some(at) = waiting {
+            self.leaving.swap_remove(at);
+            return Ok(());
+        }
+        let range = IovaRange::new(giova, PAGE_BYTES).ok_or(IoError::Failed)?;
+        let domain = self.iommu.domain(domain_of(device));
+        let domain = domain.map_err(|_| IoError::Failed)?;
+        let mapped = domain.map(range, frame, direction.permissions());
+        mapped.map_err(|error| match error.reason {
+            MapReason::OutOfTables => IoError::NoRoom,
+            _ => IoError::Failed,
+        })
+    }
 
-fn is_memory(memory: &GuestMemoryMmap, gpa: Gpa) -> bool {
-    let start = GuestAddress(gpa.get());
-    gpa.is_aligned(PAGE_BYTES)
-        && start.checked_add(PAGE_BYTES - 1).is_some()
-        && memory.check_range(start, PAGE_BYTES as usize, Permissions::ReadWrite)
-}
+    fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError> {
+        self.leaving.push((device, giova));
+        Ok(())
+    }
 
-/// Whether no page stands there twice.
-fn distinct(ranges: &[IovaRange]) -> bool {
-    let mut starts: Vec<Iova> = ranges.iter().map(IovaRange::start).collect();
-    starts.sort_unstable();
-    starts.windows(2).all(|two| two.first() != two.last())
+    fn settle(&mut self, device: Slot) -> Result<(), IoError> {
+        let of_device = |(slot, _): &&(Slot, Iova)| *slot == device;
+        let pages = self.leaving.iter().filter(of_device);
+        let ranges = pages.filter_map(|(_, giova)| IovaRange::new(*giova, PAGE_BYTES));
+        let domain = self.iommu.domain(domain_of(device));
+        let domain = domain.map_err(|_| IoError::Failed)?;
+        domain.unmap_all(ranges).map_err(|_| IoError::Failed)?;
+        let Self { leaving, gone, .. } = self;
+        leaving.retain(|one| {
+            let left = one.0 == device;
+            if left {
+                gone.push_back(*one);
+            }
+            !left
+        });
+        gone.drain(..gone.len().saturating_sub(REMEMBERED));
+        Ok(())
+    }
 }

@@ -135,15 +135,13 @@ impl PvIommuDevice {
         let iommu = self.iommu.clone();
         let counters = DeviceCounters::default();
         serve_chains(queue, dma, &counters, |chain, dma| {
-            let mut unit = iommu.unit();
-            if !unit.has_events() {
-                return Done::Later;
-            }
-            let fits = !chain.malformed && chain.writable.bytes() >= EVENT_BYTES as u64;
-            let event = unit.next_event().filter(|_| fits);
-            drop(unit);
-            let Some(event) = event else {
+            if chain.malformed || chain.writable.bytes() < EVENT_BYTES as u64 {
                 return Done::Used(0);
+            }
+            // Held no longer: to write it is to access memory.
+            let event = iommu.unit().next_event();
+            let Some(event) = event else {
+                return Done::Later;
             };
             let written = dma.with(|memory| chain.writable.write(memory, &event.encode()));
             Done::Used(written.map_or(0, |()| EVENT_BYTES as u32))
@@ -195,14 +193,11 @@ impl Device for PvIommuDevice {
     }
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {
-        let config = self.iommu.unit().config();
-        let bytes = config.map_or([0; 32], |config| config.encode());
-        copy_part(&bytes, offset, data);
+        copy_part(&self.iommu.unit().config().encode(), offset, data);
     }
 
     fn activate(&mut self, _features: u64) {
-        // What cannot be made ready stays out of reach: requests for it fail.
-        let _ = self.iommu.unit().start();
+        self.iommu.unit().start();
     }
 
     fn reset(&mut self) {

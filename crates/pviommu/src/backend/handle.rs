@@ -3,13 +3,13 @@
 use alloc::vec::Vec;
 use core::fmt;
 
-use ringfence_types::{Access, Iova};
+use ringfence_types::{Access, Direction, Iova};
 
 use super::device::Device;
 use super::events::Events;
 use super::{Backing, IoTables, Slot};
 use crate::wire::{
-    Config, Devid, Event, EventReason, Giovas, Map, PAGE_BYTES, Request, Status, Unmap,
+    Config, Devid, Event, EventReason, Giovas, Gpa, Map, PAGE_BYTES, Request, Status, Unmap,
 };
 
 /// What one guest may take of the host, beside frames.
@@ -245,6 +245,11 @@ impl<B: Backing, T: IoTables> Backend<B, T> {
     /// Events that were dropped.
     pub fn lost_events(&self) -> u64 {
         self.events.lost()
+    }
+
+    /// Where the page at `giova` leads for `device`, and in which direction.
+    pub fn mapping(&mut self, device: Devid, giova: Iova) -> Option<(Gpa, Direction)> {
+        find(&mut self.devices, device)?.view.get(giova)
     }
 
     /// Pages mapped for `device`; none if it is unknown.

@@ -234,7 +234,10 @@ pub(crate) struct ModuleArgs {
         requires = "module"
     )]
     pub module_args: String,
-    /// Where its sources are
+    /// Put this one of the modules into the guest, at /modules/NAME.ko, for the command to load
+    #[arg(long, value_name = "NAME", value_parser = ["dma_count"])]
+    pub with_module: Option<String>,
+    /// Where the modules' sources are
     #[arg(long, value_name = "DIR", default_value = "kmod", value_hint = ValueHint::DirPath)]
     pub module_source: PathBuf,
 }

@@ -61,15 +61,21 @@ impl Prepared {
         let cache = fs::canonicalize(&args.cache).map_err(Failure::io(&args.cache))?;
         let qemu = Qemu::prepare(&cache, &mut say)?;
         let kernel = Kernel::prepare(&args.kernel, &cache, &mut say)?;
-        let named = module.and_then(|args| Some((args, args.module.as_ref()?)));
-        let own = match named {
-            Some((args, name)) => vec![OwnModule {
-                bytes: build_module(&kernel, name, &args.module_source, &cache, &mut say)?,
+        let mut build = |args: &ModuleArgs, name| {
+            build_module(&kernel, name, &args.module_source, &cache, &mut say)
+        };
+        let mut own = Vec::new();
+        let mut files = files.to_vec();
+        if let Some((args, name)) = module.and_then(|args| Some((args, args.module.as_ref()?))) {
+            own.push(OwnModule {
+                bytes: build(args, name)?,
                 name: name.clone(),
                 parameters: args.module_args.clone(),
-            }],
-            None => Vec::new(),
-        };
+            });
+        }
+        if let Some((args, name)) = module.and_then(|a| Some((a, a.with_module.as_ref()?))) {
+            files.push((format!("/modules/{name}.ko"), build(args, name)?));
+        }
         let stock = own.is_empty().then_some(VIRTIO_IOMMU);
         let modules: Vec<&str> = stock.into_iter().chain(MODULES.iter().copied()).collect();
         let initramfs = build_initramfs(
@@ -78,7 +84,7 @@ impl Prepared {
                 modules: &modules,
                 own: &own,
                 command,
-                files,
+                files: &files,
             },
         )?;
         Ok(Self {

@@ -51,7 +51,8 @@ pub fn build_module(
     let release = kernel.release()?;
     let base = cache.join("modules");
     let root = base.join("root");
-    let inside = format!("build/{release}/{name}");
+    // One directory has several modules, built together.
+    let inside = format!("build/{release}");
     let dir = root.join(&inside);
     fs::create_dir_all(&dir).map_err(GuestError::io(&dir))?;
     // Guests that start at the same time build once.
@@ -64,7 +65,7 @@ pub fn build_module(
     let fresh = fs::read(&done).is_ok_and(|built| built == sources.digest());
     if !fresh {
         prepare(&release, cache, &root, say)?;
-        say(&format!("building {name} for {release}"));
+        say(&format!("building modules for {release}"));
         fs::remove_dir_all(&dir).map_err(GuestError::io(&dir))?;
         fs::create_dir_all(&dir).map_err(GuestError::io(&dir))?;
         for (file, bytes) in &sources.files {

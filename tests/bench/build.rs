@@ -101,7 +101,8 @@ impl Job for Build {
             Ownership::Page,
             |&Newcomer { domain, .. }, machine| {
                 let (memory, frames) = (machine.arena(), machine.frames());
-                let table = (recipe.table)(domain, machine.coherency(), memory, frames).unwrap();
+                let (coherency, host) = (machine.coherency(), machine.host());
+                let table = (recipe.table)(domain, coherency, memory, frames, host).unwrap();
                 let directed = Directed::Table(table.root());
                 let alloc = recipe.allocator(memory, frames, Some(&table)).unwrap();
                 (Paged::new(alloc, table, recipe.rounding), directed)

@@ -14,8 +14,7 @@ use ringfence_lab::machine::Machine;
 use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Tally, Verdict};
 use ringfence_lab::replay::Attached;
 use ringfence_types::{
-    Access, DeviceId, Direction, Fault, Invalidation, Iova, IovaRange, Nanos, PhysAddr, PhysMemory,
-    PhysRange,
+    Access, DeviceId, Direction, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange,
 };
 
 use super::build::attackers;
@@ -432,7 +431,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
     }
 
     fn purge(&mut self) {
-        let purged = self.machine.iommu.hardware.submit(Invalidation::Global);
+        let purged = self.machine.iommu.hardware.purge();
         purged.expect("purged");
     }
 
@@ -456,6 +455,6 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
     }
 
     fn counts(&self) -> (u64, u64) {
-        (self.unmaps, self.machine.iommu.count)
+        (self.unmaps, self.machine.invalidations())
     }
 }

@@ -11,6 +11,7 @@ ring does not fit the driver: what they did map is held to the same safety. For 
 - bounded modes: violations and a stale window where more than 1000 mappings ended;
 - modes with rings: nothing colocated either; those that take any free slot turn no map away and let none wait;
 - modes that translate by pages: something colocated in all of them or, where every buffer fills its pages, in none;
+- modes that ask a host: as many requests as unmaps at least, and no more kicks than requests; strict ones kick for every unmap;
 - where strict's mean search is 5 or more and cycles were measured, strict allocates at a higher price than strict+.
 
 Prints a line for each trace and one for each promise that is not kept; exits with 1 if there is one.
@@ -41,6 +42,13 @@ def broken(row):
         yield f"{row['colocated']} colocated"
     if row["mode"] == "riommu-ooo" and row["stalls"]:
         yield f"{row['stalls']} maps waited"
+    if row["mode"].startswith("virtio-"):
+        if not row["unmaps"] <= row["kicks"] <= row["requests"]:
+            yield f"{row['requests']} requests and {row['kicks']} kicks for {row['unmaps']} unmaps"
+        if row["mode"] == "virtio-strict" and row["kicks"] != row["maps"] + row["unmaps"]:
+            yield f"{row['kicks']} kicks for {row['maps']} maps and {row['unmaps']} unmaps"
+    elif row["requests"]:
+        yield f"{row['requests']} requests to nobody"
     if row["safety"] == "bounded" and row["unmaps"] > MANY:
         if not row["violations"]["total"]:
             yield "deferred, and no violation"
@@ -76,7 +84,7 @@ def main(paths):
             failures += len(found)
             told += [f"{mode}: BROKEN: {what}" for what in found]
         judged = [row for row in rows.values() if row["status"] == "ok"]
-        paged = [row for row in judged if row["mode"] not in ("none", "hwpt", "swpt", *RINGS)]
+        paged = [row for row in judged if row["mode"] not in ("none", "hwpt", "swpt", "kvm-baseline", *RINGS)]
         beside = [row for row in paged if row["colocated"]]
         if 0 < len(beside) < len(paged):
             failures += 1

@@ -16,7 +16,7 @@ enum Expected {
 use Expected::{Resists as R, Vulnerable as V};
 
 /// Kinds of modes, with those that stand for them.
-const NONE: &[&str] = &["none", "hwpt", "swpt"];
+const NONE: &[&str] = &["none", "hwpt", "swpt", "kvm-baseline"];
 const STRICT: &[&str] = &[
     "strict",
     "strict+",
@@ -26,8 +26,9 @@ const STRICT: &[&str] = &[
     "linux-strict",
     "fence",
     "fence-burst",
+    "virtio-strict",
 ];
-const DEFERRED: &[&str] = &["defer", "defer+", "linux-lazy", "bitmap"];
+const DEFERRED: &[&str] = &["defer", "defer+", "linux-lazy", "bitmap", "virtio-lazy"];
 
 type Attack = fn(&mut dyn Bench) -> usize;
 
@@ -49,6 +50,13 @@ const CLASSES: &[(&str, Attack, Expected, Expected, Expected)] = &[
     ("A35 released in a batch", batch, V, R, V),
 ];
 
+/// Where a mode is no mean of its kind. The host has not been asked yet to unmap, so the table leads there as well; and it is asked when
+/// anything is mapped next, so that no new buffer is met through an old address.
+const ODD: &[(&str, &str, Expected)] = &[
+    ("A03 stale, cold", "virtio-lazy", V),
+    ("A05 recycled page", "virtio-lazy", R),
+];
+
 #[test]
 fn every_class_has_the_expected_outcome() {
     for &(class, attack, none, strict, deferred) in CLASSES {
@@ -56,6 +64,8 @@ fn every_class_has_the_expected_outcome() {
             for name in modes {
                 let mut bench = named(name);
                 bench.attackers(false);
+                let odd = ODD.iter().find(|odd| (odd.0, odd.1) == (class, *name));
+                let expected = odd.map_or(expected, |odd| odd.2);
                 let through = attack(&mut *bench);
                 let found = if through > 0 { V } else { R };
                 assert_eq!(found, expected, "{class} on {name}: {through} came through");

@@ -136,7 +136,7 @@ impl Job for MakeFull {
     {
         let coherency = Profile::r210_2015().coherency();
         let replica = Replica::new((recipe.flush)(), platform()?, move |of, bench| {
-            let table = (recipe.table)(of.domain, coherency, &bench.arena, &bench.frames)?;
+            let table = (recipe.table)(of.domain, coherency, &bench.arena, &bench.frames, None)?;
             let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
         });

@@ -25,8 +25,9 @@ use ringfence_types::{DomainId, PageSize, Pfn, PfnRange, PhysAddr};
 use crate::any;
 use crate::error::LabError;
 use crate::hardware::{Calgary, Hardware, Vtd};
+use crate::hosted::VirtioTable;
 use crate::meter::{FlushFor, FlushForRings, ReplayRing};
-use crate::modes::{Alloc, FlushKind, Mode, TableKind};
+use crate::modes::{Alloc, FlushKind, Mode, TableKind, Who};
 use crate::ring::RingRecipe;
 
 /// A table that a replay can have.
@@ -41,9 +42,12 @@ pub trait ReplayTable: Translations + Sized + 'static {
     fn root(&self) -> PhysAddr;
 }
 
-/// Makes the empty table of a domain; fails for want of room.
+/// Who keeps a table.
+pub type HostOf<T> = <<T as ReplayTable>::Hardware as Hardware>::Host;
+
+/// Makes the empty table of a domain, which a host keeps if there is one; fails for want of room.
 pub type MakeTable<T> =
-    fn(DomainId, Coherency, &Arena, &Frames<Rc<Arena>>) -> Result<T, TableError>;
+    fn(DomainId, Coherency, &Arena, &Frames<Rc<Arena>>, Option<&HostOf<T>>) -> Result<T, LabError>;
 
 /// The format of every radix table of a replay: four levels, as the documents' machine has.
 fn format() -> SecondStage {
@@ -88,8 +92,15 @@ pub(crate) fn plain(
     coherency: Coherency,
     memory: &Arena,
     frames: &Frames<Rc<Arena>>,
-) -> Result<Plain, TableError> {
-    Table::new(format(), domain, coherency, memory, frames).map(PlainTable)
+    _: Option<&()>,
+) -> Result<Plain, LabError> {
+    Ok(PlainTable(Table::new(
+        format(),
+        domain,
+        coherency,
+        memory,
+        frames,
+    )?))
 }
 
 pub(crate) fn cached(
@@ -97,8 +108,15 @@ pub(crate) fn cached(
     coherency: Coherency,
     memory: &Arena,
     frames: &Frames<Rc<Arena>>,
-) -> Result<Cached, TableError> {
-    Table::new(format(), domain, coherency, memory, frames).map(CachedTable)
+    _: Option<&()>,
+) -> Result<Cached, LabError> {
+    Ok(CachedTable(Table::new(
+        format(),
+        domain,
+        coherency,
+        memory,
+        frames,
+    )?))
 }
 
 pub(crate) fn flat(
@@ -106,9 +124,11 @@ pub(crate) fn flat(
     coherency: Coherency,
     memory: &Arena,
     frames: &Frames<Rc<Arena>>,
-) -> Result<Flat, TableError> {
+    _: Option<&()>,
+) -> Result<Flat, LabError> {
     let root = flat_root(frames).ok_or(TableError::OutOfFrames)?;
-    Table::at(CalgaryTce::FULL, domain, coherency, memory, root).map(PlainTable)
+    let table = Table::at(CalgaryTce::FULL, domain, coherency, memory, root)?;
+    Ok(PlainTable(table))
 }
 
 /// Writes back the whole table page at every unmap, as documented.
@@ -117,7 +137,8 @@ pub(crate) fn reclaimer_of_pages(
     coherency: Coherency,
     memory: &Arena,
     frames: &Frames<Rc<Arena>>,
-) -> Result<Reclaimer, TableError> {
+    _: Option<&()>,
+) -> Result<Reclaimer, LabError> {
     let reclaim = Reclaim::FlushPage;
     let table = ReclaimingTable::new(format(), domain, coherency, reclaim, memory, frames)?;
     Ok(Reclaiming::new(table, RefCell::new))
@@ -129,10 +150,23 @@ pub(crate) fn reclaimer(
     coherency: Coherency,
     memory: &Arena,
     frames: &Frames<Rc<Arena>>,
-) -> Result<Reclaimer, TableError> {
+    _: Option<&()>,
+) -> Result<Reclaimer, LabError> {
     let reclaim = Reclaim::FlushTouched;
     let table = ReclaimingTable::new(format(), domain, coherency, reclaim, memory, frames)?;
     Ok(Reclaiming::new(table, RefCell::new))
+}
+
+/// Kept by a host behind a virtio-iommu.
+pub(crate) fn virtio(
+    domain: DomainId,
+    _: Coherency,
+    _: &Arena,
+    _: &Frames<Rc<Arena>>,
+    host: Option<&HostOf<VirtioTable>>,
+) -> Result<VirtioTable, LabError> {
+    let host = host.ok_or(LabError::Internal("a guest without a host"))?;
+    VirtioTable::new(host, domain)
 }
 
 /// Room for the one level of a flat table.
@@ -157,7 +191,7 @@ pub struct Site<'a> {
 }
 
 /// How one makes a mode's parts.
-pub struct Recipe<A, T, F> {
+pub struct Recipe<A, T: ReplayTable, F> {
     /// The allocator of a domain.
     pub alloc: fn(&Site<'_>) -> Result<A, LabError>,
     /// The row's answer to question 1.
@@ -170,13 +204,13 @@ pub struct Recipe<A, T, F> {
     pub table: MakeTable<T>,
 }
 
-impl<A, T, F> Clone for Recipe<A, T, F> {
+impl<A, T: ReplayTable, F> Clone for Recipe<A, T, F> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<A, T, F> Copy for Recipe<A, T, F> {}
+impl<A, T: ReplayTable, F> Copy for Recipe<A, T, F> {}
 
 impl<A, T: ReplayTable, F> Recipe<A, T, F> {
     /// The allocator of a domain with `table`, which is as it was made; without one, as if there were.
@@ -320,7 +354,7 @@ pub(crate) fn queues() -> Queues {
 pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
     use Rounding::{Exact, PowerOfTwo};
     use {Alloc as A, FlushKind as F, TableKind as T};
-    fn recipe<A, T, F>(
+    fn recipe<A, T: ReplayTable, F>(
         mode: &Mode,
         alloc: fn(&Site<'_>) -> Result<A, LabError>,
         table: MakeTable<T>,
@@ -336,6 +370,15 @@ pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
         }
     }
     let strict = || Strict;
+    if mode.who == Who::VirtioIommu {
+        return Ok(match (mode.alloc, mode.table, mode.flush) {
+            (A::LinuxRcache, T::Radix, F::PerUnmap) => job
+                .paged::<Rcache, VirtioTable, Strict>(recipe(mode, rcache, virtio, strict, Exact)),
+            (A::LinuxRcache, T::Radix, F::PerCpuQueue) => job
+                .paged::<Rcache, VirtioTable, Queues>(recipe(mode, rcache, virtio, queues, Exact)),
+            _ => return any::dispatch_virtio(mode, job),
+        });
+    }
     Ok(match (mode.alloc, mode.table, mode.flush) {
         (A::Identity, table, F::Never) => job.identity(table),
         (A::CachedRbTree, T::Radix, F::PerUnmap) => {

@@ -164,6 +164,7 @@ pub fn compare<R: Read>(
             components,
             c_none: options.profile.c_none,
             invalidation_cycles: options.profile.invalidation_cycles,
+            kick_cycles: options.profile.kick_cycles,
             status,
         }));
     }

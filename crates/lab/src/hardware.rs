@@ -10,13 +10,15 @@ use ringfence_hw::{
     RingLogic, RingUnit, RingUnitConfig, Stats, UnitConfig, VtdUnit,
 };
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{CalgaryTce, Context, ContextTables, Levels, Translation};
+use ringfence_pgtable::{CalgaryTce, Coherency, Context, ContextTables, Levels, Translation};
 use ringfence_types::{
     DeviceId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, PhysAddr, Ticket,
 };
 
 use crate::Profile;
 use crate::error::LabError;
+use crate::hosted::Traffic;
+use crate::meter::{InvalidationQueue, queued};
 
 /// Where a device's accesses are directed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,12 +31,18 @@ pub enum Directed {
 
 /// An IOMMU and what it reads to find a device's table.
 pub trait Hardware: Invalidator + fmt::Debug + Sized + 'static {
+    /// Who keeps its tables.
+    type Host: Host;
+
     /// The unit that `profile` describes, for a machine with this memory.
     ///
     /// # Errors
     /// Caches of an impossible shape, or no room for what directs devices.
-    fn new(profile: &Profile, memory: &Arena, frames: &Frames<Rc<Arena>>)
-    -> Result<Self, LabError>;
+    fn new(
+        profile: &Profile,
+        memory: &Rc<Arena>,
+        frames: &Rc<Frames<Rc<Arena>>>,
+    ) -> Result<Self, LabError>;
 
     /// Lets all accesses through untranslated.
     fn switch_off(&mut self);
@@ -71,6 +79,58 @@ pub trait Hardware: Invalidator + fmt::Debug + Sized + 'static {
 
     /// What it has counted.
     fn stats(&self) -> Stats;
+
+    /// Who keeps the tables, if it is not the layer.
+    fn host(&self) -> Option<&Self::Host> {
+        None
+    }
+
+    /// Forgets all that it has cached, whatever the layer believes.
+    ///
+    /// # Errors
+    /// It may not have.
+    fn purge(&mut self) -> Result<(), InvalidationError> {
+        self.submit(Invalidation::Global).map(drop)
+    }
+
+    /// Moves the invalidations that the host had it complete since the last call to the end of `completed`.
+    fn take_completed(&mut self, completed: &mut Vec<Invalidation>) {
+        let _ = completed;
+    }
+
+    /// What went through the queue to the host.
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
+}
+
+/// Who keeps the tables that the hardware looks up: the layer itself ([`()`](unit)), or a host that it asks to.
+pub trait Host: Sized + 'static {
+    /// Whether it is somebody else.
+    const REMOTE: bool;
+    /// How the layer waits for an invalidation where time is measured.
+    type Invalidator: Invalidator + 'static;
+
+    /// One for a timed replay whose layer keeps what it keeps in `memory`.
+    ///
+    /// # Errors
+    /// No room.
+    fn metered(
+        memory: &Rc<Arena>,
+        coherency: Coherency,
+    ) -> Result<(Option<Self>, Self::Invalidator), LabError>;
+}
+
+impl Host for () {
+    const REMOTE: bool = false;
+    type Invalidator = InvalidationQueue;
+
+    fn metered(
+        memory: &Rc<Arena>,
+        _: Coherency,
+    ) -> Result<(Option<Self>, InvalidationQueue), LabError> {
+        Ok((None, queued(memory)))
+    }
 }
 
 /// A VT-d unit with its root and context tables.
@@ -82,12 +142,14 @@ pub struct Vtd {
 }
 
 impl Hardware for Vtd {
+    type Host = ();
+
     fn new(
         profile: &Profile,
-        memory: &Arena,
-        frames: &Frames<Rc<Arena>>,
+        memory: &Rc<Arena>,
+        frames: &Rc<Frames<Rc<Arena>>>,
     ) -> Result<Self, LabError> {
-        let contexts = ContextTables::new(profile.coherency(), memory, frames)?;
+        let contexts = ContextTables::new(profile.coherency(), &**memory, &**frames)?;
         let mut unit = VtdUnit::vtd(&config(profile)?);
         unit.set_root_table(contexts.root());
         unit.enable();
@@ -154,10 +216,12 @@ pub struct Calgary {
 }
 
 impl Hardware for Calgary {
+    type Host = ();
+
     fn new(
         profile: &Profile,
-        _memory: &Arena,
-        _frames: &Frames<Rc<Arena>>,
+        _memory: &Rc<Arena>,
+        _frames: &Rc<Frames<Rc<Arena>>>,
     ) -> Result<Self, LabError> {
         let config = UnitConfig {
             purge: Purge::WholeOnly,
@@ -233,14 +297,16 @@ pub struct Riommu<L: RingLogic> {
 }
 
 impl<L: RingLogic + 'static> Hardware for Riommu<L> {
+    type Host = ();
+
     /// The documents give each ring one entry and do not say for how many: here as many rings have one as the profile's IOTLB has
     /// entries, in the same geometry.
     fn new(
         profile: &Profile,
-        memory: &Arena,
-        frames: &Frames<Rc<Arena>>,
+        memory: &Rc<Arena>,
+        frames: &Rc<Frames<Rc<Arena>>>,
     ) -> Result<Self, LabError> {
-        let contexts = ContextTables::new(profile.coherency(), memory, frames)?;
+        let contexts = ContextTables::new(profile.coherency(), &**memory, &**frames)?;
         let mut unit = RingUnit::new(&RingUnitConfig {
             riotlb: Geometry::new(profile.iotlb_sets, profile.iotlb_ways)?,
             replacement: Replacement::Lru,

@@ -10,6 +10,7 @@ pub mod compare;
 mod error;
 pub mod experiments;
 pub mod hardware;
+pub mod hosted;
 pub mod machine;
 pub mod meter;
 pub mod modes;

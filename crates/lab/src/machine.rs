@@ -14,7 +14,8 @@ use ringfence_types::{
 
 use crate::Profile;
 use crate::error::LabError;
-use crate::hardware::{Directed, Hardware, Vtd};
+use crate::hardware::{Directed, Hardware, Host, Vtd};
+use crate::hosted::Traffic;
 
 /// Where the buffers of a trace lie; traces are renamed to fit. A reservation of addresses: memory is what the tables take.
 pub const DATA_BYTES: u64 = ringfence_trace::ARENA_BYTES;
@@ -27,18 +28,30 @@ pub struct Watched<H> {
     /// The hardware.
     pub hardware: H,
     /// Completed and not yet looked at.
-    pub completed: Vec<Invalidation>,
-    /// All invalidations so far.
-    pub count: u64,
+    completed: Vec<Invalidation>,
+    /// All invalidations that the layer asked for so far.
+    count: u64,
 }
 
-impl<H: Invalidator> Invalidator for Watched<H> {
+impl<H: Hardware> Watched<H> {
+    /// Calls `each` for every invalidation completed since the last call, whoever asked for it.
+    pub fn each_completed(&mut self, each: impl FnMut(Invalidation)) {
+        if H::Host::REMOTE {
+            self.hardware.take_completed(&mut self.completed);
+        }
+        self.completed.drain(..).for_each(each);
+    }
+}
+
+impl<H: Hardware> Invalidator for Watched<H> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         let ticket = self.hardware.submit(request)?;
-        self.count += 1;
-        // The unit completes what it accepts before it returns.
-        self.completed.push(request);
+        // A host has asked the unit itself; else the unit completes what it accepts before it returns.
+        if !H::Host::REMOTE {
+            self.count += 1;
+            self.completed.push(request);
+        }
         Ok(ticket)
     }
 
@@ -52,7 +65,7 @@ impl<H: Invalidator> Invalidator for Watched<H> {
 #[derive(Debug)]
 pub struct Machine<H = Vtd> {
     arena: Rc<Arena>,
-    frames: Frames<Rc<Arena>>,
+    frames: Rc<Frames<Rc<Arena>>>,
     coherency: Coherency,
     /// The IOMMU.
     pub iommu: Watched<H>,
@@ -66,7 +79,7 @@ impl<H: Hardware> Machine<H> {
         let arena = Rc::new(Arena::new(DATA_BYTES + TABLE_BYTES)?);
         let region = PhysRange::new(PhysAddr::new(DATA_BYTES), TABLE_BYTES)
             .ok_or(LabError::Internal("table region"))?;
-        let frames = Frames::new(Rc::clone(&arena), region);
+        let frames = Rc::new(Frames::new(Rc::clone(&arena), region));
         let mut hardware = H::new(profile, &arena, &frames)?;
         if !enabled {
             hardware.switch_off();
@@ -107,6 +120,25 @@ impl<H: Hardware> Machine<H> {
     /// What the hardware has counted.
     pub fn stats(&self) -> Stats {
         self.iommu.hardware.stats()
+    }
+
+    /// What went through the queue to a host.
+    pub fn traffic(&self) -> Traffic {
+        self.iommu.hardware.traffic()
+    }
+
+    /// Invalidations so far, whoever asked for them.
+    pub fn invalidations(&self) -> u64 {
+        if H::Host::REMOTE {
+            self.traffic().invalidations
+        } else {
+            self.iommu.count
+        }
+    }
+
+    /// Who keeps the tables, if it is not the layer.
+    pub fn host(&self) -> Option<&H::Host> {
+        self.iommu.hardware.host()
     }
 
     /// Whether the walker snoops.

@@ -94,6 +94,10 @@ pub enum FlushKind {
 pub enum Who {
     /// This kernel.
     Kernel,
+    /// The host, before the guest runs; nobody asks it for anything.
+    Host,
+    /// The host, asked through a virtqueue as virtio-iommu has it: a request maps or unmaps one run of addresses.
+    VirtioIommu,
 }
 
 /// What a mode promises; what it does is measured.
@@ -139,30 +143,33 @@ pub struct Mode {
 
 /// The named modes, in the order in which reports show them.
 #[rustfmt::skip]
-pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, &str)] = {
-    use {Alloc::*, FlushKind::*, TableKind as T};
+pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Who, &str)] = {
+    use {Alloc::*, FlushKind::*, TableKind as T, Who::*};
     &[
-        ("none",          Identity,      T::None,             Never,       "no IOMMU"),
-        ("hwpt",          Identity,      T::PassThrough,      Never,       "IOMMU on, pass-through in hardware (rIOMMU 5.1)"),
-        ("swpt",          Identity,      T::StaticRadix,      Never,       "all memory mapped to itself (rIOMMU 5.1)"),
-        ("strict",        CachedRbTree,  T::Radix,            PerUnmap,    "Linux 3.4, strict (rIOMMU, EIOVAR, Fujita)"),
-        ("strict+",       Eiovar(None),  T::Radix,            PerUnmap,    "strict with EIOVAR"),
-        ("defer",         CachedRbTree,  T::Radix,            Deferred,    "Linux 3.4, deferred: 250 entries or 10 ms"),
-        ("defer+",        Eiovar(None),  T::Radix,            Deferred,    "deferred with EIOVAR"),
-        ("bitmap",        Bitmap,        T::Radix,            PerWrap,     "Fujita and Moriai: one flush per wrap"),
-        ("bitmap-literal", BitmapLiteral, T::Radix,           PerWrap,     "the bitmap as documented, defect included"),
-        ("strict-bitmap", Bitmap,        T::Radix,            PerUnmap,    "the bitmap with a flush per unmap"),
-        ("freebsd",       FreeBsd,       T::RadixReclaimPage, PerUnmap,    "FreeBSD as EIOVAR section 7 found it"),
-        ("freebsd-fixed", FreeBsd,       T::RadixReclaim,     PerUnmap,    "FreeBSD with the flush repaired"),
-        ("linux-strict",  LinuxRcache,   T::Radix,            PerUnmap,    "today's Linux, iommu.strict=1"),
-        ("linux-lazy",    LinuxRcache,   T::Radix,            PerCpuQueue, "today's Linux, default"),
-        ("fence",         Magazine,      T::CachedRadix,      PerUnmap,    "Ringfence: the best strict composition"),
-        ("fence-burst",   Magazine,      T::CachedRadix,      Burst,       "Ringfence: strict, one invalidation per burst"),
-        ("riommu-literal", RingTailLiteral, T::RingLiteral,   BurstLiteral, "rIOMMU as its figures have it, defects included"),
-        ("riommu--literal", RingTailLiteral, T::RingNonCoherentLiteral, BurstLiteral, "the same, and its walks do not snoop"),
-        ("riommu",        RingTail,      T::Ring,             Burst,       "rIOMMU repaired: protection to the byte; no such hardware yet"),
-        ("riommu-",       RingTail,      T::RingNonCoherent,  Burst,       "the same, and its walks do not snoop"),
-        ("riommu-ooo",    RingFree,      T::Ring,             Burst,       "Ringfence: rIOMMU for drivers that unmap out of order"),
+        ("none",            Identity,        T::None,                   Never,        Kernel,      "no IOMMU"),
+        ("hwpt",            Identity,        T::PassThrough,            Never,        Kernel,      "IOMMU on, pass-through in hardware (rIOMMU 5.1)"),
+        ("swpt",            Identity,        T::StaticRadix,            Never,        Kernel,      "all memory mapped to itself (rIOMMU 5.1)"),
+        ("strict",          CachedRbTree,    T::Radix,                  PerUnmap,     Kernel,      "Linux 3.4, strict (rIOMMU, EIOVAR, Fujita)"),
+        ("strict+",         Eiovar(None),    T::Radix,                  PerUnmap,     Kernel,      "strict with EIOVAR"),
+        ("defer",           CachedRbTree,    T::Radix,                  Deferred,     Kernel,      "Linux 3.4, deferred: 250 entries or 10 ms"),
+        ("defer+",          Eiovar(None),    T::Radix,                  Deferred,     Kernel,      "deferred with EIOVAR"),
+        ("bitmap",          Bitmap,          T::Radix,                  PerWrap,      Kernel,      "Fujita and Moriai: one flush per wrap"),
+        ("bitmap-literal",  BitmapLiteral,   T::Radix,                  PerWrap,      Kernel,      "the bitmap as documented, defect included"),
+        ("strict-bitmap",   Bitmap,          T::Radix,                  PerUnmap,     Kernel,      "the bitmap with a flush per unmap"),
+        ("freebsd",         FreeBsd,         T::RadixReclaimPage,       PerUnmap,     Kernel,      "FreeBSD as EIOVAR section 7 found it"),
+        ("freebsd-fixed",   FreeBsd,         T::RadixReclaim,           PerUnmap,     Kernel,      "FreeBSD with the flush repaired"),
+        ("linux-strict",    LinuxRcache,     T::Radix,                  PerUnmap,     Kernel,      "today's Linux, iommu.strict=1"),
+        ("linux-lazy",      LinuxRcache,     T::Radix,                  PerCpuQueue,  Kernel,      "today's Linux, default"),
+        ("fence",           Magazine,        T::CachedRadix,            PerUnmap,     Kernel,      "Ringfence: the best strict composition"),
+        ("fence-burst",     Magazine,        T::CachedRadix,            Burst,        Kernel,      "Ringfence: strict, one invalidation per burst"),
+        ("riommu-literal",  RingTailLiteral, T::RingLiteral,            BurstLiteral, Kernel,      "rIOMMU as its figures have it, defects included"),
+        ("riommu--literal", RingTailLiteral, T::RingNonCoherentLiteral, BurstLiteral, Kernel,      "the same, and its walks do not snoop"),
+        ("riommu",          RingTail,        T::Ring,                   Burst,        Kernel,      "rIOMMU repaired: protection to the byte; no such hardware yet"),
+        ("riommu-",         RingTail,        T::RingNonCoherent,        Burst,        Kernel,      "the same, and its walks do not snoop"),
+        ("riommu-ooo",      RingFree,        T::Ring,                   Burst,        Kernel,      "Ringfence: rIOMMU for drivers that unmap out of order"),
+        ("kvm-baseline",    Identity,        T::StaticRadix,            Never,        Host,        "a guest under KVM: all of its memory mapped, once (PVIOMMU 2)"),
+        ("virtio-strict",   LinuxRcache,     T::Radix,                  PerUnmap,     VirtioIommu, "a guest behind virtio-iommu, iommu.strict=1"),
+        ("virtio-lazy",     LinuxRcache,     T::Radix,                  PerCpuQueue,  VirtioIommu, "a guest behind virtio-iommu, default"),
     ]
 };
 
@@ -171,12 +178,12 @@ impl Mode {
     pub fn named() -> Vec<Self> {
         NAMED
             .iter()
-            .map(|&(name, alloc, table, flush, about)| Self {
+            .map(|&(name, alloc, table, flush, who, about)| Self {
                 name: name.to_owned(),
                 alloc,
                 table,
                 flush,
-                who: Who::Kernel,
+                who,
                 about,
             })
             .collect()

@@ -106,6 +106,10 @@ pub struct Row {
     pub stalls: u64,
     /// Maps that never got one: their mapping ended, or the trace, while they waited. They are not among `maps` and `unmaps`.
     pub stalled_out: u64,
+    /// Requests to a host to map or to unmap; 0 where the kernel does it itself.
+    pub requests: u64,
+    /// Notifications of the host: requests that wait together have one.
+    pub kicks: u64,
 }
 
 /// What a row is made of.
@@ -124,6 +128,8 @@ pub struct Parts<'a> {
     pub c_none: f64,
     /// Cycles charged for an invalidation.
     pub invalidation_cycles: u64,
+    /// Cycles charged for a notification of the host.
+    pub kick_cycles: u64,
     /// Whether safety may be claimed, and if not, why.
     pub status: Status,
 }
@@ -147,10 +153,17 @@ impl Row {
             mut components,
             c_none,
             invalidation_cycles,
+            kick_cycles,
             ..
         } = *parts;
-        let charged = ratio(metered.invalidations * invalidation_cycles, metered.unmaps);
-        components.cycles.unmap_invalidation_charged = charged;
+        let traffic = metered.traffic;
+        let cycles = &mut components.cycles;
+        cycles.unmap_invalidation_charged =
+            ratio(metered.invalidations * invalidation_cycles, metered.unmaps);
+        cycles.map_kick_charged = ratio(traffic.kicks_in_maps * kick_cycles, metered.maps);
+        cycles.unmap_kick_charged = ratio(traffic.kicks_in_unmaps * kick_cycles, metered.unmaps);
+        let charged =
+            cycles.unmap_invalidation_charged + cycles.map_kick_charged + cycles.unmap_kick_charged;
         let (map, unmap) = (components.cycles.map(), components.cycles.unmap());
         let mut tally = metered.tally;
         if let Some(hostile) = hostile {
@@ -214,6 +227,8 @@ impl Row {
             live_at_end: metered.alive_at_end,
             stalls: metered.stalls,
             stalled_out: metered.stalled_out,
+            requests: traffic.requests,
+            kicks: traffic.kicks_in_maps + traffic.kicks_in_unmaps,
         }
     }
 }

@@ -194,7 +194,8 @@ impl Job for Assemble<'_> {
         let make = move || -> MakeSpace<Paged<A, T>, T::Hardware> {
             Box::new(move |of: &Newcomer, machine: &Machine<T::Hardware>| {
                 let (memory, frames) = (machine.arena(), machine.frames());
-                let table = (recipe.table)(of.domain, machine.coherency(), memory, frames)?;
+                let (coherency, host) = (machine.coherency(), machine.host());
+                let table = (recipe.table)(of.domain, coherency, memory, frames, host)?;
                 let directed = Directed::Table(table.root());
                 let alloc = recipe.allocator(memory, frames, Some(&table))?;
                 Ok((Paged::new(alloc, table, recipe.rounding), directed))

@@ -8,43 +8,69 @@ use ringfence_dma::flush::{Burst, PerWrap, Strict};
 use ringfence_dma::space::Rounding;
 
 use crate::build::{
-    Flat, Job, MakeTable, Recipe, Reclaimer, Site, flat, queue, queues, reclaimer,
-    reclaimer_of_pages,
+    Flat, Job, MakeTable, Recipe, Reclaimer, ReplayTable, Site, flat, queue, queues, reclaimer,
+    reclaimer_of_pages, virtio,
 };
 use crate::error::LabError;
+use crate::hosted::VirtioTable;
 use crate::modes::{Alloc, FlushKind, Mode, TableKind};
 use alloc::{AnyAlloc, AnyBitmap};
 use flush::AnyFlush;
 use table::AnyRadix;
 
-/// Calls the job with parts that dispatch.
-pub(crate) fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
-    use {Alloc as A, FlushKind as F, TableKind as T};
-    fn recipe<A, T, F>(
-        mode: &Mode,
-        alloc: fn(&Site<'_>) -> Result<A, LabError>,
-        table: MakeTable<T>,
-        flush: fn() -> F,
-    ) -> Recipe<A, T, F> {
-        let rounding = match mode.alloc {
-            Alloc::CachedRbTree | Alloc::Eiovar(_) => Rounding::PowerOfTwo,
-            _ => Rounding::Exact,
-        };
-        Recipe {
-            alloc,
-            answer: mode.alloc,
-            flush,
-            rounding,
-            table,
-        }
+fn recipe<A, T, F>(
+    mode: &Mode,
+    alloc: fn(&Site<'_>) -> Result<A, LabError>,
+    table: MakeTable<T>,
+    flush: fn() -> F,
+) -> Recipe<A, T, F>
+where
+    T: ReplayTable,
+{
+    let rounding = match mode.alloc {
+        Alloc::CachedRbTree | Alloc::Eiovar(_) => Rounding::PowerOfTwo,
+        _ => Rounding::Exact,
+    };
+    Recipe {
+        alloc,
+        answer: mode.alloc,
+        flush,
+        rounding,
+        table,
     }
-    let flush: fn() -> AnyFlush = match mode.flush {
+}
+
+fn flush_of(mode: &Mode) -> fn() -> AnyFlush {
+    use FlushKind as F;
+    match mode.flush {
         F::PerUnmap => || AnyFlush::Strict,
         F::Deferred => || AnyFlush::Deferred(queue()),
         F::PerCpuQueue => || AnyFlush::PerCpu(queues()),
         F::Burst => || AnyFlush::Burst(Burst::default()),
         F::PerWrap | F::Never | F::BurstLiteral => || AnyFlush::Strict,
-    };
+    }
+}
+
+/// Calls the job with parts that dispatch, for rows whose table a host keeps behind a virtio-iommu.
+pub(crate) fn dispatch_virtio<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
+    use {Alloc as A, FlushKind as F, TableKind as T};
+    match (mode.alloc, mode.table, mode.flush) {
+        (
+            A::CachedRbTree | A::Eiovar(_) | A::FreeBsd | A::LinuxRcache | A::Magazine | A::Bitmap,
+            T::Radix,
+            F::PerUnmap | F::Deferred | F::PerCpuQueue | F::Burst,
+        ) => {
+            let recipe = recipe(mode, alloc::alloc, virtio, flush_of(mode));
+            Ok(job.paged::<AnyAlloc, VirtioTable, AnyFlush>(recipe))
+        }
+        _ => Err(LabError::NotBuilt(mode.name.clone())),
+    }
+}
+
+/// Calls the job with parts that dispatch.
+pub(crate) fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
+    use {Alloc as A, FlushKind as F, TableKind as T};
+    let flush = flush_of(mode);
     let not_built = || Err(LabError::NotBuilt(mode.name.clone()));
     Ok(match (mode.alloc, mode.table, mode.flush) {
         (A::Identity | A::RingTail | A::RingFree | A::RingTailLiteral, _, _)

@@ -5,12 +5,11 @@ use std::rc::Rc;
 use ringfence_dma::Platform;
 use ringfence_dma::space::Translations;
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{
-    Coherency, Dirty, LeafCache, MapError, MapRequest, TableError, UnmapError,
-};
+use ringfence_pgtable::{Coherency, Dirty, LeafCache, MapError, MapRequest, UnmapError};
 use ringfence_types::{CachedLevels, DomainId, PfnRange, PhysAddr, Unmapped};
 
 use crate::build::{Cached, Plain, ReplayTable};
+use crate::error::LabError;
 use crate::hardware::Vtd;
 
 /// A radix table that keeps its pages, with or without a leaf cache in front.
@@ -24,8 +23,9 @@ pub(super) fn plain(
     coherency: Coherency,
     memory: &Arena,
     frames: &Frames<Rc<Arena>>,
-) -> Result<AnyRadix, TableError> {
-    crate::build::plain(domain, coherency, memory, frames).map(AnyRadix::Plain)
+    host: Option<&()>,
+) -> Result<AnyRadix, LabError> {
+    crate::build::plain(domain, coherency, memory, frames, host).map(AnyRadix::Plain)
 }
 
 pub(super) fn cached(
@@ -33,8 +33,9 @@ pub(super) fn cached(
     coherency: Coherency,
     memory: &Arena,
     frames: &Frames<Rc<Arena>>,
-) -> Result<AnyRadix, TableError> {
-    crate::build::cached(domain, coherency, memory, frames).map(AnyRadix::Cached)
+    host: Option<&()>,
+) -> Result<AnyRadix, LabError> {
+    crate::build::cached(domain, coherency, memory, frames, host).map(AnyRadix::Cached)
 }
 
 impl ReplayTable for AnyRadix {

@@ -91,7 +91,7 @@ impl Job for MakeReplica {
         let coherency = self.coherency;
         let make = move |of: &Newcomer, bench: &Bench<InvalidationQueue>| {
             let (memory, frames) = (&bench.arena, &bench.frames);
-            let table = (recipe.table)(of.domain, coherency, memory, frames)?;
+            let table = (recipe.table)(of.domain, coherency, memory, frames, None)?;
             let alloc = recipe.allocator(memory, frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
         };

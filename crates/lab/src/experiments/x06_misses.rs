@@ -126,7 +126,7 @@ fn translated(setting: &Setting, amount: Amount) -> Result<[Sent; 2], LabError> 
         .attach(NIC, Iova::new((1 << 48) - 1), |domain| {
             let (memory, frames) = (machine.arena(), machine.frames());
             let coherency = machine.coherency();
-            let table = plain(domain, coherency, memory, frames)?;
+            let table = plain(domain, coherency, memory, frames, None)?;
             root = table.root();
             let all = PfnRange::inclusive(Pfn::new(1), Pfn::new((1 << 36) - 1));
             let all = all.ok_or(LabError::Internal("all of a space"))?;

@@ -23,12 +23,16 @@ pub struct Cycles {
     pub unmap_invalidation_charged: f64,
     /// Unmap: everything else.
     pub unmap_other: f64,
+    /// Map: notifying the host; charged.
+    pub map_kick_charged: f64,
+    /// Unmap: notifying the host; charged.
+    pub unmap_kick_charged: f64,
 }
 
 impl Cycles {
     /// All of map.
     pub fn map(&self) -> f64 {
-        self.map_iova_alloc + self.map_table + self.map_other
+        self.map_iova_alloc + self.map_table + self.map_other + self.map_kick_charged
     }
 
     /// All of unmap, charged cycles included.
@@ -39,6 +43,7 @@ impl Cycles {
             + self.unmap_invalidation
             + self.unmap_invalidation_charged
             + self.unmap_other
+            + self.unmap_kick_charged
     }
 }
 
@@ -153,8 +158,8 @@ pub(super) fn components(
             unmap_iova_free: freed * (1.0 - find_share) / unmapped,
             unmap_table: table * (1.0 - table_share) / unmapped,
             unmap_invalidation: invalidation / unmapped,
-            unmap_invalidation_charged: 0.0,
             unmap_other: other * (1.0 - other_share) / unmapped,
+            ..Cycles::default()
         },
         executed: executed / pairs,
         order_spread: orders.spread(),

@@ -13,8 +13,9 @@ use super::{
     Bench, Clock, FlushForRings, Idle, Immediate, InvalidationQueue, NullTable, ReplayRing,
     Replica, Tape, TapedRings,
 };
-use crate::build::{MakeTable, ReplayTable, Single};
+use crate::build::{HostOf, MakeTable, ReplayTable, Single};
 use crate::error::LabError;
+use crate::hardware::Host;
 use crate::plan::Plan;
 use crate::replay::Newcomer;
 use crate::ring::{RingRecipe, RingSizes};
@@ -45,12 +46,39 @@ pub(super) fn bench<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> Result<Benc
     })
 }
 
-pub(super) fn queued(arena: &Rc<Arena>) -> InvalidationQueue {
+pub(crate) fn queued(arena: &Rc<Arena>) -> InvalidationQueue {
     InvalidationQueue::new(Rc::clone(arena), PhysAddr::new(0), PhysAddr::new(0x1000))
 }
 
 pub(super) fn immediate(_: &Rc<Arena>) -> Immediate {
     Immediate
+}
+
+/// A platform with an invalidation queue, for a host's side of a replica.
+pub(crate) fn replica_bench() -> Result<Bench<InvalidationQueue>, LabError> {
+    bench(queued)
+}
+
+/// How a replica with a table waits for invalidations, and who keeps the table if it is not the layer.
+pub(super) type Answers<T, I> = fn(&Memory, Coherency) -> Result<(Option<HostOf<T>>, I), LabError>;
+
+/// No table that a host keeps is invalidated by a stub: the host would not know of it.
+pub(super) fn stubbed<T: ReplayTable>(
+    _: &Memory,
+    _: Coherency,
+) -> Result<(Option<HostOf<T>>, Immediate), LabError> {
+    Ok((None, Immediate))
+}
+
+/// A host, if there is one, and how the layer waits for it.
+type Metered<H> = (Option<H>, <H as Host>::Invalidator);
+
+/// As in the mode.
+pub(super) fn answered<T: ReplayTable>(
+    memory: &Memory,
+    coherency: Coherency,
+) -> Result<Metered<HostOf<T>>, LabError> {
+    HostOf::<T>::metered(memory, coherency)
 }
 
 /// A replica that can be driven without knowing its types.
@@ -98,25 +126,25 @@ pub(super) type Memory = Rc<Arena>;
 pub(super) type TableFrames = Frames<Rc<Arena>>;
 
 /// What the spaces of all replicas of a mode have in common.
-pub(super) struct Site<T> {
+pub(super) struct Site<T: ReplayTable> {
     pub(super) rounding: Rounding,
     pub(super) coherency: Coherency,
     pub(super) table: MakeTable<T>,
 }
 
-impl<T> Clone for Site<T> {
+impl<T: ReplayTable> Clone for Site<T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Site<T> {}
+impl<T: ReplayTable> Copy for Site<T> {}
 
 pub(super) fn replica<A, T, F, I>(
     flush: fn() -> F,
     alloc: impl Fn(&Memory, &TableFrames, Option<&T>) -> Result<A, LabError> + 'static,
     site: Site<T>,
-    invalidator: fn(&Memory) -> I,
+    answers: Answers<T, I>,
 ) -> Result<Box<dyn Driven>, LabError>
 where
     A: ringfence_iova::IovaAllocator + 'static,
@@ -124,13 +152,23 @@ where
     F: Flush<Paged<A, T>, u64> + 'static,
     I: Invalidator + 'static,
 {
+    let Bench {
+        arena, frames, now, ..
+    } = bench(immediate)?;
+    let (host, invalidator) = answers(&arena, site.coherency)?;
+    let bench = Bench {
+        arena,
+        frames,
+        invalidator,
+        now,
+    };
     let make = move |of: &Newcomer, bench: &Bench<I>| {
         let (memory, frames) = (&bench.arena, &bench.frames);
-        let table = (site.table)(of.domain, site.coherency, memory, frames)?;
+        let table = (site.table)(of.domain, site.coherency, memory, frames, host.as_ref())?;
         let alloc = alloc(memory, frames, Some(&table))?;
         Ok(Paged::new(alloc, table, site.rounding))
     };
-    Ok(Box::new(Replica::new(flush(), bench(invalidator)?, make)))
+    Ok(Box::new(Replica::new(flush(), bench, make)))
 }
 
 /// A replica without a table; the allocator is that of a space with a table `T`.

@@ -9,14 +9,16 @@ use ringfence_pgtable::Coherency;
 
 use super::components::{CONFIGS, Second, Sums, components};
 use super::driven::{
-    Driven, Memory, Site, TableFrames, bench, immediate, queued, replica, ringed, taped, untabled,
+    Driven, Memory, Site, TableFrames, answered, bench, immediate, queued, replica, ringed,
+    stubbed, taped, untabled,
 };
 use super::{
     Bench, Clock, Components, FlushFor, FlushForRings, Idle, Immediate, NoFind, Recorded,
     ReplayRing, Replica, Tape, cycles,
 };
-use crate::build::{Recipe, ReplayTable};
+use crate::build::{HostOf, Recipe, ReplayTable};
 use crate::error::LabError;
+use crate::hardware::Host;
 use crate::plan::Plan;
 use crate::replay::Newcomer;
 use crate::ring::{RingRecipe, RingSizes};
@@ -126,21 +128,31 @@ impl Sets {
             }
         };
         let flush = recipe.flush;
-        let scout = replica(flush, alloc, site, queued)?;
+        let scout = replica(flush, alloc, site, answered::<T>)?;
+        // A host invalidates what it unmaps before it answers: the layer's own invalidation is nothing that could be taken away.
+        let remote = HostOf::<T>::REMOTE;
         Self::new(repetitions, Rc::clone(&tape), scout, || {
             let tape = || recorded.clone();
             Ok(Set {
                 replicas: [
-                    Some(replica(flush, alloc, site, queued)?),
+                    Some(replica(flush, alloc, site, answered::<T>)?),
                     if A::FINDS {
-                        Some(replica(flush, no_find, site, queued)?)
+                        Some(replica(flush, no_find, site, answered::<T>)?)
                     } else {
                         None
                     },
-                    Some(replica(flush, tape(), site, queued)?),
-                    Some(untabled(flush, tape(), site, queued)?),
+                    Some(replica(flush, tape(), site, answered::<T>)?),
+                    if remote {
+                        None
+                    } else {
+                        Some(untabled(flush, tape(), site, queued)?)
+                    },
                     Some(untabled(flush, tape(), site, immediate)?),
-                    Some(replica(flush, alloc, site, immediate)?),
+                    if remote {
+                        None
+                    } else {
+                        Some(replica(flush, alloc, site, stubbed::<T>)?)
+                    },
                     Some(untabled(flush, alloc, site, immediate)?),
                     Some(Box::new(Idle::default())),
                 ],
@@ -318,12 +330,20 @@ impl Meter for Sets {
         let partial = self.timed.iter().all(|set| set.replicas[2].is_none());
         // Where there is no index to find in there is nothing that could be left out.
         let finds = self.timed.iter().any(|set| set.replicas[1].is_some());
-        let sums = |of: &Sums| match *of {
-            [full, .., idle] if partial => [full, full, full, full, full, full, full, idle],
-            [full, _, a, at, ati, i, second, idle] if !finds => {
-                [full, full, a, at, ati, i, second, idle]
+        // A host's invalidations are part of its table: what is without the table is without them.
+        let remote = !partial && self.timed.iter().all(|set| set.replicas[3].is_none());
+        let sums = |of: &Sums| {
+            let [full, mut no_find, a, mut at, ati, mut i, second, idle] = *of;
+            if partial {
+                return [full, full, full, full, full, full, full, idle];
             }
-            all => all,
+            if !finds {
+                no_find = full;
+            }
+            if remote {
+                (at, i) = (ati, full);
+            }
+            [full, no_find, a, at, ati, i, second, idle]
         };
         // What never got a slot has cost nothing, and is no mapping.
         let (maps, unmaps) = self.scout.stalled_out();

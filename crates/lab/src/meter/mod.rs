@@ -21,6 +21,9 @@
 //! table is what goes with them after that. `it` is such a ring without invalidation: in both orders the allocator is taken away before
 //! the table. A ring is asked for no find.
 //!
+//! Where a host keeps the table, what it does for a request is part of the table, its invalidations included: the layer has none of its
+//! own, so that `at` is `ati` and `i` is `full`.
+//!
 //! The split of a component between map and unmap comes from a second set of replicas that reads the clock where runs of maps and runs of unmaps
 //! meet; only the ratio is taken from there.
 
@@ -36,6 +39,7 @@ mod tsc;
 
 pub use clock::Clock;
 pub use components::{Components, Cycles, Orders, Second};
+pub(crate) use driven::{queued, replica_bench};
 pub(crate) use metered::TIMED_REPLAYS;
 pub use metered::{CONFIG_NAMES, Meter, Sets};
 pub use queue::InvalidationQueue;

@@ -3,6 +3,7 @@
 use ringfence_dma::MapError;
 use ringfence_hw::Stats;
 
+use crate::hosted::Traffic;
 use crate::oracle::Tally;
 
 /// Maps of one ring that did not get a slot at once.
@@ -47,6 +48,8 @@ pub struct Outcomes {
     pub search_max: u32,
     /// Invalidations the layer submitted.
     pub invalidations: u64,
+    /// What went through the queue to a host.
+    pub traffic: Traffic,
     /// What the hardware counted.
     pub hardware: Stats,
     /// Most mappings alive at once.

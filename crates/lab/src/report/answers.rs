@@ -199,21 +199,28 @@ impl Answer for FlushKind {
     }
 }
 
+impl Who {
+    const ALL: &[Self] = &[Self::Kernel, Self::Host, Self::VirtioIommu];
+}
+
 impl Answer for Who {
     const QUESTION: &'static str = "who";
 
     fn name(self) -> String {
         match self {
-            Self::Kernel => "kernel".into(),
+            Self::Kernel => "kernel",
+            Self::Host => "host",
+            Self::VirtioIommu => "virtio-iommu",
         }
+        .into()
     }
 
     fn names() -> Vec<String> {
-        vec![Self::Kernel.name()]
+        Self::ALL.iter().map(|answer| answer.name()).collect()
     }
 
     fn parse(text: &str) -> Result<Self, ParseAnswerError> {
-        parse_among(text, &[Self::Kernel])
+        parse_among(text, Self::ALL)
     }
 }
 

@@ -93,7 +93,7 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
     let table = table.ok_or(ComposeError::Missing(TableKind::QUESTION))?;
     let flush = flush.ok_or(ComposeError::Missing(FlushKind::QUESTION))?;
     let who = who.unwrap_or(Who::Kernel);
-    if let Some(reason) = senseless(alloc, table, flush) {
+    if let Some(reason) = senseless(alloc, table, flush).or(misplaced(alloc, table, flush, who)) {
         return Err(ComposeError::Senseless {
             row: row.to_owned(),
             reason,
@@ -103,7 +103,13 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
         .into_iter()
         .find(|mode| (mode.alloc, mode.table, mode.flush, mode.who) == (alloc, table, flush, who));
     Ok(named.unwrap_or_else(|| Mode {
-        name: format!("{}/{}/{}", alloc.name(), table.name(), flush.name()),
+        name: match who {
+            Who::Kernel => format!("{}/{}/{}", alloc.name(), table.name(), flush.name()),
+            who => {
+                let (alloc, table) = (alloc.name(), table.name());
+                format!("{alloc}/{table}/{}/{}", flush.name(), who.name())
+            }
+        },
         alloc,
         table,
         flush,
@@ -175,6 +181,25 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
     }
 }
 
+/// Why a row that makes sense in a kernel makes none where somebody else does the work.
+fn misplaced(alloc: Alloc, table: TableKind, flush: FlushKind, who: Who) -> Option<&'static str> {
+    use {Alloc as A, FlushKind as F, TableKind as T};
+    match (who, alloc, table, flush) {
+        (Who::Kernel, ..) | (Who::Host, A::Identity, T::StaticRadix, _) => None,
+        (Who::Host, ..) => Some(
+            "nobody asks the host, so all that it can do is map all memory, once; who=host goes with alloc=identity,table=static-radix",
+        ),
+        (_, _, T::Radix, F::PerWrap) => Some(
+            "the host invalidates what it unmaps, so a wrap leaves nothing to flush; use flush=per-unmap or per-cpu-queue",
+        ),
+        (_, _, T::Radix, _) => None,
+        (_, A::Identity, ..) => Some(
+            "nothing is mapped, so there is nothing to ask the host for; who=virtio-iommu goes with an allocator and table=radix",
+        ),
+        _ => Some("the table is the host's, which keeps a radix table; use table=radix"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,10 +208,11 @@ mod tests {
     fn rows_of_named_modes_keep_their_names() {
         for mode in Mode::named() {
             let row = format!(
-                "alloc={},table={},flush={}",
+                "alloc={},table={},flush={},who={}",
                 mode.alloc.name(),
                 mode.table.name(),
-                mode.flush.name()
+                mode.flush.name(),
+                mode.who.name()
             );
             assert_eq!(compose(&row).as_ref(), Ok(&mode), "{row}");
         }
@@ -196,6 +222,8 @@ mod tests {
     fn other_rows_are_named_after_their_answers() {
         let mode = compose("flush=burst, alloc=eiovar-8 ,table=radix").unwrap();
         assert_eq!(mode.name, "eiovar-8/radix/burst");
+        let mode = compose("flush=burst,alloc=eiovar-8,table=radix,who=virtio-iommu").unwrap();
+        assert_eq!(mode.name, "eiovar-8/radix/burst/virtio-iommu");
     }
 
     #[test]
@@ -221,6 +249,12 @@ mod tests {
             "alloc=ring-tail,table=ring,flush=burst-literal",
             "alloc=ring-tail,table=ring-literal,flush=burst",
             "alloc=magazine,table=radix,flush=burst-literal",
+            "alloc=magazine,table=radix,flush=burst,who=host",
+            "alloc=identity,table=none,flush=never,who=host",
+            "alloc=identity,table=static-radix,flush=never,who=virtio-iommu",
+            "alloc=bitmap,table=radix,flush=per-wrap,who=virtio-iommu",
+            "alloc=magazine,table=cached-radix,flush=per-unmap,who=virtio-iommu",
+            "alloc=ring-tail,table=ring,flush=burst,who=virtio-iommu",
         ];
         for row in senseless {
             assert!(matches!(compose(row), Err(E::Senseless { .. })), "{row}");

@@ -86,7 +86,8 @@ pub(super) fn headline(notes: &TraceNotes, rows: &[&Row]) -> String {
 pub(super) fn cost(rows: &[&Row]) -> Grid {
     const MAP: &str = "map";
     const UNMAP: &str = "unmap";
-    let mut grid = Grid::new(&[
+    let asks = asks_a_host(rows);
+    let mut columns = vec![
         Column::left("mode"),
         Column::left("safety"),
         Column::right(MAP, "alloc"),
@@ -102,36 +103,42 @@ pub(super) fn cost(rows: &[&Row]) -> Grid {
         Column::right(UNMAP, "sum"),
         Column::right("", "share charged"),
         Column::right("", "rel. throughput"),
-    ]);
+    ];
+    if asks {
+        columns.insert(12, Column::right(UNMAP, "kicks"));
+        columns.insert(5, Column::right(MAP, "kicks"));
+    }
+    let mut grid = Grid::new(&columns);
     for row in rows {
         let parts = &row.components.cycles;
         let mut cells = vec![
             Cell::toned(&row.mode, Tone::Strong),
             Cell::toned(&row.safety, promise(row)),
         ];
-        cells.extend(
-            [
-                parts.map_iova_alloc,
-                parts.map_table,
-                parts.map_other,
-                row.map_cycles,
-                parts.unmap_iova_find,
-                parts.unmap_iova_free,
-                parts.unmap_table,
-                parts.unmap_invalidation,
-                parts.unmap_invalidation_charged,
-                parts.unmap_other,
-                row.unmap_cycles,
-            ]
-            .map(|value| {
-                let tone = if value == 0.0 {
-                    Tone::Faint
-                } else {
-                    Tone::Plain
-                };
-                Cell::toned(cycles(value), tone)
-            }),
-        );
+        let of_kicks = |charged| asks.then_some(charged);
+        let values = [
+            Some(parts.map_iova_alloc),
+            Some(parts.map_table),
+            Some(parts.map_other),
+            of_kicks(parts.map_kick_charged),
+            Some(row.map_cycles),
+            Some(parts.unmap_iova_find),
+            Some(parts.unmap_iova_free),
+            Some(parts.unmap_table),
+            Some(parts.unmap_invalidation),
+            Some(parts.unmap_invalidation_charged),
+            Some(parts.unmap_other),
+            of_kicks(parts.unmap_kick_charged),
+            Some(row.unmap_cycles),
+        ];
+        cells.extend(values.into_iter().flatten().map(|value| {
+            let tone = if value == 0.0 {
+                Tone::Faint
+            } else {
+                Tone::Plain
+            };
+            Cell::toned(cycles(value), tone)
+        }));
         cells.push(Cell::new(percent(row.charged_share)));
         cells.push(Cell::toned(
             format!("{:.2}", row.relative_throughput),
@@ -185,7 +192,9 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
 pub(super) fn hardware(rows: &[&Row]) -> Grid {
     const SEARCH: &str = "search length";
     const WALK: &str = "walk cache hits";
-    let mut grid = Grid::new(&[
+    const HOST: &str = "asked of the host";
+    let asks = asks_a_host(rows);
+    let mut columns = vec![
         Column::left("mode"),
         Column::right(SEARCH, "mean"),
         Column::right(SEARCH, "max"),
@@ -198,7 +207,12 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
         Column::right("", "reads per walk"),
         Column::right("", "live max"),
         Column::right("", "tables"),
-    ]);
+    ];
+    if asks {
+        columns.push(Column::right(HOST, "requests"));
+        columns.push(Column::right(HOST, "kicks"));
+    }
+    let mut grid = Grid::new(&columns);
     for row in rows {
         // Where nothing is looked up there is no rate.
         let translated = row.iotlb_hit_rate > 0.0 || row.walk_references > 0.0;
@@ -224,9 +238,18 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
         }));
         cells.push(Cell::new(count(row.live_max)));
         cells.push(Cell::new(bytes(row.table_bytes)));
+        if asks {
+            cells.push(Cell::new(count(row.requests)));
+            cells.push(Cell::new(count(row.kicks)));
+        }
         grid.rows.push(cells);
     }
     grid
+}
+
+/// Whether a host does the work of any of the rows.
+fn asks_a_host(rows: &[&Row]) -> bool {
+    rows.iter().any(|row| row.requests > 0)
 }
 
 /// A promise kept is good, one broken is bad.
@@ -242,7 +265,7 @@ fn promise(row: &Row) -> Tone {
 pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec<String> {
     let mut out = Vec::new();
     if report.repetitions > 0 {
-        out.push(executed(report));
+        out.push(executed(report, rows));
     }
     out.push(modelled(&report.profile));
     if let Some(warning) = untrustworthy(report, rows) {
@@ -262,11 +285,16 @@ pub(super) fn remarks(report: &Report, notes: &TraceNotes, rows: &[&Row]) -> Vec
     out
 }
 
-fn executed(report: &Report) -> String {
+fn executed(report: &Report, rows: &[&Row]) -> String {
     let on = &report.executed_on;
     let profile = &report.profile;
+    let kicks = if asks_a_host(rows) {
+        format!(", {} for each kick of a host", profile.kick_cycles)
+    } else {
+        String::new()
+    };
     format!(
-        "Executed: {} code on {} ({} cycles, median of {}). Charged by profile {}: {} cycles for each invalidation ({}). \
+        "Executed: {} code on {} ({} cycles, median of {}). Charged by profile {}: {} cycles for each invalidation{kicks} ({}). \
          Relative throughput = c / (c + map + unmap), c = {}.",
         on.build,
         on.cpu,

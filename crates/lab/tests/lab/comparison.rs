@@ -81,11 +81,12 @@ fn a_row_a_mode_over_all_devices_or_the_chosen_ones() {
 #[test]
 fn charges_follow_the_invalidations() {
     let lines = two_devices(100);
-    let mut options = options(&["none", "strict", "fence"]);
+    let mut options = options(&["none", "strict", "fence", "virtio-strict"]);
     options.profile.invalidation_cycles = 1000;
+    options.profile.kick_cycles = 300;
     options.profile.c_none = 500.0;
     let comparison = run(&lines, &options).unwrap();
-    let [none, strict, fence] = &comparison.rows[..] else {
+    let [none, strict, fence, hosted] = &comparison.rows[..] else {
         panic!("{comparison:?}");
     };
     // The meter is left out: what remains is what was charged.
@@ -103,7 +104,14 @@ fn charges_follow_the_invalidations() {
         );
         assert!((row.charged_share - 1.0).abs() < 1e-12);
         assert!((row.relative_throughput - 500.0 / 1500.0).abs() < 1e-12);
+        assert_eq!((row.requests, row.kicks), (0, 0));
     }
+    // A kick for each map and for each unmap.
+    assert_eq!(hosted.requests, hosted.maps + hosted.unmaps);
+    assert_eq!(hosted.kicks, hosted.requests);
+    assert!((hosted.map_cycles - 300.0).abs() < 1e-9);
+    assert!((hosted.unmap_cycles - 1300.0).abs() < 1e-9);
+    assert!((hosted.charged_share - 1.0).abs() < 1e-12);
 }
 
 #[test]
@@ -117,10 +125,13 @@ fn the_meter_reports_components_that_add_up() {
         "riommu",
         "riommu-",
         "riommu-literal",
+        "virtio-strict",
+        "virtio-lazy",
     ]);
     options.hostile = false;
     options.repetitions = 1;
     options.profile.invalidation_cycles = 0;
+    options.profile.kick_cycles = 0;
     for row in run(&lines, &options).unwrap().rows {
         assert_eq!(row.attempts, 0, "{}", row.mode);
         assert!(row.maps > 0 && row.unmaps > 0, "{}", row.mode);

@@ -58,10 +58,12 @@ impl Invalidator for Fickle {
 }
 
 impl Hardware for Fickle {
+    type Host = ();
+
     fn new(
         profile: &Profile,
-        memory: &Arena,
-        frames: &Frames<Rc<Arena>>,
+        memory: &Rc<Arena>,
+        frames: &Rc<Frames<Rc<Arena>>>,
     ) -> Result<Self, LabError> {
         Vtd::new(profile, memory, frames).map(Self)
     }
@@ -116,7 +118,7 @@ impl Job for OnFickle<'_> {
     {
         let make = move |of: &Newcomer, machine: &Machine<Fickle>| {
             let (memory, frames) = (machine.arena(), machine.frames());
-            let table = (recipe.table)(of.domain, machine.coherency(), memory, frames)?;
+            let table = (recipe.table)(of.domain, machine.coherency(), memory, frames, None)?;
             let directed = Directed::Table(table.root());
             let alloc = recipe.allocator(memory, frames, Some(&table))?;
             Ok((Paged::new(alloc, table, recipe.rounding), directed))
@@ -196,7 +198,7 @@ impl Job for Cramped<'_> {
         };
         let coherency = Profile::r210_2015().coherency();
         let mut replica = Replica::new((recipe.flush)(), bench, move |of, bench| {
-            let table = (recipe.table)(of.domain, coherency, &bench.arena, &bench.frames)?;
+            let table = (recipe.table)(of.domain, coherency, &bench.arena, &bench.frames, None)?;
             let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
             Ok(Paged::new(alloc, table, recipe.rounding))
         });

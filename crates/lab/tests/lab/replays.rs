@@ -80,6 +80,11 @@ fn every_mode_counts_what_can_be_counted_by_hand() {
         ("fence", 600, 0),
         // Each unmap is followed by a map of its key.
         ("fence-burst", 600, 0),
+        ("kvm-baseline", 0, end - US),
+        // The host's.
+        ("virtio-strict", 600, 0),
+        // Each goes with the map that follows, a microsecond later; the last one by the timer, 10 ms after the 513th.
+        ("virtio-lazy", 600, 12_000 * US - 1199 * US),
     ];
     for (name, invalidations, window) in cases {
         let (metered, hostile) = replay(name, &plan, &planner.alive());
@@ -269,5 +274,53 @@ fn swpt_is_looked_up_in_a_table_and_hwpt_is_not() {
         // The table is made before the first map, and no map adds to it.
         let tables = metered.table_bytes > 3 * 4096;
         assert_eq!(tables, walks, "{name}: {}", metered.table_bytes);
+    }
+}
+
+/// As seen with real guests (Linux 6.12 and 7.2): about one notification a request in strict mode, and one for two in lazy mode.
+#[test]
+fn a_guest_asks_its_host_as_often_as_linux_does() {
+    let (plan, planner) = planned(&pairs().chunk);
+    // Mode; requests; notifications in maps and in unmaps.
+    let cases = [
+        ("linux-strict", 0, 0, 0),
+        ("kvm-baseline", 0, 0, 0),
+        ("virtio-strict", 2 * PAIRS, PAIRS, PAIRS),
+        // Every unmap but the last goes with the next map. The queue fills at the 257th and 513th unmap, and takes that one along; by the timer the last.
+        ("virtio-lazy", 2 * PAIRS, PAIRS, 3),
+    ];
+    for (name, requests, in_maps, in_unmaps) in cases {
+        let (metered, hostile) = replay(name, &plan, &planner.alive());
+        for outcomes in [&metered, &hostile] {
+            let traffic = outcomes.traffic;
+            assert_eq!(traffic.requests, requests, "{name}");
+            let kicks = (traffic.kicks_in_maps, traffic.kicks_in_unmaps);
+            assert_eq!(kicks, (in_maps, in_unmaps), "{name}");
+        }
+    }
+}
+
+/// A list of three pieces is three requests and one notification, and goes by one request.
+#[test]
+fn a_list_is_mapped_with_one_notification() {
+    let mut script = Script::default();
+    let pieces = [
+        memory(0x10_0000, 4096),
+        memory(0x20_0000, 8192),
+        memory(0x30_0800, 100),
+    ];
+    script.map(0, (0, 0, TX), 0, &pieces);
+    script.unmap(US, (0, 0), 0);
+    let (plan, planner) = planned(&script.chunk);
+    for (name, in_unmaps) in [("virtio-strict", 1), ("virtio-lazy", 1)] {
+        let (metered, hostile) = replay(name, &plan, &planner.alive());
+        let traffic = metered.traffic;
+        assert_eq!(traffic.requests, 4, "{name}");
+        assert_eq!(traffic.kicks_in_maps, 1, "{name}");
+        assert_eq!(traffic.kicks_in_unmaps, in_unmaps, "{name}");
+        // One range to the unit, though mapped in three.
+        assert_eq!(metered.invalidations, 1, "{name}");
+        assert_eq!(metered.tally.accesses, 4, "{name}");
+        assert_eq!(hostile.tally.false_faults, 0, "{name}");
     }
 }

@@ -169,9 +169,9 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
     #[inline]
     fn close_windows(&mut self) {
         let now = self.machine.now;
-        for request in self.machine.iommu.completed.drain(..) {
-            self.windows.close(&request, now);
-        }
+        let windows = &mut self.windows;
+        let iommu = &mut self.machine.iommu;
+        iommu.each_completed(|request| windows.close(&request, now));
     }
 
     fn attach(&mut self, device: DeviceIndex, devices: &Devices) -> Result<(), LabError> {
@@ -283,8 +283,9 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             }
         }
         self.outcomes.tally = self.oracle.tally;
-        self.outcomes.invalidations = self.machine.iommu.count;
+        self.outcomes.invalidations = self.machine.invalidations();
         self.outcomes.hardware = self.machine.stats();
+        self.outcomes.traffic = self.machine.traffic();
         self.outcomes.table_bytes = self.machine.table_bytes().1;
         self.outcomes.alive_at_end = self.live;
         self.outcomes.not_flushed = self.withheld.len() as u64;

@@ -1,0 +1,213 @@
+//! Tables that a host keeps for a guest (question 4: a virtqueue).
+//!
+//! The mapping layer is the guest's. Its table is a [`Translations`](ringfence_dma::space::Translations) whose maps and unmaps are
+//! requests; they wait in a queue until the guest kicks, and are answered before the kick returns. The host's side of the
+//! queue changes the table that the unit walks and has the unit forget what was unmapped, before it answers. So the layer's
+//! [`Invalidator`] submits nothing of its own: it kicks, and its ticket is a request's place in the queue (decisions 0002, 0019).
+//!
+//! Guest and host are one thread. What that leaves out, an exit from the guest and the way to the host's thread, is charged for each kick.
+
+mod queue;
+mod tables;
+mod unit;
+mod virtio;
+
+pub use queue::{Cause, Traffic};
+pub use unit::Unit;
+pub use virtio::{VirtioHost, VirtioTable};
+
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+
+use ringfence_devices::{Observer, Request};
+use ringfence_hw::Stats;
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::Coherency;
+use ringfence_types::{
+    DeviceId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, Ticket,
+};
+
+use crate::Profile;
+use crate::error::LabError;
+use crate::hardware::{Directed, Hardware, Host, Vtd};
+use crate::meter::{Bench, replica_bench};
+
+/// The host's side of a queue, and the queue.
+pub trait Service: fmt::Debug + Sized + 'static {
+    /// A host that keeps its tables in `memory`, for `unit`.
+    ///
+    /// # Errors
+    /// No room.
+    fn new(
+        memory: &Rc<Arena>,
+        frames: &Rc<Frames<Rc<Arena>>>,
+        coherency: Coherency,
+        unit: Unit,
+    ) -> Result<Self, LabError>;
+
+    /// The unit.
+    fn unit(&self) -> &Unit;
+
+    /// The unit.
+    fn unit_mut(&mut self) -> &mut Unit;
+
+    /// Has everything answered that was asked so far; the place in the queue of the last request.
+    ///
+    /// # Errors
+    /// The host did not unmap what it was asked to.
+    fn settle(&mut self) -> Result<Ticket, InvalidationError>;
+
+    /// Whether the request at that place was answered.
+    ///
+    /// # Errors
+    /// As for [`settle`](Self::settle).
+    fn is_answered(&self, ticket: Ticket) -> Result<bool, InvalidationError>;
+
+    /// What went through the queue.
+    fn traffic(&self) -> Traffic;
+}
+
+/// A host, as the guest's tables and the unit share it.
+#[derive(Debug)]
+pub struct Shared<V>(Rc<RefCell<V>>);
+
+impl<V> Clone for Shared<V> {
+    fn clone(&self) -> Self {
+        Self(Rc::clone(&self.0))
+    }
+}
+
+impl<V> Shared<V> {
+    /// Nobody who is called back borrows it again.
+    #[inline]
+    fn with<R>(&self, act: impl FnOnce(&mut V) -> R) -> R {
+        act(&mut self.0.borrow_mut())
+    }
+}
+
+impl<V: Service> Host for Shared<V> {
+    const REMOTE: bool = true;
+    type Invalidator = Self;
+
+    fn metered(_: &Rc<Arena>, coherency: Coherency) -> Result<(Option<Self>, Self), LabError> {
+        // The host's memory is its own: the guest's replica has tables of nothing.
+        let Bench {
+            arena,
+            frames,
+            invalidator,
+            ..
+        } = replica_bench()?;
+        let unit = Unit::Priced(invalidator);
+        let host = V::new(&arena, &Rc::new(frames), coherency, unit)?;
+        let host = Self(Rc::new(RefCell::new(host)));
+        Ok((Some(host.clone()), host))
+    }
+}
+
+/// The guest's way to an invalidation: the host has done it when it has answered.
+impl<V: Service> Invalidator for Shared<V> {
+    #[inline]
+    fn submit(&mut self, _request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.with(V::settle)
+    }
+
+    #[inline]
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.0.borrow().is_answered(ticket)
+    }
+}
+
+/// A VT-d unit that a host directs to the tables that it keeps.
+#[derive(Debug)]
+pub struct Hosted<V> {
+    host: Shared<V>,
+}
+
+impl<V: Service> Hosted<V> {
+    fn with_unit<R>(&self, act: impl FnOnce(&mut Vtd) -> R) -> Result<R, LabError> {
+        self.host.with(|host| match host.unit_mut() {
+            Unit::Modelled { vtd, .. } => Ok(act(vtd)),
+            Unit::Priced(_) => Err(LabError::Internal("a machine without a unit")),
+        })
+    }
+}
+
+impl<V: Service> Hardware for Hosted<V> {
+    type Host = Shared<V>;
+
+    fn new(
+        profile: &Profile,
+        memory: &Rc<Arena>,
+        frames: &Rc<Frames<Rc<Arena>>>,
+    ) -> Result<Self, LabError> {
+        let unit = Unit::modelled(Vtd::new(profile, memory, frames)?);
+        let host = V::new(memory, frames, profile.coherency(), unit)?;
+        Ok(Self {
+            host: Shared(Rc::new(RefCell::new(host))),
+        })
+    }
+
+    fn switch_off(&mut self) {
+        // There always is one here.
+        let _ = self.with_unit(Vtd::switch_off);
+    }
+
+    fn attach(
+        &mut self,
+        memory: &Arena,
+        frames: &Frames<Rc<Arena>>,
+        device: DeviceId,
+        domain: DomainId,
+        to: Directed,
+    ) -> Result<(), LabError> {
+        self.with_unit(|vtd| vtd.attach(memory, frames, device, domain, to))?
+    }
+
+    #[inline]
+    fn probe<O: Observer>(
+        &mut self,
+        memory: &Arena,
+        request: &Request,
+        observer: O,
+    ) -> Result<(), Fault> {
+        self.host.with(|host| match host.unit_mut() {
+            Unit::Modelled { vtd, .. } => vtd.probe(memory, request, observer),
+            // No machine has this one, and nothing would translate its accesses.
+            Unit::Priced(_) => Ok(()),
+        })
+    }
+
+    fn stats(&self) -> Stats {
+        self.with_unit(|vtd| vtd.stats()).unwrap_or_default()
+    }
+
+    fn host(&self) -> Option<&Shared<V>> {
+        Some(&self.host)
+    }
+
+    fn purge(&mut self) -> Result<(), InvalidationError> {
+        self.host
+            .with(|host| host.unit_mut().invalidate(Invalidation::Global))
+    }
+
+    fn take_completed(&mut self, completed: &mut Vec<Invalidation>) {
+        self.host.with(|host| host.unit_mut().take(completed));
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.host.0.borrow().traffic()
+    }
+}
+
+impl<V: Service> Invalidator for Hosted<V> {
+    #[inline]
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.host.submit(request)
+    }
+
+    #[inline]
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.host.poll(ticket)
+    }
+}

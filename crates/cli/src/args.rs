@@ -62,6 +62,9 @@ pub(crate) enum Command {
     /// Boot a stock Debian guest whose devices live in this process
     #[command(subcommand)]
     Guest(GuestCommand),
+    /// Be a device of `serve --isolate`; started by it
+    #[command(hide = true)]
+    Device,
     /// Measure this machine and write a cost profile for `compare --profile`
     #[command(long_about = CALIBRATE_LONG)]
     Calibrate(CalibrateArgs),

@@ -44,6 +44,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Trace(command) => commands::trace(command),
         Command::Serve(args) => commands::serve(&args),
         Command::Top(args) => commands::top(&args),
+        Command::Device => commands::device(),
         Command::Guest(_) => Ok(()),
         Command::Calibrate(args) => commands::calibrate(&args),
         Command::Completions(args) => commands::completions(&args),

@@ -14,6 +14,11 @@ impl Counter {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
 
+    /// Its value, and from here on zero.
+    fn take(&self) -> u64 {
+        self.0.swap(0, Ordering::Relaxed)
+    }
+
     /// Its value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -90,6 +95,22 @@ macro_rules! counters {
         }
 
         impl $name {
+            /// All numbers, in an order of their own, and from here on they are zero. For a process that counts for another one.
+            pub(crate) fn take(&self) -> Vec<u64> {
+                self.numbers().map(Counter::take).collect()
+            }
+
+            /// Adds what [`take`](Self::take) gave. What there is too much is left out.
+            pub(crate) fn add_all(&self, numbers: &[u64]) {
+                self.numbers().zip(numbers).for_each(|(counter, number)| counter.add(*number));
+            }
+
+            fn numbers(&self) -> impl Iterator<Item = &Counter> {
+                let counters = [$(&self.$field,)+];
+                let Histogram { counts, nanoseconds } = &self.service;
+                counters.into_iter().chain(counts).chain([nanoseconds])
+            }
+
             /// Name, meaning and value of each.
             fn each(&self) -> Vec<(&'static str, &'static str, u64)> {
                 vec![$((stringify!($field), concat!($($text),+), self.$field.get()),)+]
@@ -145,6 +166,10 @@ counters! {
         iotlb_invalidations,
         /// Queues that could not be used any further.
         broken_queues,
+        /// Times that the device's own process was told to map and unmap.
+        rounds,
+        /// Calls to map and unmap that it was let make.
+        calls,
     }
 }
 

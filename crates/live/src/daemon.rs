@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroU16;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use crate::dma::Direct;
 use crate::errant::{Errant, Misbehaviour, Tried};
 use crate::guest::{ForeignIommu, IOMMU, Machine, PVIOMMU, Slot};
 use crate::iommu::{Behind, Iommu, Recorder};
+use crate::isolate::{self, Front, Grants, Image, Program, Said};
 use crate::left_behind;
 use crate::link::{self, Address};
 use crate::pviommu::PvIommu;
@@ -36,6 +38,8 @@ pub struct Devices {
     pub disk: Option<PathBuf>,
     /// The disk cannot be written.
     pub read_only: bool,
+    /// The disk is a process of its own, which runs this.
+    pub isolate: Option<Program>,
     /// For tests: how the disk misbehaves.
     pub errant: Vec<Errant>,
     /// Where to write down what the guest's IOMMU driver asks for.
@@ -52,6 +56,25 @@ pub struct Devices {
     pub entropy: bool,
     /// A network device.
     pub net: Option<NetOptions>,
+}
+
+impl Devices {
+    /// Refuses what would not do what it says.
+    fn check(&self) -> io::Result<()> {
+        let apart = self.isolate.is_some();
+        let why = if apart && (self.untranslated || self.back_end.is_some()) {
+            "a process of its own is granted what an IOMMU of ours maps, and there is none"
+        } else if apart && self.paravirtual {
+            "a process of its own is granted what the virtio-iommu maps, not yet what the para-virtual one does"
+        } else if apart && self.errant.contains(&Errant::Foreign) {
+            "a disk in a process of its own has no other device to misbehave for it"
+        } else if !apart && self.errant.contains(&Errant::AfterRevoke) {
+            "only a disk in a process of its own can use what was revoked"
+        } else {
+            return Ok(());
+        };
+        Err(io::Error::new(io::ErrorKind::InvalidInput, why))
+    }
 }
 
 /// A network device.
@@ -99,6 +122,7 @@ impl Daemon {
             let path = path.to_owned();
             move |error| (path, error)
         };
+        devices.check().map_err(at(dir))?;
         let mut daemon = Self {
             machine: Machine {
                 dir: dir.to_owned(),
@@ -146,6 +170,13 @@ impl Daemon {
             let counters = daemon.count(BLK.1);
             let mut disk =
                 Blk::new(file, devices.read_only, Arc::clone(&counters)).map_err(at(path))?;
+            if let (Some(program), Some(Behind::Virtio(unit))) = (&devices.isolate, &iommu) {
+                let front = front(program, disk, devices, unit, &counters, log);
+                let front = front.map_err(at(path))?;
+                daemon.attach(BLK, front, iommu.as_ref(), counters, log)?;
+                daemon.publish()?;
+                return Ok(daemon);
+            }
             if !devices.errant.is_empty() {
                 disk.misbehave(misbehaviour(
                     &devices.errant,
@@ -333,6 +364,45 @@ fn random_mac() -> [u8; 6] {
     let [first, ..] = &mut mac;
     *first = (*first & !1) | 2;
     mac
+}
+
+/// The disk in a process of its own, which is started.
+fn front(
+    program: &Program,
+    disk: Blk,
+    devices: &Devices,
+    iommu: &Iommu,
+    counters: &Arc<DeviceCounters>,
+    log: &Log,
+) -> io::Result<Front> {
+    let image = Image {
+        file: disk.file().as_fd(),
+        read_only: devices.read_only,
+        errant: &devices.errant,
+    };
+    let (grants, link) = isolate::start(program, &image, counters).map_err(io::Error::other)?;
+    let endpoint = iommu.set_apart(DeviceId::new(BLK.0.address()), grants);
+    let (log, watched) = (Arc::clone(log), iommu.clone());
+    let tell = move |said: &Said<'_>| match said {
+        Said::Ended(breach) => {
+            // The one who had to wait for it knows better why it has gone.
+            let cause = watched.with_grants(DeviceId::new(BLK.0.address()), Grants::take_breach);
+            log(
+                BLK.1,
+                &Event::Ended(cause.flatten().as_ref().unwrap_or(breach)),
+            );
+        }
+        Said::Errant(tried) => log(BLK.1, &Event::Errant(tried)),
+    };
+    let counters = Arc::clone(counters);
+    Ok(Front::new(
+        disk,
+        link,
+        iommu.clone(),
+        endpoint,
+        counters,
+        Box::new(tell),
+    ))
 }
 
 /// The disk's; the entropy device lends a hand.

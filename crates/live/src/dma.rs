@@ -39,6 +39,10 @@ pub trait Dma: Send {
 
     /// The guest's memory is another one now; what was known of the old one is forgotten.
     fn set_memory(&mut self, memory: &GuestMemoryMmap);
+
+    /// For tests: whether the device goes on using, where it has none, the translations that it once had. Only one that keeps them itself can: see
+    /// [`isolate`](crate::isolate).
+    fn use_past(&mut self, _on: bool) {}
 }
 
 /// Without translation: the device sees guest-physical memory. For the IOMMU itself, and for guests without one.

@@ -28,6 +28,9 @@ pub enum Errant {
     ReadWriteOnly,
     /// Another endpoint writes to a buffer of this one, at an address that is not mapped for the other.
     Foreign,
+    /// As [`AfterUnmap`](Self::AfterUnmap), by a device that translates for itself and goes on using what it knows: nothing but the page's rights
+    /// stops it. For a device in a process of its own.
+    AfterRevoke,
 }
 
 /// The names of all classes, as [`Errant::from_str`] takes them.
@@ -37,6 +40,7 @@ pub const CLASSES: &[&str] = &[
     "write-read-only",
     "read-write-only",
     "foreign",
+    "after-revoke",
 ];
 
 /// Bytes of data from which on a request's pages are remembered for [`Errant::AfterUnmap`].
@@ -55,6 +59,7 @@ impl FromStr for Errant {
             "write-read-only" => Self::WriteReadOnly,
             "read-write-only" => Self::ReadWriteOnly,
             "foreign" => Self::Foreign,
+            "after-revoke" => Self::AfterRevoke,
             _ => {
                 let address = text.strip_prefix("stray:").and_then(|digits| {
                     let digits = digits.strip_prefix("0x").unwrap_or(digits);
@@ -80,6 +85,7 @@ impl std::fmt::Display for Errant {
             Self::WriteReadOnly => "write-read-only",
             Self::ReadWriteOnly => "read-write-only",
             Self::Foreign => "foreign",
+            Self::AfterRevoke => "after-revoke",
         })
     }
 }
@@ -156,6 +162,12 @@ impl Misbehaviour {
         self.left.remove(at);
         let through = match (errant, &mut self.other) {
             (Errant::Foreign, Some(other)) => reach(other, access, iova),
+            (Errant::AfterRevoke, _) => {
+                dma.use_past(true);
+                let through = reach(dma, access, iova);
+                dma.use_past(false);
+                through
+            }
             _ => reach(dma, access, iova),
         };
         if through {
@@ -174,7 +186,9 @@ impl Misbehaviour {
         let long = |segment: &&Segment| u64::from(segment.bytes) >= BYTES;
         match errant {
             Errant::Stray(iova) => Some((Access::Write, iova)),
-            Errant::AfterUnmap => Some((Access::Write, self.unmapped(chain)?)),
+            Errant::AfterUnmap | Errant::AfterRevoke => {
+                Some((Access::Write, self.unmapped(chain)?))
+            }
             Errant::WriteReadOnly => {
                 let header = chain.readable.iter().find(long)?;
                 Some((Access::Write, start(header)))
@@ -241,6 +255,7 @@ mod tests {
             Errant::WriteReadOnly,
             Errant::ReadWriteOnly,
             Errant::Foreign,
+            Errant::AfterRevoke,
         ]) {
             assert_eq!(class.parse(), Ok(errant));
             assert_eq!(&errant.to_string(), class);

@@ -12,6 +12,7 @@ pub mod errant;
 pub mod guest;
 pub mod iommu;
 mod irq;
+pub mod isolate;
 pub mod judge;
 mod left_behind;
 pub mod link;

@@ -14,6 +14,7 @@ use rustix::net::{
 
 use crate::counters::DeviceCounters;
 use crate::errant::Tried;
+use crate::isolate::Breach;
 use crate::session::{Function, Session};
 use crate::virtio::{Awaited, QueueBroken};
 use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
@@ -66,6 +67,8 @@ pub enum Event<'a> {
     Broken(&'a QueueBroken),
     /// The device misbehaved, as it was told to.
     Errant(&'a Tried),
+    /// The device's process was ended; the device is broken.
+    Ended(&'a Breach),
     /// The client has gone.
     Disconnected,
 }

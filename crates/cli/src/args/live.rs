@@ -72,6 +72,9 @@ pub(crate) struct DeviceArgs {
     /// The disk cannot be written
     #[arg(long, help_heading = "Devices")]
     pub read_only: bool,
+    /// The disk is a process of its own, without any of the guest's memory but what is mapped for it
+    #[arg(long, conflicts_with = "no_iommu", help_heading = "Devices")]
+    pub isolate: bool,
     /// An entropy device
     #[arg(long, help_heading = "Devices")]
     pub rng: bool,
@@ -80,7 +83,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "SIDE[,queues=N][,mac=ADDRESS]", value_parser = net, help_heading = "Devices")]
     pub net: Option<NetArg>,
     /// The disk misbehaves, to see what stops it: stray:ADDRESS (a write there), after-unmap, write-read-only, read-write-only, foreign (the
-    /// entropy device writes to the disk's buffers; with --rng); several, each once
+    /// entropy device writes to the disk's buffers; with --rng), after-revoke (around its own translation; with --isolate); several, each once
     #[arg(
         long,
         value_name = "CLASS",

@@ -137,7 +137,7 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
         Some(path) => path.clone(),
         None => scratch(&dir.path)?,
     };
-    let mut devices = devices(&args.devices, Some(&disk));
+    let mut devices = devices(&args.devices, Some(&disk))?;
     devices.paravirtual = args.module.module.is_some();
     let mut line = kernel_line(&args.guest);
     if let Some(iommu) = args.devices.vhost_user {

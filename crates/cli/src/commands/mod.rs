@@ -26,13 +26,13 @@ pub(crate) use guest::guest;
 pub(crate) use modes::modes;
 pub(crate) use reproduce::reproduce;
 #[cfg(feature = "live")]
-pub(crate) use serve::serve;
+pub(crate) use serve::{device, serve};
 pub(crate) use size::size;
 #[cfg(feature = "live")]
 pub(crate) use top::top;
 pub(crate) use trace::trace;
 #[cfg(not(feature = "live"))]
-pub(crate) use without_live::{guest, serve, top};
+pub(crate) use without_live::{device, guest, serve, top};
 
 use serde::Serialize;
 

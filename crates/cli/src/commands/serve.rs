@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ringfence_live::daemon::{Daemon, Devices, Log};
+use ringfence_live::isolate::{Program, simulate};
 use ringfence_live::server::Event;
 
 use crate::args::{DeviceArgs, ServeArgs};
@@ -15,7 +16,7 @@ use crate::output::print;
 /// Serves until Ctrl-C.
 pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
     fs::create_dir_all(&args.dir).map_err(Failure::io(&args.dir))?;
-    let mut devices = devices(&args.devices, args.devices.blk.as_deref());
+    let mut devices = devices(&args.devices, args.devices.blk.as_deref())?;
     devices.paravirtual = args.pviommu;
     let mut daemon = start(&args.dir, &devices, &args.devices)?;
     let stop = daemon.stopper();
@@ -29,12 +30,23 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
     daemon.join().map_err(Failure::io(&args.dir))
 }
 
+/// Is a device, for the process whose socket is standard input.
+pub(crate) fn device() -> Result<(), Failure> {
+    simulate().map_err(Failure::io("device".as_ref()))
+}
+
 /// The devices of a command line, with this disk.
-pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Devices {
-    Devices {
+pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<Devices, Failure> {
+    let own = || {
+        let path = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
+        let arguments = vec!["device".into()];
+        Ok::<_, Failure>(Program { path, arguments })
+    };
+    Ok(Devices {
         disk: disk.map(Path::to_owned),
         read_only: args.read_only,
         entropy: args.rng,
+        isolate: args.isolate.then(own).transpose()?,
         errant: args.errant.clone(),
         requests: args.requests.clone(),
         untranslated: args.no_iommu,
@@ -42,7 +54,7 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Devices {
         paravirtual: false,
         misanswer: args.misanswer,
         net: args.net.clone(),
-    }
+    })
 }
 
 /// Starts them; what they refuse goes to standard error.
@@ -52,6 +64,9 @@ pub(super) fn start(dir: &Path, devices: &Devices, args: &DeviceArgs) -> Result<
         Event::Closed(error) => eprintln!("ringfence: {device}: connection closed: {error}"),
         Event::Broken(broken) => eprintln!("ringfence: {device}: {broken}"),
         Event::Errant(tried) => eprintln!("ringfence: {device}: {tried}"),
+        Event::Ended(breach) => {
+            eprintln!("ringfence: {device}: its process was ended: it {breach}")
+        }
         Event::Connected | Event::Disconnected => {}
     });
     let started = Daemon::start(dir, devices, &log);

@@ -11,6 +11,11 @@ pub(crate) fn serve(_: &ServeArgs) -> Result<(), Failure> {
 }
 
 /// Says what to build.
+pub(crate) fn device() -> Result<(), Failure> {
+    Err(Failure::NotBuilt)
+}
+
+/// Says what to build.
 pub(crate) fn guest(_: &GuestCommand) -> Result<ExitCode, Failure> {
     Err(Failure::NotBuilt)
 }

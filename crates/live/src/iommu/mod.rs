@@ -3,6 +3,7 @@
 //! There is one guest, so there is one memory: what the IOMMU's own client shares. What an endpoint's client shares besides is known to
 //! its session and not used.
 
+mod apart;
 mod behind;
 mod record;
 mod translated;
@@ -27,6 +28,7 @@ pub use translated::Translated;
 use self::watched::Watched;
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
+use crate::isolate::Grants;
 
 /// First and last address at which writes are interrupts on a PC (Intel SDM volume 3, section 12.11.1).
 const DOORBELLS: (u64, u64) = (0xfee0_0000, 0xfeef_ffff);
@@ -123,6 +125,23 @@ impl Iommu {
         ))
     }
 
+    /// The device of an endpoint that is yet to be added is the process that has these grants.
+    pub fn set_apart(&self, device: DeviceId, grants: Grants) -> EndpointId {
+        let endpoint = EndpointId::new(device.get().into());
+        self.unit().sink_mut().apart.add(endpoint, grants);
+        endpoint
+    }
+
+    /// Does something with the grants of such a device.
+    pub fn with_grants<R>(
+        &self,
+        device: DeviceId,
+        with: impl FnOnce(&mut Grants) -> R,
+    ) -> Option<R> {
+        let endpoint = EndpointId::new(device.get().into());
+        self.unit().sink_mut().apart.get(endpoint).map(with)
+    }
+
     /// Another way to memory of an endpoint that is there already.
     ///
     /// # Errors
@@ -191,12 +210,11 @@ impl Dma for GuestDma {
     /// When it returns, no endpoint holds anything of the memory before.
     fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.direct.set_memory(memory);
+        let mut unit = self.iommu.unit();
+        let sink = unit.sink_mut();
         // This thread is no reader, so it is not refused.
-        let _ = self
-            .iommu
-            .unit()
-            .sink_mut()
-            .inner
-            .set_memory(memory.clone());
+        let _ = sink.inner.set_memory(memory.clone());
+        // A process that hangs in the kernel keeps the memory's pages, which are nobody else's by that.
+        let _ = sink.apart.set_memory(memory);
     }
 }

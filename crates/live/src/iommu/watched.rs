@@ -9,6 +9,8 @@ use ringfence_virtio_iommu::{
     Denied, DeniedReason, DomainId, EndpointId, Mapping, Sink, SinkError,
 };
 
+use super::apart::Apart;
+
 /// Mappings that are remembered after they are gone, of all domains. An access that comes later than so many unmaps counts as one that never
 /// had a mapping.
 const REMEMBERED: usize = 4096;
@@ -16,6 +18,8 @@ const REMEMBERED: usize = 4096;
 /// The sink of the guest's IOMMU.
 pub(crate) struct Watched<M> {
     pub(super) inner: IommuSink<M>,
+    /// Endpoints whose device is a process of its own.
+    pub(super) apart: Apart,
     attached: BTreeMap<EndpointId, DomainId>,
     gone: VecDeque<(DomainId, IovaRange)>,
 }
@@ -24,6 +28,7 @@ impl<M> Watched<M> {
     pub(super) fn new(inner: IommuSink<M>) -> Self {
         Self {
             inner,
+            apart: Apart::default(),
             attached: BTreeMap::new(),
             gone: VecDeque::new(),
         }
@@ -61,12 +66,19 @@ impl<M> Sink for Watched<M> {
         domain: DomainId,
         mappings: &mut dyn Iterator<Item = Mapping>,
     ) -> Result<(), SinkError> {
-        self.inner.attach(endpoint, domain, mappings)?;
+        let mappings: Vec<Mapping> = mappings.collect();
+        self.inner
+            .attach(endpoint, domain, &mut mappings.iter().copied())?;
         self.attached.insert(endpoint, domain);
+        self.apart.attach(endpoint, &mappings);
         Ok(())
     }
 
     fn bypass(&mut self, endpoint: EndpointId) -> Result<(), SinkError> {
+        // All of memory at once is what a process of its own is there to prevent.
+        if self.apart.has(endpoint) {
+            return Err(SinkError::Unsupported);
+        }
         self.inner.bypass(endpoint)?;
         self.attached.remove(&endpoint);
         Ok(())
@@ -75,14 +87,18 @@ impl<M> Sink for Watched<M> {
     fn block(&mut self, endpoint: EndpointId) {
         self.inner.block(endpoint);
         self.attached.remove(&endpoint);
+        self.apart.attach(endpoint, &[]);
     }
 
     fn map(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
-        self.inner.map(domain, mapping)
+        self.inner.map(domain, mapping)?;
+        let granted = self.apart.map(&self.attached, domain, mapping);
+        granted.or_else(|error| self.inner.unmap(domain, mapping).and(Err(error)))
     }
 
     fn unmap(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
         self.inner.unmap(domain, mapping)?;
+        self.apart.unmap(&self.attached, domain, mapping);
         if self.gone.len() >= REMEMBERED {
             self.gone.pop_front();
         }
@@ -91,6 +107,7 @@ impl<M> Sink for Watched<M> {
     }
 
     fn commit(&mut self) -> Result<(), SinkError> {
-        self.inner.commit()
+        self.inner.commit()?;
+        self.apart.settle()
     }
 }

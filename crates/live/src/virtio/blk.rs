@@ -76,6 +76,11 @@ impl Blk {
         })
     }
 
+    /// What it keeps its data in.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// Makes it misbehave, to see what stops it.
     pub fn misbehave(&mut self, how: Misbehaviour) {
         self.misbehaviour = Some(how);

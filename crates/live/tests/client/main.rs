@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 mod disk;
+mod guest;
 mod hostile;
 mod interrupts;
 mod links;

@@ -1,164 +1,19 @@
 //! A disk behind the IOMMU: it reaches what the guest maps for it, while it is mapped, and nothing else.
 
-use std::sync::Arc;
-
-use ringfence_live::counters::DeviceCounters;
-use ringfence_live::iommu::{GuestDma, Iommu, Translated};
 use ringfence_live::virtio::blk::Blk;
-use ringfence_live::virtio::iommu::IommuDevice;
-use ringfence_types::DeviceId;
 
+use crate::guest::*;
 use crate::rig::*;
 
-const ENDPOINT: u32 = 0x20;
-const DOMAIN: u32 = 1;
-/// What IOVAs are away from the addresses behind them.
-const AWAY: u64 = 1 << 44;
-const READ: u32 = 1;
-const READ_WRITE: u32 = 3;
-const ACCESS_PLATFORM: u64 = 1 << 33;
-
-struct Guest {
-    iommu: Client<IommuDevice, GuestDma>,
-    disk: Client<Blk, Translated>,
-    requests: u16,
-}
+type Guest = crate::guest::Guest<Blk>;
 
 fn guest() -> Guest {
-    let counters = Arc::new(DeviceCounters::default());
-    let shared = Iommu::new(Arc::clone(&counters)).unwrap();
-    let translated = shared.add_endpoint(DeviceId::new(ENDPOINT as u16)).unwrap();
-    let device = IommuDevice::new(shared.clone(), Arc::clone(&counters));
-    let mut iommu = Client::new(device, shared.memory(), false, counters);
-    let counters = Arc::new(DeviceCounters::default());
-    let blk = Blk::new(disk_file(), false, Arc::clone(&counters)).unwrap();
-    let mut disk = Client::new(blk, translated, true, counters);
-    // One guest: both see the same memory.
-    disk.ram = iommu.ram.try_clone().unwrap();
-    for client in [&mut iommu as &mut dyn Share, &mut disk] {
-        client.share();
-    }
-    // Input range, domain range, MAP and UNMAP, PROBE.
-    iommu.negotiate(0b10111);
-    iommu.enable(0, 16, IOMMU_QUEUE);
-    iommu.enable(1, 16, EVENT_QUEUE);
-    iommu.set(0x14, &[15]);
-    Guest {
-        iommu,
-        disk,
-        requests: 0,
-    }
-}
-
-trait Share {
-    fn share(&mut self);
-}
-
-impl<D: ringfence_live::virtio::Device, A: ringfence_live::dma::Dma> Share for Client<D, A> {
-    fn share(&mut self) {
-        self.agree();
-        self.share_memory();
-    }
-}
-
-const IOMMU_QUEUE: u64 = 0x4_0000;
-const EVENT_QUEUE: u64 = 0x5_0000;
-
-impl Guest {
-    /// A request to the IOMMU; its status.
-    fn ask(&mut self, kind: u8, body: &[u8]) -> u8 {
-        self.requests += 1;
-        let (at, reply) = (0x6_0000u64, 0x6_1000u64);
-        let ram = &self.iommu;
-        ram.poke(at, &[vec![kind, 0, 0, 0], body.to_vec()].concat());
-        ram.poke(reply, &[0xee; 4]);
-        ram.poke(IOMMU_QUEUE, &descriptor(at, 4 + body.len() as u32, NEXT, 1));
-        ram.poke(IOMMU_QUEUE + 16, &descriptor(reply, 4, WRITE, 0));
-        let slot = u64::from((self.requests - 1) % 16);
-        ram.poke(IOMMU_QUEUE + 0x1004 + 2 * slot, &[0, 0]);
-        ram.poke(IOMMU_QUEUE + 0x1002, &self.requests.to_le_bytes());
-        self.iommu.ring(0);
-        self.iommu.peek(reply, 1)[0]
-    }
-
-    fn attach(&mut self) -> u8 {
-        self.ask(1, &words(&[DOMAIN, ENDPOINT, 0, 0]))
-    }
-
-    fn detach(&mut self) -> u8 {
-        self.ask(2, &[words(&[DOMAIN, ENDPOINT]), vec![0; 8]].concat())
-    }
-
-    fn map(&mut self, start: u64, bytes: u64, to: u64, flags: u32) -> u8 {
-        let body = [
-            words(&[DOMAIN]),
-            longs(&[start, start + bytes - 1, to]),
-            words(&[flags]),
-        ];
-        self.ask(3, &body.concat())
-    }
-
-    fn unmap(&mut self, start: u64, bytes: u64) -> u8 {
-        let body = [
-            words(&[DOMAIN]),
-            longs(&[start, start + bytes - 1]),
-            vec![0; 4],
-        ];
-        self.ask(4, &body.concat())
-    }
-
-    /// A disk that runs, all its addresses away.
-    fn begin(&mut self) {
-        self.disk.negotiate(ACCESS_PLATFORM);
-        self.disk.enable(0, 16, QUEUE + AWAY);
-        self.disk.set(0x14, &[15]);
-    }
-
-    /// Gives the IOMMU a buffer for a fault.
-    fn wait_for_a_fault(&mut self) {
-        self.iommu
-            .poke(EVENT_QUEUE, &descriptor(0x7_0000, 24, WRITE, 0));
-        self.iommu.poke(EVENT_QUEUE + 0x1002, &[1, 0]);
-        self.iommu.ring(1);
-    }
-
-    /// Endpoint and address of the fault, if one was told.
-    fn fault(&mut self) -> Option<(u32, u64)> {
-        ringfence_live::server::Served::came(self.iommu.session.function());
-        let used = self.iommu.peek(EVENT_QUEUE + 0x2002, 2);
-        (used == [1, 0]).then(|| {
-            let report = self.iommu.peek(0x7_0000, 24);
-            (
-                u32::from_le_bytes(report[8..12].try_into().unwrap()),
-                u64::from_le_bytes(report[16..24].try_into().unwrap()),
-            )
-        })
-    }
-}
-
-/// A read of sector 0 into `data`; how it ended, if it did.
-fn read(guest: &mut Guest, count: u16, data: u64) -> Option<u8> {
-    let disk = &mut guest.disk;
-    disk.poke(0x8000, &request(0, 0));
-    disk.poke(0x9000, &[0xee]);
-    disk.descriptor(0, 0x8000 + AWAY, 16, NEXT, 1);
-    disk.descriptor(1, data, 512, NEXT | WRITE, 2);
-    disk.descriptor(2, 0x9000 + AWAY, 1, WRITE, 0);
-    disk.offer(0, count);
-    (disk.used().0 == count).then(|| disk.peek(0x9000, 1)[0])
+    Guest::with(|_, counters| Blk::new(disk_file(), false, counters).unwrap())
 }
 
 /// Rings, header, status: writable; a page for data at 0xb000.
 fn mapped() -> Guest {
-    let mut guest = guest();
-    assert_eq!(guest.attach(), 0);
-    assert_eq!(
-        guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE),
-        0
-    );
-    assert_eq!(guest.map(0xb000 + AWAY, 0x1000, 0xb000, READ_WRITE), 0);
-    guest.begin();
-    guest
+    guest().mapped()
 }
 
 #[test]

@@ -1,0 +1,315 @@
+//! The disk as the guest's registers know it, while a process does its work.
+//!
+//! Nothing here waits for the process, but a reset: a doorbell is passed on, and what became of the turn is heard when the process says so. What it says is
+//! not trusted: a turn that nobody asked for, or what is no message, ends it. A device whose process has ended asks to be reset, and stays so.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ringfence_virtio_iommu::{Denied, DeniedReason, EndpointId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use virtio_queue::Queue;
+
+use super::process::Link;
+use super::supervisor::Breach;
+use super::wire::{MAX_BYTES, Order, Report};
+use crate::counters::DeviceCounters;
+use crate::dma::Dma;
+use crate::errant::Tried;
+use crate::iommu::Iommu;
+use crate::virtio::blk::Blk;
+use crate::virtio::{Awaited, Device, QueueBroken, Turn};
+
+/// A process that has not forgotten its rings by then is ended.
+const RESET_WITHIN: Duration = Duration::from_secs(5);
+/// Most messages that are heard at a time.
+const HEARD_AT_ONCE: usize = 64;
+
+/// What a front tells the log.
+#[derive(Debug)]
+pub enum Said<'a> {
+    /// The process was ended.
+    Ended(&'a Breach),
+    /// It misbehaved, as it was told to.
+    Errant(&'a Tried),
+}
+
+/// Takes what a front says.
+pub type Tell = Box<dyn Fn(&Said<'_>) + Send>;
+
+/// A queue, and the process's work on it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lane {
+    /// The process has its registers.
+    told: bool,
+    /// A turn was asked for and is not over.
+    working: bool,
+    /// Its number.
+    round: u64,
+    /// The driver rang meanwhile.
+    rung: bool,
+    /// What became of the last turn.
+    over: Option<Turn>,
+    broken: bool,
+}
+
+/// A disk in a process of its own.
+pub struct Front {
+    /// Answers for what does not change: features and configuration.
+    disk: Blk,
+    link: Link,
+    iommu: Iommu,
+    endpoint: EndpointId,
+    lanes: Vec<Lane>,
+    resetting: bool,
+    ended: bool,
+    tell: Tell,
+    counters: Arc<DeviceCounters>,
+}
+
+impl std::fmt::Debug for Front {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Front({}, {:?})", self.endpoint, self.link)
+    }
+}
+
+impl Front {
+    /// The front of the process at `link`, whose `disk` is like this one. What it says of stopped accesses is told as `endpoint`'s.
+    pub fn new(
+        disk: Blk,
+        link: Link,
+        iommu: Iommu,
+        endpoint: EndpointId,
+        counters: Arc<DeviceCounters>,
+        tell: Tell,
+    ) -> Self {
+        let lanes = vec![Lane::default(); disk.queue_sizes().len()];
+        Self {
+            disk,
+            link,
+            iommu,
+            endpoint,
+            lanes,
+            resetting: false,
+            ended: false,
+            tell,
+            counters,
+        }
+    }
+
+    /// Whether no turn is under way.
+    pub fn is_idle(&self) -> bool {
+        !self.lanes.iter().any(|lane| lane.working)
+    }
+
+    fn order(&mut self, order: &Order) {
+        if self.ended {
+            return;
+        }
+        // There is room for all that can be unanswered; a process for which there is not does not listen.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        if send(&self.link.socket, &order.encode(), flags).is_err() {
+            self.end(&Breach::Gone);
+        }
+    }
+
+    fn end(&mut self, breach: &Breach) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        self.link.life.kill();
+        for lane in &mut self.lanes {
+            lane.working = false;
+            lane.broken = true;
+        }
+        (self.tell)(&Said::Ended(breach));
+    }
+
+    /// Hears one message, if there is one.
+    fn hear(&mut self) -> bool {
+        if self.ended {
+            return false;
+        }
+        let mut bytes = [0; MAX_BYTES + 1];
+        let got = match recv(&self.link.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+            Ok((got, _)) => got,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return false,
+            Err(_) => 0,
+        };
+        if got == 0 {
+            self.end(&Breach::Gone);
+            return false;
+        }
+        let report = bytes.get(..got).and_then(Report::decode);
+        if report.and_then(|report| self.take(report)).is_none() {
+            self.end(&Breach::Protocol);
+        }
+        true
+    }
+
+    /// Takes what the process says. None if it may not say that now.
+    fn take(&mut self, report: Report) -> Option<()> {
+        match report {
+            Report::Turn {
+                index,
+                round,
+                turn,
+                counted,
+            } => {
+                let lane = self.working_lane(index, round)?;
+                lane.over = Some(turn);
+                self.counters.add_all(&counted);
+            }
+            Report::Broken { index, round } => self.working_lane(index, round)?.broken = true,
+            Report::WasReset if self.resetting => self.resetting = false,
+            Report::Stopped {
+                iova,
+                access,
+                permission,
+            } => self.iommu.report(Denied {
+                endpoint: self.endpoint,
+                iova,
+                access,
+                reason: if permission {
+                    DeniedReason::Permission
+                } else {
+                    DeniedReason::NotMapped
+                },
+            }),
+            Report::Tried {
+                errant,
+                access,
+                iova,
+                stopped,
+            } => (self.tell)(&Said::Errant(&Tried {
+                errant,
+                access,
+                iova,
+                stopped,
+            })),
+            Report::Ready | Report::Confined | Report::WasReset => return None,
+        }
+        Some(())
+    }
+
+    /// The lane whose turn is over.
+    fn working_lane(&mut self, index: u16, round: u64) -> Option<&mut Lane> {
+        let lane = self.lanes.get_mut(usize::from(index))?;
+        let asked = std::mem::take(&mut lane.working) && lane.round == round;
+        asked.then_some(lane)
+    }
+}
+
+impl Device for Front {
+    const TYPE: u16 = Blk::TYPE;
+    const CLASS: [u8; 3] = Blk::CLASS;
+
+    fn features(&self) -> u64 {
+        self.disk.features()
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        self.disk.queue_sizes()
+    }
+
+    fn read_config(&self, offset: usize, data: &mut [u8]) {
+        self.disk.read_config(offset, data);
+    }
+
+    fn activate(&mut self, features: u64) {
+        self.order(&Order::Begin { features });
+    }
+
+    /// When it returns the process has let go of its rings, or is to be dead.
+    fn reset(&mut self) {
+        let used = self.lanes.iter().any(|lane| lane.told);
+        self.resetting = used && !self.ended;
+        if self.resetting {
+            self.order(&Order::Reset);
+        }
+        let deadline = Instant::now() + RESET_WITHIN;
+        // A turn that is under way ends first, and is of no interest any more.
+        while self.resetting && !self.ended {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let limit = Timespec::try_from(left).ok();
+            let mut ready = [PollFd::new(&self.link.socket, PollFlags::IN)];
+            match poll(&mut ready, limit.as_ref()) {
+                Ok(0) => self.end(&Breach::Late),
+                _ => drop(self.hear()),
+            }
+        }
+        for lane in &mut self.lanes {
+            *lane = Lane {
+                round: lane.round,
+                broken: self.ended,
+                ..Lane::default()
+            };
+        }
+    }
+
+    fn waits_for(&self) -> Option<Awaited<'_>> {
+        (!self.ended).then(|| Awaited {
+            fd: self.link.socket.as_fd(),
+            input: true,
+            output: false,
+        })
+    }
+
+    fn came(&mut self) {
+        for _ in 0..HEARD_AT_ONCE {
+            if !self.hear() {
+                break;
+            }
+        }
+    }
+
+    fn due(&mut self) -> Option<usize> {
+        self.lanes
+            .iter()
+            .position(|lane| lane.over.is_some() || (lane.broken && lane.told))
+    }
+
+    fn process<A: Dma>(
+        &mut self,
+        index: usize,
+        queue: &mut Queue,
+        _dma: &mut A,
+    ) -> Result<Turn, QueueBroken> {
+        let broken = || QueueBroken(virtio_queue::Error::QueueNotReady);
+        let number = u16::try_from(index).map_err(|_| broken())?;
+        let lane = self.lanes.get_mut(index).ok_or_else(broken)?;
+        if lane.broken {
+            // Said once.
+            lane.told = false;
+            return Err(broken());
+        }
+        let over = lane.over.take();
+        if lane.working {
+            lane.rung = true;
+            return Ok(Turn::default());
+        }
+        if let Some(turn) = over
+            && !std::mem::take(&mut lane.rung)
+        {
+            return Ok(turn);
+        }
+        let told = std::mem::replace(&mut lane.told, true);
+        lane.working = true;
+        lane.round = lane.round.wrapping_add(1);
+        let round = lane.round;
+        if !told {
+            self.order(&Order::queue(number, &queue.state()));
+        }
+        self.order(&Order::Kick {
+            index: number,
+            round,
+        });
+        let interrupt = over.is_some_and(|turn| turn.interrupt);
+        Ok(Turn {
+            interrupt,
+            more: false,
+        })
+    }
+}

@@ -1,0 +1,358 @@
+//! What a device's process has of the guest's memory, and the I/O page table that says so (the fifth document, section 4.2).
+//!
+//! Mappings come from whichever IOMMU device the guest has. Changes gather until [`settle`](Grants::settle): when it returns, what was mapped is there and
+//! what was unmapped is out of the process's reach, or the process is dead.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, RawFd};
+use std::sync::Arc;
+
+use ringfence_pgtable::{Coherency, MapRequest, SecondStage, Table};
+use ringfence_types::{
+    DomainId, Iova, IovaRange, PageSize, Permissions, PfnRange, PhysAddr, PhysRange,
+};
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use super::board::Board;
+use super::call::Call;
+use super::life::Life;
+use super::reach::FORMAT;
+use super::supervisor::{Breach, Supervisor};
+use super::windows::{Window, Windows};
+
+/// Most windows at a time. The kernel lets a process have 65530 mappings, and refuses to take one away from whoever has more.
+const MAX_WINDOWS: usize = 16 * 1024;
+/// Most files that a guest's memory lies in.
+const MAX_FILES: usize = 16;
+/// Number of the first of them in the process.
+const FIRST_FILE: RawFd = 64;
+
+/// Why a page was not granted. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GrantError {
+    /// A limit: windows, tables, files.
+    NoRoom,
+    /// Not whole pages, or mapped already.
+    Unfit,
+}
+
+impl std::fmt::Display for GrantError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NoRoom => "no room for another grant",
+            Self::Unfit => "not whole pages, or granted already",
+        })
+    }
+}
+
+impl std::error::Error for GrantError {}
+
+/// The process hangs in the kernel after it was killed, with its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Undead;
+
+/// One mapping of the guest's.
+#[derive(Debug)]
+struct Grant {
+    physical: PhysAddr,
+    permissions: Permissions,
+    range: IovaRange,
+    /// Where its pages appear: those of them that are memory.
+    parts: Vec<(IovaRange, Window)>,
+}
+
+/// Memory of the guest in a file.
+struct Part {
+    physical: PhysRange,
+    file: RawFd,
+    offset: u64,
+}
+
+/// The grants of one process.
+#[derive(Debug)]
+pub struct Grants {
+    board: Arc<Board>,
+    table: Table<SecondStage>,
+    windows: Windows,
+    /// By first address.
+    taken: BTreeMap<u64, Window>,
+    granted: BTreeMap<Iova, Grant>,
+    pending: Vec<Call>,
+    memory: GuestMemoryMmap,
+    /// Which files the process has, by device and inode.
+    files: Vec<(u64, u64)>,
+    /// None once it is dead.
+    supervisor: Option<Supervisor>,
+    life: Arc<Life>,
+    /// Why it is.
+    breach: Option<Breach>,
+}
+
+impl Grants {
+    pub(super) fn new(board: Arc<Board>, supervisor: Supervisor) -> io::Result<Self> {
+        Ok(Self {
+            table: empty_table(&board)?,
+            board,
+            windows: Windows::new(),
+            taken: BTreeMap::new(),
+            granted: BTreeMap::new(),
+            pending: Vec::new(),
+            memory: GuestMemoryMmap::default(),
+            files: Vec::new(),
+            life: Arc::clone(supervisor.life()),
+            supervisor: Some(supervisor),
+            breach: None,
+        })
+    }
+
+    /// Why the process was ended, if it was; once.
+    pub fn take_breach(&mut self) -> Option<Breach> {
+        self.breach.take()
+    }
+
+    /// Grants the memory at `physical` under `iova`. What of it is no memory is not reached.
+    ///
+    /// # Errors
+    /// [`GrantError`]; nothing has changed. None if the process is dead: it reaches nothing.
+    pub fn map(
+        &mut self,
+        range: IovaRange,
+        physical: PhysAddr,
+        permissions: Permissions,
+    ) -> Result<(), GrantError> {
+        if self.supervisor.is_none() {
+            return Ok(());
+        }
+        let page = PageSize::Size4K.bytes();
+        let whole = range.start().is_aligned(page) && range.bytes().is_multiple_of(page);
+        if !whole || !physical.is_aligned(page) || self.granted.contains_key(&range.start()) {
+            return Err(GrantError::Unfit);
+        }
+        let mut grant = Grant {
+            physical,
+            permissions,
+            range,
+            parts: Vec::new(),
+        };
+        let found = self.parts(&range, physical)?;
+        if self.taken.len().saturating_add(found.len()) > MAX_WINDOWS {
+            return Err(GrantError::NoRoom);
+        }
+        let before = self.pending.len();
+        for part in found {
+            if let Err(error) = self.map_part(&mut grant, &part) {
+                // Nothing of it was asked of the process yet.
+                self.pending.truncate(before);
+                for (range, window) in &grant.parts {
+                    self.clear(range);
+                    self.taken.remove(&window.start);
+                }
+                return Err(error);
+            }
+        }
+        self.granted.insert(range.start(), grant);
+        Ok(())
+    }
+
+    fn map_part(&mut self, grant: &mut Grant, part: &Part) -> Result<(), GrantError> {
+        let extra = part.physical.start().offset_from(&grant.physical);
+        let start = extra.and_then(|extra| grant.range.start().checked_add(extra));
+        let bytes = part.physical.bytes();
+        let range = start.and_then(|start| IovaRange::new(start, bytes));
+        let range = range.ok_or(GrantError::Unfit)?;
+        let taken = &self.taken;
+        let overlapping = |window: &Window| {
+            let end = window.start.saturating_add(window.bytes);
+            let last = taken.range(..end).next_back().map(|(_, last)| *last)?;
+            (last.start.saturating_add(last.bytes) > window.start).then_some(last)
+        };
+        let window = self.windows.take(bytes, overlapping);
+        let window = window.ok_or(GrantError::NoRoom)?;
+        let request = MapRequest {
+            iova: range.start(),
+            pa: PhysAddr::new(window.start),
+            pages: range.pages(PageSize::Size4K),
+            permissions: grant.permissions,
+        };
+        let mapped = self.table.map(&*self.board, &*self.board, request);
+        mapped.map_err(|_| GrantError::NoRoom)?;
+        self.taken.insert(window.start, window);
+        grant.parts.push((range, window));
+        self.pending.push(Call::grant(
+            window,
+            part.file,
+            part.offset,
+            grant.permissions,
+        ));
+        Ok(())
+    }
+
+    /// The files behind a guest-physical range, where it is memory.
+    fn parts(&mut self, range: &IovaRange, physical: PhysAddr) -> Result<Vec<Part>, GrantError> {
+        let wanted = PhysRange::new(physical, range.bytes()).ok_or(GrantError::Unfit)?;
+        let memory = self.memory.clone();
+        let mut parts = Vec::new();
+        for region in memory.iter() {
+            let start = PhysAddr::new(region.start_addr().raw_value());
+            let Some((has, at)) = PhysRange::new(start, region.len()).zip(region.file_offset())
+            else {
+                continue;
+            };
+            let first = wanted.start().max(has.start());
+            let last = wanted.last().min(has.last());
+            let within = PhysRange::inclusive(first, last);
+            let skipped = first.offset_from(&has.start());
+            let (Some(physical), Some(offset)) =
+                (within, skipped.and_then(|s| at.start().checked_add(s)))
+            else {
+                continue;
+            };
+            // A region ends with a page, or its last bytes are out of reach.
+            let bytes = physical.bytes() - physical.bytes() % PageSize::Size4K.bytes();
+            let Some(physical) = PhysRange::new(first, bytes) else {
+                continue;
+            };
+            let file = self.file(at.file().as_fd())?;
+            parts.push(Part {
+                physical,
+                file,
+                offset,
+            });
+        }
+        Ok(parts)
+    }
+
+    /// The number under which the process has this file; it is given it if need be.
+    fn file(&mut self, file: std::os::fd::BorrowedFd<'_>) -> Result<RawFd, GrantError> {
+        let about = rustix::fs::fstat(file).map_err(|_| GrantError::NoRoom)?;
+        let identity = (about.st_dev, about.st_ino);
+        let known = self.files.iter().position(|known| *known == identity);
+        let at = known.unwrap_or(self.files.len());
+        let number = RawFd::try_from(at).map_err(|_| GrantError::NoRoom)? + FIRST_FILE;
+        if known.is_none() {
+            if at >= MAX_FILES {
+                return Err(GrantError::NoRoom);
+            }
+            let supervisor = self.supervisor.as_ref().ok_or(GrantError::NoRoom)?;
+            let given = supervisor.give(file, number.cast_unsigned());
+            given.map_err(|_| GrantError::NoRoom)?;
+            self.files.push(identity);
+        }
+        Ok(number)
+    }
+
+    /// Takes away what was granted at `iova`, as it was granted.
+    pub fn unmap(&mut self, iova: Iova) {
+        let Some(grant) = self.granted.remove(&iova) else {
+            return;
+        };
+        for (range, window) in grant.parts {
+            // First the table: a device that looks from now on finds nothing, and does not fault.
+            self.clear(&range);
+            self.taken.remove(&window.start);
+            self.pending.push(Call::revoke(window));
+        }
+    }
+
+    fn clear(&self, range: &IovaRange) {
+        // The table is not walked by hardware, and its addresses come from the guest: there is nothing to invalidate and nothing to free.
+        let _ = self.table.unmap(&*self.board, PfnRange::covering(range));
+    }
+
+    /// Takes everything away.
+    pub fn unmap_all(&mut self) {
+        for grant in std::mem::take(&mut self.granted).into_values() {
+            for (_, window) in grant.parts {
+                self.taken.remove(&window.start);
+                self.pending.push(Call::revoke(window));
+            }
+        }
+        let anew = self
+            .board
+            .clear_tables()
+            .and_then(|()| empty_table(&self.board));
+        match anew {
+            Ok(table) => self.table = table,
+            // Without a table it can go no further.
+            Err(error) => self.ended(Breach::Io(error)),
+        }
+    }
+
+    /// The guest's memory is another one now: what was granted of the old one goes, and comes anew from this one.
+    ///
+    /// # Errors
+    /// [`Undead`].
+    pub fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), Undead> {
+        let granted: Vec<_> = self.granted.values().collect();
+        let again: Vec<_> = granted
+            .iter()
+            .map(|grant| (grant.range, grant.physical, grant.permissions))
+            .collect();
+        self.unmap_all();
+        self.settle()?;
+        self.memory = memory.clone();
+        self.take_files_back();
+        for (range, physical, permissions) in again {
+            // What has no room is not there, and faults.
+            let _ = self.map(range, physical, permissions);
+        }
+        self.settle()
+    }
+
+    /// In the place of each file that the process has it gets one in which there is nothing.
+    fn take_files_back(&mut self) {
+        let count = self.files.len();
+        self.files.clear();
+        let Some(supervisor) = &self.supervisor else {
+            return;
+        };
+        let nothing = std::fs::File::open("/dev/null").map_err(Breach::Io);
+        let taken = nothing.and_then(|nothing| {
+            (0..count).try_for_each(|at| {
+                let number = FIRST_FILE.cast_unsigned() + u32::try_from(at).unwrap_or(0);
+                supervisor.give(nothing.as_fd(), number)
+            })
+        });
+        if let Err(breach) = taken {
+            self.ended(breach);
+        }
+    }
+
+    /// Has all changes made since the last time take effect. When it returns `Ok`, they have.
+    ///
+    /// # Errors
+    /// [`Undead`]: the process broke a rule or was late, was killed, and still has its memory. To be called again until it has not.
+    pub fn settle(&mut self) -> Result<(), Undead> {
+        if let Some(supervisor) = &mut self.supervisor
+            && !self.pending.is_empty()
+            && let Err(breach) = supervisor.run(&self.pending)
+        {
+            self.ended(breach);
+        }
+        self.pending.clear();
+        if self.supervisor.is_none() && !self.life.end() {
+            return Err(Undead);
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, breach: Breach) {
+        self.life.kill();
+        self.supervisor = None;
+        self.breach.get_or_insert(breach);
+        self.granted.clear();
+        self.taken.clear();
+    }
+}
+
+fn empty_table(board: &Arc<Board>) -> io::Result<Table<SecondStage>> {
+    Table::new(
+        FORMAT,
+        DomainId::new(0),
+        Coherency::Coherent,
+        &**board,
+        &**board,
+    )
+    .map_err(io::Error::other)
+}

@@ -1,0 +1,430 @@
+//! The process's way to guest memory: a software IOMMU whose table the daemon writes, and windows.
+//!
+//! Crates of the rust-vmm family want memory that can be pointed to, and a window may go while they do. So they are given copies: bytes are read into a
+//! slice when it is made, and written out when vm-memory says that they changed, which it does after every write, by what elsewhere is a bitmap of dirty
+//! pages. A read that faults is an error, and so is a write to what has gone before
+//! the slice was made. A write to what goes later is dropped and told, as a write on a PCI bus is.
+#![allow(unsafe_code)]
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::iter::FusedIterator;
+
+use ringfence_pgtable::{Cursor, Levels, SecondStage, WalkErrorKind, walk};
+use ringfence_types::{Access, Iova, PageSize, Permissions};
+use vm_memory::bitmap::{Bitmap, BitmapSlice, WithBitmapSlice};
+use vm_memory::guest_memory::GuestMemorySliceIterator;
+use vm_memory::{
+    GuestAddress, GuestMemory, GuestMemoryError, GuestMemoryMmap, GuestMemoryResult, MmapRegion,
+    Permissions as Wanted, VolatileSlice,
+};
+
+use super::board::{Board, ROOT};
+use super::copy;
+use super::wire::Report;
+use crate::dma::Dma;
+
+const PAGE: u64 = PageSize::Size4K.bytes();
+/// What one closure can have in its hands.
+const BOUNCE_BYTES: usize = 1 << 20;
+/// Most pages whose windows are remembered, for tests.
+const REMEMBERED: usize = 1 << 16;
+
+/// The format of the table.
+pub(super) const FORMAT: SecondStage =
+    SecondStage::new(Levels::Four).with_pages_up_to(PageSize::Size4K);
+
+/// An access that was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// The first address that was.
+    pub iova: Iova,
+    /// What was tried.
+    pub access: Access,
+    /// The page is mapped, and not for that.
+    pub permission: bool,
+}
+
+/// Guest memory, as the process has it.
+pub struct Reach {
+    inner: Inner,
+    tell: Box<dyn Fn(&Report) + Send>,
+}
+
+struct Inner {
+    board: &'static Board,
+    bounce: MmapRegion,
+    /// Bytes of it that are in somebody's hands.
+    lent: Cell<usize>,
+    stopped: Cell<Option<Stopped>>,
+    /// For tests: a device that keeps what it was once told.
+    past: Option<RefCell<BTreeMap<u64, u64>>>,
+    use_past: bool,
+}
+
+impl fmt::Debug for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reach")
+    }
+}
+
+impl Reach {
+    /// By the table on `board`; `tell` hears of every access that is stopped. With `keep`, windows are remembered for [`Dma::use_past`].
+    pub(super) fn new(
+        board: &'static Board,
+        keep: bool,
+        tell: impl Fn(&Report) + Send + 'static,
+    ) -> io::Result<Self> {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let bounce = MmapRegion::build(None, BOUNCE_BYTES, rights, flags);
+        Ok(Self {
+            inner: Inner {
+                board,
+                bounce: bounce.map_err(io::Error::other)?,
+                lent: Cell::new(0),
+                stopped: Cell::new(None),
+                past: keep.then(RefCell::default),
+                use_past: false,
+            },
+            tell: Box::new(tell),
+        })
+    }
+
+    /// Where `iova` appears.
+    ///
+    /// # Errors
+    /// [`Stopped`]: not for this.
+    pub fn place(&self, iova: Iova, access: Access) -> Result<u64, Stopped> {
+        self.inner.place(iova, access)
+    }
+}
+
+impl Dma for Reach {
+    type View<'a> = View<'a>;
+
+    fn with<R>(&mut self, access: impl FnOnce(&View<'_>) -> R) -> R {
+        self.inner.lent.set(0);
+        let result = access(&View { inner: &self.inner });
+        if let Some(stopped) = self.inner.stopped.take() {
+            (self.tell)(&Report::Stopped {
+                iova: stopped.iova,
+                access: stopped.access,
+                permission: stopped.permission,
+            });
+        }
+        result
+    }
+
+    /// The daemon's to tell.
+    fn set_memory(&mut self, _memory: &GuestMemoryMmap) {}
+
+    fn use_past(&mut self, on: bool) {
+        self.inner.use_past = on;
+    }
+}
+
+impl Inner {
+    fn place(&self, iova: Iova, access: Access) -> Result<u64, Stopped> {
+        let found = walk(
+            &FORMAT,
+            self.board,
+            Cursor::root(&FORMAT, ROOT),
+            iova,
+            |_| {},
+        );
+        let permission = match found {
+            Ok(leaf) if leaf.permissions.allows(access) => {
+                let at = leaf.translate(iova).get();
+                self.remember(iova, at);
+                return Ok(at);
+            }
+            Ok(_) => true,
+            Err(error) => error.kind == WalkErrorKind::NoPermission,
+        };
+        if let Some(at) = self.recall(iova) {
+            return Ok(at);
+        }
+        Err(Stopped {
+            iova,
+            access,
+            permission,
+        })
+    }
+
+    fn remember(&self, iova: Iova, at: u64) {
+        if let Some(past) = &self.past {
+            let mut past = past.borrow_mut();
+            if past.len() < REMEMBERED {
+                past.insert(iova.get() / PAGE, at - at % PAGE);
+            }
+        }
+    }
+
+    fn recall(&self, iova: Iova) -> Option<u64> {
+        let past = self.past.as_ref().filter(|_| self.use_past)?;
+        let page = *past.borrow().get(&(iova.get() / PAGE))?;
+        page.checked_add(iova.offset_in(PAGE))
+    }
+
+    /// The first of a closure is told: the others follow from it.
+    fn stop(&self, stopped: Stopped) {
+        let first = self.stopped.get();
+        self.stopped.set(first.or(Some(stopped)));
+    }
+
+    /// Bytes to give out, as aligned as they are for the device.
+    fn lend(&self, bytes: usize, alike: u64) -> Option<usize> {
+        let aligned = self.lent.get().checked_next_multiple_of(8)?;
+        let at = aligned.checked_add((alike % 8) as usize)?;
+        let end = at.checked_add(bytes)?;
+        (end <= BOUNCE_BYTES).then(|| {
+            self.lent.set(end);
+            at
+        })
+    }
+
+    /// Fills bytes that were lent from a window.
+    fn fill(&self, at: usize, bytes: usize, window: u64) -> Result<(), copy::Gone> {
+        // SAFETY: `lend` has just given these bytes out and checked their bounds; nobody else has them yet.
+        let lent = unsafe { std::slice::from_raw_parts_mut(self.bounce.as_ptr().add(at), bytes) };
+        copy::read(window, lent)
+    }
+
+    /// Writes bytes that were lent to a window.
+    fn post(&self, at: usize, bytes: usize, window: u64) -> Result<(), copy::Gone> {
+        if at.checked_add(bytes).is_none_or(|end| end > BOUNCE_BYTES) {
+            return Err(copy::Gone);
+        }
+        // SAFETY: inside the mapping, by the line above. The slice that has these bytes is in this thread, and it is its method that calls this: nobody
+        // writes to them meanwhile.
+        let lent = unsafe { std::slice::from_raw_parts(self.bounce.as_ptr().add(at), bytes) };
+        copy::write(window, lent)
+    }
+}
+
+/// Guest memory for one closure.
+pub struct View<'r> {
+    inner: &'r Inner,
+}
+
+/// What writes leave through. It has to have a type of its own that has no lifetime.
+#[derive(Debug)]
+pub struct Posting;
+
+/// The bytes of a slice, and where they go when they change.
+#[derive(Clone)]
+pub struct Posted<'a> {
+    to: Option<(&'a Inner, Piece)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    iova: Iova,
+    window: u64,
+    /// Offset among what can be lent.
+    bounce: usize,
+}
+
+impl fmt::Debug for Posted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Posted({:?})", self.to.map(|(_, piece)| piece))
+    }
+}
+
+impl<'a> WithBitmapSlice<'a> for Posting {
+    type S = Posted<'a>;
+}
+
+impl Bitmap for Posting {
+    fn mark_dirty(&self, _offset: usize, _len: usize) {}
+
+    fn dirty_at(&self, _offset: usize) -> bool {
+        false
+    }
+
+    fn slice_at(&self, _offset: usize) -> Posted<'_> {
+        Posted { to: None }
+    }
+}
+
+impl<'a> WithBitmapSlice<'_> for Posted<'a> {
+    type S = Posted<'a>;
+}
+
+impl BitmapSlice for Posted<'_> {}
+
+impl Bitmap for Posted<'_> {
+    /// The bytes have been written: they go to where they belong.
+    fn mark_dirty(&self, offset: usize, len: usize) {
+        let Some((inner, piece)) = self.to else {
+            return;
+        };
+        let iova = piece.iova.wrapping_add(offset as u64);
+        let window = piece.window.saturating_add(offset as u64);
+        let written = inner.post(piece.bounce.saturating_add(offset), len, window);
+        if written.is_err() {
+            inner.stop(Stopped {
+                iova,
+                access: Access::Write,
+                permission: false,
+            });
+        }
+    }
+
+    fn dirty_at(&self, _offset: usize) -> bool {
+        false
+    }
+
+    fn slice_at(&self, offset: usize) -> Self {
+        let to = self.to.map(|(inner, piece)| {
+            let further = Piece {
+                iova: piece.iova.wrapping_add(offset as u64),
+                window: piece.window.saturating_add(offset as u64),
+                bounce: piece.bounce.saturating_add(offset),
+            };
+            (inner, further)
+        });
+        Self { to }
+    }
+}
+
+impl View<'_> {
+    /// The places of all pages of a range, or nothing of it.
+    fn places(
+        &self,
+        addr: GuestAddress,
+        count: usize,
+        wanted: Permissions,
+    ) -> Result<Vec<(Iova, u64, usize)>, Stopped> {
+        let access = if wanted.allows(Access::Write) {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        let mut places = Vec::new();
+        let mut iova = Iova::new(addr.0);
+        let mut left = count;
+        while left > 0 {
+            let mut at = self.inner.place(iova, access);
+            if wanted == Permissions::READ_WRITE && at.is_ok() {
+                at = self.inner.place(iova, Access::Read);
+            }
+            let here = left.min((PAGE - iova.offset_in(PAGE)) as usize);
+            places.push((iova, at?, here));
+            left -= here;
+            if left > 0 {
+                let next = iova.checked_add(here as u64);
+                iova = next.ok_or(Stopped {
+                    iova,
+                    access,
+                    permission: false,
+                })?;
+            }
+        }
+        Ok(places)
+    }
+}
+
+impl GuestMemory for View<'_> {
+    type PhysicalMemory = GuestMemoryMmap;
+    type Bitmap = Posting;
+
+    fn check_range(&self, addr: GuestAddress, count: usize, access: Wanted) -> bool {
+        let wanted = Permissions::from_bits(access as u64);
+        wanted.is_some_and(|wanted| self.places(addr, count, wanted).is_ok())
+    }
+
+    fn get_slices<'a>(
+        &'a self,
+        addr: GuestAddress,
+        count: usize,
+        access: Wanted,
+    ) -> GuestMemoryResult<impl GuestMemorySliceIterator<'a, Posted<'a>>> {
+        let wrong = GuestMemoryError::InvalidGuestAddress(addr);
+        let Some(wanted) =
+            Permissions::from_bits(access as u64).or((count == 0).then_some(Permissions::READ))
+        else {
+            return Err(wrong);
+        };
+        let places = match self.places(addr, count, wanted) {
+            Ok(places) => places,
+            Err(stopped) => {
+                self.inner.stop(stopped);
+                return Err(wrong);
+            }
+        };
+        Ok(Slices {
+            inner: self.inner,
+            places: places.into_iter(),
+            reads: wanted.allows(Access::Read),
+        })
+    }
+}
+
+struct Slices<'a> {
+    inner: &'a Inner,
+    places: std::vec::IntoIter<(Iova, u64, usize)>,
+    reads: bool,
+}
+
+impl<'a> Slices<'a> {
+    fn slice(
+        &self,
+        iova: Iova,
+        window: u64,
+        bytes: usize,
+    ) -> GuestMemoryResult<VolatileSlice<'a, Posted<'a>>> {
+        let wrong = GuestMemoryError::InvalidGuestAddress(GuestAddress(iova.get()));
+        let Some(bounce) = self.inner.lend(bytes, iova.get()) else {
+            return Err(wrong);
+        };
+        // To write to what has gone already is an error as well; a byte tells.
+        let looked_at = if self.reads { bytes } else { bytes.min(1) };
+        if self.inner.fill(bounce, looked_at, window).is_err() {
+            let access = if self.reads {
+                Access::Read
+            } else {
+                Access::Write
+            };
+            self.inner.stop(Stopped {
+                iova,
+                access,
+                permission: false,
+            });
+            return Err(wrong);
+        }
+        let piece = Piece {
+            iova,
+            window,
+            bounce,
+        };
+        let posted = Posted {
+            to: Some((self.inner, piece)),
+        };
+        // SAFETY: the bytes were lent to this slice alone, lie in a mapping that lives as long as `inner`, and are lent anew only after the view, and
+        // with it every slice, has gone.
+        Ok(unsafe {
+            let at = self.inner.bounce.as_ptr().add(bounce);
+            VolatileSlice::with_bitmap(at, bytes, posted, None)
+        })
+    }
+}
+
+impl<'a> Iterator for Slices<'a> {
+    type Item = GuestMemoryResult<VolatileSlice<'a, Posted<'a>>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (iova, window, bytes) = self.places.next()?;
+        let slice = self.slice(iova, window, bytes);
+        if slice.is_err() {
+            self.places = Vec::new().into_iter();
+        }
+        Some(slice)
+    }
+}
+
+impl FusedIterator for Slices<'_> {}
+impl<'a> GuestMemorySliceIterator<'a, Posted<'a>> for Slices<'a> {}

@@ -1,0 +1,219 @@
+//! A guest whose disk stands behind its IOMMU: a client for each, over the same memory.
+
+use std::sync::Arc;
+
+use ringfence_live::counters::DeviceCounters;
+use ringfence_live::iommu::{GuestDma, Iommu, Translated};
+use ringfence_live::server::Served;
+use ringfence_live::virtio::Device;
+use ringfence_live::virtio::iommu::IommuDevice;
+use ringfence_types::DeviceId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::rig::*;
+
+pub(crate) const ENDPOINT: u32 = 0x20;
+pub(crate) const DOMAIN: u32 = 1;
+/// What IOVAs are away from the addresses behind them.
+pub(crate) const AWAY: u64 = 1 << 44;
+pub(crate) const READ: u32 = 1;
+#[allow(dead_code)]
+pub(crate) const WRITE_ONLY: u32 = 2;
+pub(crate) const READ_WRITE: u32 = 3;
+pub(crate) const ACCESS_PLATFORM: u64 = 1 << 33;
+
+/// Whether a device has done what it was told to.
+pub(crate) trait Idle {
+    fn idle(&self) -> bool;
+}
+
+impl Idle for ringfence_live::virtio::blk::Blk {
+    fn idle(&self) -> bool {
+        true
+    }
+}
+
+impl Idle for ringfence_live::isolate::Front {
+    fn idle(&self) -> bool {
+        self.is_idle()
+    }
+}
+
+pub(crate) struct Guest<D: Device> {
+    pub(crate) iommu: Client<IommuDevice, GuestDma>,
+    pub(crate) disk: Client<D, Translated>,
+    pub(crate) requests: u16,
+}
+
+trait Share {
+    fn share(&mut self);
+}
+
+impl<D: ringfence_live::virtio::Device, A: ringfence_live::dma::Dma> Share for Client<D, A> {
+    fn share(&mut self) {
+        self.agree();
+        self.share_memory();
+    }
+}
+
+pub(crate) const IOMMU_QUEUE: u64 = 0x4_0000;
+pub(crate) const EVENT_QUEUE: u64 = 0x5_0000;
+
+impl<D: Device> Guest<D> {
+    /// With the device that `make` makes, which is called before its endpoint is added.
+    pub(crate) fn with(make: impl FnOnce(&Iommu, Arc<DeviceCounters>) -> D) -> Self {
+        let counters = Arc::new(DeviceCounters::default());
+        let shared = Iommu::new(Arc::clone(&counters)).unwrap();
+        let own = Arc::new(DeviceCounters::default());
+        let device = make(&shared, Arc::clone(&own));
+        let translated = shared.add_endpoint(DeviceId::new(ENDPOINT as u16)).unwrap();
+        let iommu = IommuDevice::new(shared.clone(), Arc::clone(&counters));
+        let mut iommu = Client::new(iommu, shared.memory(), false, counters);
+        let mut disk = Client::new(device, translated, true, own);
+        // One guest: both see the same memory.
+        disk.ram = iommu.ram.try_clone().unwrap();
+        for client in [&mut iommu as &mut dyn Share, &mut disk] {
+            client.share();
+        }
+        // Input range, domain range, MAP and UNMAP, PROBE.
+        iommu.negotiate(0b10111);
+        iommu.enable(0, 16, IOMMU_QUEUE);
+        iommu.enable(1, 16, EVENT_QUEUE);
+        iommu.set(0x14, &[15]);
+        Guest {
+            iommu,
+            disk,
+            requests: 0,
+        }
+    }
+
+    /// Rings, header, status: writable; a page for data at 0xb000. The disk runs.
+    pub(crate) fn mapped(mut self) -> Self {
+        assert_eq!(self.attach(), 0);
+        assert_eq!(self.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE), 0);
+        assert_eq!(self.map(0xb000 + AWAY, 0x1000, 0xb000, READ_WRITE), 0);
+        self.begin();
+        self
+    }
+
+    /// Waits until the device has done what it was told to, or can do no more.
+    pub(crate) fn settle(&mut self)
+    where
+        D: Idle,
+    {
+        while !self.disk.session.function().device().idle() && self.wait() {}
+    }
+
+    /// Waits until the device has heard something from elsewhere. False if there is nothing to wait for, or nothing comes.
+    pub(crate) fn wait(&mut self) -> bool {
+        let function = self.disk.session.function();
+        let Some(awaited) = function.waits_for() else {
+            return false;
+        };
+        let limit = Timespec {
+            tv_sec: 30,
+            tv_nsec: 0,
+        };
+        let mut fds = [PollFd::from_borrowed_fd(awaited.fd, PollFlags::IN)];
+        let came = matches!(poll(&mut fds, Some(&limit)), Ok(1));
+        function.came();
+        while function.unfinished() {
+            function.go_on();
+        }
+        came
+    }
+
+    /// A request to the IOMMU; its status.
+    pub(crate) fn ask(&mut self, kind: u8, body: &[u8]) -> u8 {
+        self.requests += 1;
+        let (at, reply) = (0x6_0000u64, 0x6_1000u64);
+        let ram = &self.iommu;
+        ram.poke(at, &[vec![kind, 0, 0, 0], body.to_vec()].concat());
+        ram.poke(reply, &[0xee; 4]);
+        ram.poke(IOMMU_QUEUE, &descriptor(at, 4 + body.len() as u32, NEXT, 1));
+        ram.poke(IOMMU_QUEUE + 16, &descriptor(reply, 4, WRITE, 0));
+        let slot = u64::from((self.requests - 1) % 16);
+        ram.poke(IOMMU_QUEUE + 0x1004 + 2 * slot, &[0, 0]);
+        ram.poke(IOMMU_QUEUE + 0x1002, &self.requests.to_le_bytes());
+        self.iommu.ring(0);
+        self.iommu.peek(reply, 1)[0]
+    }
+
+    pub(crate) fn attach(&mut self) -> u8 {
+        self.ask(1, &words(&[DOMAIN, ENDPOINT, 0, 0]))
+    }
+
+    pub(crate) fn detach(&mut self) -> u8 {
+        self.ask(2, &[words(&[DOMAIN, ENDPOINT]), vec![0; 8]].concat())
+    }
+
+    pub(crate) fn map(&mut self, start: u64, bytes: u64, to: u64, flags: u32) -> u8 {
+        let body = [
+            words(&[DOMAIN]),
+            longs(&[start, start + bytes - 1, to]),
+            words(&[flags]),
+        ];
+        self.ask(3, &body.concat())
+    }
+
+    pub(crate) fn unmap(&mut self, start: u64, bytes: u64) -> u8 {
+        let body = [
+            words(&[DOMAIN]),
+            longs(&[start, start + bytes - 1]),
+            vec![0; 4],
+        ];
+        self.ask(4, &body.concat())
+    }
+
+    /// A disk that runs, all its addresses away.
+    pub(crate) fn begin(&mut self) {
+        self.disk.negotiate(ACCESS_PLATFORM);
+        self.disk.enable(0, 16, QUEUE + AWAY);
+        self.disk.set(0x14, &[15]);
+    }
+
+    /// Gives the IOMMU a buffer for a fault.
+    pub(crate) fn wait_for_a_fault(&mut self) {
+        self.iommu
+            .poke(EVENT_QUEUE, &descriptor(0x7_0000, 24, WRITE, 0));
+        self.iommu.poke(EVENT_QUEUE + 0x1002, &[1, 0]);
+        self.iommu.ring(1);
+    }
+
+    /// Endpoint and address of the fault, if one was told.
+    pub(crate) fn fault(&mut self) -> Option<(u32, u64)> {
+        self.iommu.session.function().came();
+        let used = self.iommu.peek(EVENT_QUEUE + 0x2002, 2);
+        (used == [1, 0]).then(|| {
+            let report = self.iommu.peek(0x7_0000, 24);
+            (
+                u32::from_le_bytes(report[8..12].try_into().unwrap()),
+                u64::from_le_bytes(report[16..24].try_into().unwrap()),
+            )
+        })
+    }
+}
+
+/// A read of sector 0 into `data`; how it ended, if it did.
+pub(crate) fn read<D: Device + Idle>(guest: &mut Guest<D>, count: u16, data: u64) -> Option<u8> {
+    read_bytes(guest, count, data, 512)
+}
+
+/// The same of so many bytes.
+pub(crate) fn read_bytes<D: Device + Idle>(
+    guest: &mut Guest<D>,
+    count: u16,
+    data: u64,
+    bytes: u32,
+) -> Option<u8> {
+    let disk = &mut guest.disk;
+    disk.poke(0x8000, &request(0, 0));
+    disk.poke(0x9000, &[0xee]);
+    disk.descriptor(0, 0x8000 + AWAY, 16, NEXT, 1);
+    disk.descriptor(1, data, bytes, NEXT | WRITE, 2);
+    disk.descriptor(2, 0x9000 + AWAY, 1, WRITE, 0);
+    disk.offer(0, count);
+    guest.settle();
+    let disk = &guest.disk;
+    (disk.used().0 == count).then(|| disk.peek(0x9000, 1)[0])
+}

@@ -1,0 +1,82 @@
+//! Processes that break the rules: each is ended, its device asks to be reset, and the guest's driver gets its answers.
+
+use crate::guest::*;
+use crate::rig::*;
+use crate::{Apart, apart};
+
+/// The guest maps, the disk begins, a request is made, pages are unmapped; in the end the process is dead and all else works.
+fn breaks(behaviour: &str, why: &str) {
+    let Apart { guest, iommu, told } = apart(behaviour, &[], &disk_file());
+    let mut apart = Apart {
+        guest: guest.mapped(),
+        iommu,
+        told,
+    };
+    let guest = &mut apart.guest;
+    let _ = read(guest, 1, 0xb000 + AWAY);
+    assert_eq!(guest.map(0xe000 + AWAY, 0x1000, 0xe000, READ), 0);
+    assert_eq!(
+        guest.unmap(0xb000 + AWAY, 0x1000),
+        0,
+        "{behaviour}: answered"
+    );
+    assert_eq!(
+        guest.unmap(0xe000 + AWAY, 0x1000),
+        0,
+        "{behaviour}: answered"
+    );
+    assert_eq!(
+        guest.unmap(0xe000 + AWAY, 0x1000),
+        0,
+        "{behaviour}: answered"
+    );
+    guest.disk.ring(0);
+    assert!(apart.broken(), "{behaviour}");
+    let mut said = apart.told.lock().unwrap().join("; ");
+    if let Some(breach) = apart.breach() {
+        said = format!("{said}; {breach}");
+    }
+    assert!(said.contains(why), "{behaviour}: {said}");
+    // It stays broken, and nobody minds.
+    let guest = &mut apart.guest;
+    guest.disk.set(0x14, &[0]);
+    guest.begin();
+    guest.disk.ring(0);
+    assert_eq!(guest.disk.register(0x14, 1) & 64, 64, "{behaviour}");
+    assert_eq!(guest.map(0xe000 + AWAY, 0x1000, 0xe000, READ), 0);
+    assert_eq!(guest.detach(), 0);
+}
+
+#[test]
+fn calls_that_were_not_granted() {
+    breaks("maps-more", "not told to");
+    breaks("maps-for-writing", "not told to");
+    breaks("maps-elsewhere", "not told to");
+    breaks("answers-twice", "not told to");
+}
+
+#[test]
+fn pages_that_are_kept() {
+    breaks("keeps", "not told to");
+    breaks("ignores", "in time");
+}
+
+#[test]
+fn calls_that_are_forbidden() {
+    for behaviour in [
+        "protects",
+        "opens",
+        "connects",
+        "starts-a-thread",
+        "maps-itself",
+        "reads-memory",
+    ] {
+        breaks(behaviour, "gone");
+    }
+}
+
+#[test]
+fn what_is_not_to_be_said() {
+    breaks("talks", "not to be said");
+    breaks("babbles", "not to be said");
+}

@@ -1,0 +1,191 @@
+//! A device's process for tests: the shipped one, and ones that break out. Its argument says which.
+#![allow(missing_docs, unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::net::TcpStream;
+use std::os::unix::fs::FileExt;
+
+use ringfence_live::isolate::board::Board;
+use ringfence_live::isolate::sys::{ask, end, make};
+use ringfence_live::isolate::windows::{END, FIRST};
+use ringfence_live::isolate::{Call, Simulator, copy, enter, mapper, simulate};
+
+/// Pages from the first window on in which all of guest memory is looked for.
+const LOOKED_AT: u64 = 64 * 1024;
+const PAGE: u64 = 4096;
+
+fn main() -> io::Result<()> {
+    let behaviour = std::env::args().nth(1).unwrap_or_default();
+    match behaviour.as_str() {
+        "ignores" => enter(ignores)?.serve(),
+        "answers-twice" => enter(answers_twice)?.serve(),
+        "keeps" => enter(keeps)?.serve(),
+        "maps-more" => enter(maps_more)?.serve(),
+        "maps-for-writing" => enter(maps_for_writing)?.serve(),
+        "maps-elsewhere" => enter(maps_elsewhere)?.serve(),
+        "protects" => enter(protects)?.serve(),
+        "opens" => break_out(|| drop(File::open("/etc/passwd"))),
+        "connects" => break_out(|| drop(TcpStream::connect("127.0.0.1:1"))),
+        "starts-a-thread" => break_out(|| drop(std::thread::spawn(|| {}))),
+        // SAFETY: it never gets to do anything.
+        "maps-itself" => break_out(|| unsafe {
+            let rights = libc::PROT_READ;
+            libc::mmap(std::ptr::null_mut(), 4096, rights, libc::MAP_SHARED, 64, 0);
+        }),
+        "reads-memory" => break_out(|| {
+            // SAFETY: as above.
+            unsafe { libc::pread(64, [0u8; 8].as_mut_ptr().cast(), 8, 0) };
+        }),
+        "talks" => break_out(|| {
+            // Reports a turn twice.
+            let words = [3u64, 0, 1, 1, 0];
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            (0..2).for_each(|_| wait());
+            for _ in 0..2 {
+                let _ = rustix::io::write(rustix::stdio::stdin(), &bytes);
+            }
+            (0..2).for_each(|_| wait());
+        }),
+        "babbles" => break_out(|| {
+            let _ = rustix::io::write(rustix::stdio::stdin(), &[0xff; 13]);
+            let _ = rustix::io::read(rustix::stdio::stdin(), &mut [0; 8]);
+            let _ = rustix::io::read(rustix::stdio::stdin(), &mut [0; 8]);
+        }),
+        "keeps-a-thread" => {
+            std::thread::spawn(|| {
+                loop {
+                    std::thread::park();
+                }
+            });
+            enter(mapper::follow)?.serve()
+        }
+        "reads-all" => reads_all(&enter(mapper::follow)?),
+        _ => simulate(),
+    }
+}
+
+/// Confined, and then this, as soon as the driver begins.
+fn break_out(how: impl FnOnce()) -> io::Result<()> {
+    let simulator = enter(mapper::follow)?;
+    wait();
+    how();
+    simulator.serve()
+}
+
+/// The first word of an order.
+fn wait() {
+    let _ = rustix::io::read(rustix::stdio::stdin(), &mut [0; 8]);
+}
+
+/// Looks at whatever it can, and writes to its disk what it found: each page of guest memory begins with its own number.
+fn reads_all(simulator: &Simulator) -> io::Result<()> {
+    // Once the rings are there, and the doorbell rings.
+    (0..3).for_each(|_| wait());
+    let (mut pages, mut written) = (0u64, 0u64);
+    for at in 0..LOOKED_AT {
+        let mut page = [0u8; PAGE as usize];
+        let window = FIRST + at * PAGE;
+        if copy::read(window, &mut page).is_ok() {
+            pages += 1;
+            simulator
+                .disk
+                .file()
+                .write_all_at(&page[..8], 512 + 8 * pages)?;
+        }
+        written += u64::from(copy::write(window + 8, &[1; 8]).is_ok());
+    }
+    assert!(copy::read(END - PAGE, &mut [0; 8]).is_err());
+    let found = [pages.to_le_bytes(), written.to_le_bytes()].concat();
+    simulator.disk.file().write_all_at(&found, 0)?;
+    // Said as a turn: it is over.
+    let words = [3u64, 0, 1, 0, 0];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let _ = rustix::io::write(rustix::stdio::stdin(), &bytes);
+    wait();
+    end(0)
+}
+
+/// Makes the calls of one round, each changed by `change`.
+fn round(board: &Board, done: u64, change: impl Fn(&mut Call) -> bool) -> u64 {
+    let Ok(count) = usize::try_from(ask(done, 0)) else {
+        end(0);
+    };
+    for at in 0..count {
+        let Some(mut call) = board.call(at) else {
+            end(1);
+        };
+        if change(&mut call) {
+            // SAFETY: whatever it is, this process does nothing else of use.
+            unsafe { make(&call) };
+        }
+    }
+    count as u64
+}
+
+fn rounds(board: &Board, change: impl Fn(&mut Call) -> bool) -> ! {
+    let mut done = 0;
+    loop {
+        done = round(board, done, &change);
+    }
+}
+
+/// Maps as it is told. To unmap, it takes its time.
+fn ignores(board: &Board) -> ! {
+    rounds(board, |call| {
+        if call.number == libc::SYS_munmap {
+            loop {
+                std::hint::spin_loop();
+            }
+        }
+        true
+    })
+}
+
+/// Says that it has unmapped, and has not.
+fn keeps(board: &Board) -> ! {
+    rounds(board, |call| call.number != libc::SYS_munmap)
+}
+
+/// Makes each call a second time.
+fn answers_twice(board: &Board) -> ! {
+    rounds(board, |call| {
+        // SAFETY: as in `round`.
+        unsafe { make(call) };
+        true
+    })
+}
+
+/// Twice as many pages as granted.
+fn maps_more(board: &Board) -> ! {
+    rounds(board, |call| {
+        call.arguments[1] *= 2;
+        true
+    })
+}
+
+/// What is granted for reading.
+fn maps_for_writing(board: &Board) -> ! {
+    rounds(board, |call| {
+        if call.number == libc::SYS_mmap {
+            call.arguments[2] = 3;
+        }
+        true
+    })
+}
+
+/// The pages after those that are granted.
+fn maps_elsewhere(board: &Board) -> ! {
+    rounds(board, |call| {
+        call.arguments[5] += PAGE;
+        true
+    })
+}
+
+/// What the mapping thread may not do at all.
+fn protects(board: &Board) -> ! {
+    round(board, 0, |_| true);
+    // SAFETY: it never gets to do anything.
+    unsafe { libc::mprotect(FIRST as *mut _, PAGE as usize, 3) };
+    end(1)
+}

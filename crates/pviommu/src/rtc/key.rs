@@ -6,7 +6,8 @@ use ringfence_types::{Direction, PageSize, PhysAddr, PhysRange};
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 
-/// First guest page, number of pages and direction of a mapping: what has to be equal for a mapping to serve a buffer.
+/// First guest page, number of pages and direction of a mapping: what has to be equal for a mapping to serve a buffer. The pages are consecutive
+/// in guest memory. A scatterlist of other pages has no key: two lists may begin with the same page and go on differently.
 ///
 /// The document's key is the guest page alone (errata 16). It then serves a buffer that the device shall read with a mapping through which
 /// it can write, and a buffer of several pages with a mapping of one. A mapping in both directions serves nothing but buffers in both: it

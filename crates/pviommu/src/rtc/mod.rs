@@ -13,8 +13,10 @@ mod flat;
 mod key;
 mod literal;
 mod repaired;
+pub mod residency;
 mod reuse;
 mod role;
+pub mod tables;
 pub mod tree;
 
 pub use cycles::Cycles;

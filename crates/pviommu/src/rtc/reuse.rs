@@ -12,7 +12,7 @@ pub enum Residency {
     /// The cache counts after how many cycles mappings were used again, late ones included: of a mapping that left before C cycles were over
     /// it remembers the key until they are. A released mapping stays for the power of two of cycles within which all but `late` in a
     /// thousand of those reuses came; the three directions are judged apart, because receive rings and transmit buffers come back after
-    /// different times. Until 32 reuses of a direction are known, it stays for C cycles. The counts fade, so that what changed is noticed.
+    /// different times. Until 32 reuses of a direction are known, it stays for 7 cycles. The counts fade, so that what changed is noticed.
     Adaptive {
         /// How many reuses in a thousand may come too late.
         late: u16,
@@ -24,6 +24,9 @@ const BUCKETS: usize = 9;
 
 /// Reuses of one direction after which its counts are believed.
 const ENOUGH: u32 = 32;
+
+/// Whole cycles that mappings stay until then: too short a time shows, because late reuses are counted, too long a one does not.
+const AT_FIRST: u8 = 7;
 
 /// Reuses of one direction after which its counts are halved.
 const FADE: u32 = 1 << 14;
@@ -40,11 +43,15 @@ pub(super) struct Gaps {
 
 impl Gaps {
     pub(super) fn new(residency: Residency, longest: Cycles) -> Self {
+        let patience = match residency {
+            Residency::Fixed => longest.get(),
+            Residency::Adaptive { .. } => longest.get().min(AT_FIRST),
+        };
         Self {
             residency,
             longest,
             seen: [[0; BUCKETS]; 4],
-            patience: [longest.get(); 4],
+            patience: [patience; 4],
         }
     }
 
@@ -72,6 +79,11 @@ impl Gaps {
             .get(kind)
             .copied()
             .unwrap_or(self.longest.get())
+    }
+
+    /// The least of what [`patience`](Self::patience) says.
+    pub(super) fn least(&self) -> u8 {
+        self.patience.iter().copied().min().unwrap_or(0)
     }
 
     /// A cycle ends: what was counted decides how long mappings stay from now on.
@@ -123,7 +135,7 @@ mod tests {
 
     #[test]
     fn patience_covers_all_but_the_late_ones() {
-        assert_eq!(settled(&[(0, 31)], 10), 200, "too few to believe");
+        assert_eq!(settled(&[(0, 31)], 10), 7, "too few to believe");
         assert_eq!(settled(&[(0, 1000)], 10), 0);
         assert_eq!(settled(&[(0, 990), (7, 10)], 10), 0);
         assert_eq!(settled(&[(0, 989), (7, 11)], 10), 7);
@@ -141,7 +153,7 @@ mod tests {
         seen.settle();
         assert_eq!(
             (seen.patience(1), seen.patience(2), seen.patience(3)),
-            (9, 0, 9)
+            (7, 0, 7)
         );
     }
 }

@@ -1,5 +1,6 @@
 //! Attacks A28 and A29 at the cache, the literal one beside the repaired ones, and how long a mapping stays.
 
+use ringfence_pviommu::rtc::residency::residency;
 use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, Key, LiteralRtc, Residency, Rtc};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
@@ -153,7 +154,7 @@ fn residency_follows_reuse() {
         [hot, idle],
         "of a direction that is always used again at once"
     );
-    for _ in 0..99 {
+    for _ in 0..6 {
         cache.tick(|key, _| panic!("{key} is of a direction of which nothing is known"));
     }
     cache.tick(|key, _| assert_eq!(key, other));
@@ -170,4 +171,36 @@ fn residency_follows_reuse() {
         cache.tick(|_, _| {});
     }
     assert!(hits > 50, "{hits}");
+}
+
+/// X24: 30 s to less than 40 s with T = 10 s and C = 3, at a resolution of 10 ms, evenly spread; one batch a cycle; what is in use survives.
+#[test]
+fn mappings_stay_from_30_to_less_than_40_seconds() {
+    const SECOND: u64 = 100;
+    fn check(name: &str, cache: &mut impl Cache) {
+        let releases = 60 * SECOND;
+        let seen = residency(cache, Cycles::DOCUMENT_SECONDS * SECOND, releases, 5);
+        assert_eq!(seen.stays.len() as u64, releases, "{name}");
+        assert_eq!(seen.stays.first(), Some(&(30 * SECOND)), "{name}");
+        assert_eq!(seen.stays.last(), Some(&(40 * SECOND - 1)), "{name}");
+        for second in 30..40 {
+            let within = |stay: &&u64| (second * SECOND..(second + 1) * SECOND).contains(*stay);
+            let count = seen.stays.iter().filter(within).count();
+            assert!((595..=605).contains(&count), "{name}, {second} s: {count}");
+        }
+        // Six cycles of releases, and three and a half for those used again.
+        assert_eq!((seen.batches, seen.survivors), (10, 5), "{name}");
+    }
+    let c = Cycles::DOCUMENT;
+    check("tree", &mut Rtc::new(c, 10_000));
+    check("flat", &mut FlatRtc::new(c, 10_000, Residency::Fixed));
+}
+
+/// The literal cache's mappings that were used again leave with their first release, and those that are held do not survive if two users share them.
+#[test]
+fn literal_mappings_leave_early() {
+    let mut literal = LiteralRtc::new(Cycles::DOCUMENT, 10_000);
+    // 20 mappings, so that no node has more than 32 keys.
+    let seen = residency(&mut literal, 100, 20, 5);
+    assert!(seen.stays.first() < Some(&300), "{seen:?}");
 }

@@ -1,6 +1,7 @@
 //! The radix trees: the repaired one against a sorted map, the literal one's defects by name.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use proptest::prelude::*;
 use ringfence_pviommu::rtc::tree::{Inserted, Kind, LiteralTree, Tree, TreeError};
@@ -34,11 +35,12 @@ proptest! {
             let value = at as u64 + 1;
             if insert {
                 let inserted = tree.insert(page, value);
-                if map.contains_key(&page) {
-                    prop_assert_eq!(inserted, Err(TreeError::Present));
-                } else {
-                    prop_assert!(inserted.is_ok());
-                    map.insert(page, value);
+                match map.entry(page) {
+                    Entry::Occupied(_) => prop_assert_eq!(inserted, Err(TreeError::Present)),
+                    Entry::Vacant(free) => {
+                        prop_assert!(inserted.is_ok());
+                        free.insert(value);
+                    }
                 }
             } else if let Some((value, leaf)) = tree.get(page) {
                 prop_assert_eq!(map.remove(&page), Some(value));
@@ -204,8 +206,8 @@ fn the_literal_tree_survives_anything() {
     for _ in 0..200_000 {
         let gpa = match random(3) {
             0 => random(300) << 12,
-            1 => random(300) * MIB | random(256) << 4,
-            _ => random(200) << 4 | random(16) << 60,
+            1 => (random(300) * MIB) | (random(256) << 4),
+            _ => (random(200) << 4) | (random(16) << 60),
         };
         match random(4) {
             0 | 1 => {

@@ -19,15 +19,16 @@ pub struct FlatRtc {
     limit: usize,
     /// The running cycle, in the eight bits that entries have for it.
     now: u8,
-    /// Mappings that nobody uses, and keys of those that left.
-    released: usize,
+    /// Mappings that nobody uses, by the cycle of their release.
+    released_in: [u32; 256],
+    /// Keys of mappings that left.
     ghosts: usize,
     counts: Stats,
 }
 
 impl FlatRtc {
-    /// An empty cache of at most `limit` mappings. It takes memory as it fills and gives it back when it empties: 16 bytes an entry, at most three
-    /// quarters of the entries occupied.
+    /// An empty cache of at most `limit` mappings. It takes memory as it fills and gives it back when it empties: 16 bytes an entry, at most five
+    /// eighths of the entries occupied.
     pub fn new(cycles: Cycles, limit: usize, residency: Residency) -> Self {
         Self {
             table: Table::new(limit),
@@ -35,65 +36,65 @@ impl FlatRtc {
             cycles,
             limit,
             now: 0,
-            released: 0,
+            released_in: [0; 256],
             ghosts: 0,
             counts: Stats::default(),
         }
     }
 
     fn drop_ghosts(&mut self) {
-        self.table.retain(|slot| !slot.is_ghost());
-        self.ghosts = 0;
+        if self.ghosts > 0 {
+            self.table.retain(|slot| !slot.is_ghost());
+            self.ghosts = 0;
+        }
     }
 
-    /// Removes released mappings for which `leaves` says so, by key's word and age; ghosts too where it says so.
+    /// Released mappings of this age.
+    fn of_age(&self, age: u8) -> u32 {
+        let cycle = self.now.wrapping_sub(age);
+        let released = self.released_in.get(usize::from(cycle));
+        released.copied().unwrap_or(0)
+    }
+
+    #[inline]
+    fn count_released(&mut self, cycle: u8, more: i32) {
+        if let Some(count) = self.released_in.get_mut(usize::from(cycle)) {
+            *count = count.wrapping_add_signed(more);
+        }
+    }
+
+    /// Walks the table: of each released mapping and each ghost, `leaves` says by its key's word, age, and whether it is a ghost, if it leaves. Of a
+    /// mapping that leaves before C cycles are over the key stays where gaps are counted.
     fn forget(
         &mut self,
-        mut leaves: impl FnMut(u64, u8) -> bool,
+        mut leaves: impl FnMut(u64, u8, bool) -> bool,
         mut expired: impl FnMut(Key, Iova),
     ) -> u64 {
-        let (now, mut gone, mut ghosts) = (self.now, 0_usize, 0_usize);
-        self.table.retain(|slot| {
-            if slot.users() > 0 || !leaves(slot.key(), slot.age(now)) {
-                return true;
-            }
-            if slot.is_ghost() {
-                ghosts += 1;
-            } else {
-                gone += 1;
-                expired(Key::from_word(slot.key()), slot.giova());
-            }
-            false
-        });
-        self.released = self.released.saturating_sub(gone);
-        self.ghosts = self.ghosts.saturating_sub(ghosts);
-        gone as u64
-    }
-
-    /// The end of a cycle where mappings may leave before C cycles are over: their keys stay until then.
-    fn forget_adaptively(&mut self, mut expired: impl FnMut(Key, Iova)) -> u64 {
-        let (now, cycles, gaps) = (self.now, self.cycles.get(), &self.gaps);
+        let (now, remembered) = (self.now, self.gaps.counted().then_some(self.cycles.get()));
         let (mut gone, mut laid, mut vanished) = (0_usize, 0_usize, 0_usize);
+        let released_in = &mut self.released_in;
         self.table.retain(|slot| {
             let age = slot.age(now);
-            if slot.users() > 0 || age <= gaps.patience(slot.key()) {
+            if slot.users() > 0 || !leaves(slot.key(), age, slot.is_ghost()) {
                 return true;
             }
-            let stays = age <= cycles;
             if slot.is_ghost() {
-                vanished += usize::from(!stays);
-                return stays;
+                vanished += 1;
+                return false;
             }
             gone += 1;
+            if let Some(count) = released_in.get_mut(usize::from(now.wrapping_sub(age))) {
+                *count = count.wrapping_sub(1);
+            }
             expired(Key::from_word(slot.key()), slot.giova());
+            let stays = remembered.is_some_and(|cycles| age <= cycles);
             if stays {
                 slot.lay_ghost();
                 laid += 1;
             }
             stays
         });
-        self.released = self.released.saturating_sub(gone);
-        self.ghosts = self.ghosts.saturating_add(laid).saturating_sub(vanished);
+        self.ghosts = self.ghosts.wrapping_add(laid).wrapping_sub(vanished);
         gone as u64
     }
 }
@@ -104,16 +105,16 @@ impl Cache for FlatRtc {
         if let Some(slot) = self.table.find(key.word())
             && !slot.is_ghost()
         {
-            let first = slot.users() == 0;
+            let (first, cycle, giova) = (slot.users() == 0, slot.cycle(), slot.giova());
             if slot.add_user() {
                 if first {
-                    self.released = self.released.wrapping_sub(1);
+                    self.count_released(cycle, -1);
                     if self.gaps.counted() {
-                        self.gaps.count(key.word(), slot.age(self.now));
+                        self.gaps.count(key.word(), self.now.wrapping_sub(cycle));
                     }
                 }
                 self.counts.hits = self.counts.hits.wrapping_add(1);
-                return Some(slot.giova());
+                return Some(giova);
             }
         }
         self.counts.misses = self.counts.misses.wrapping_add(1);
@@ -122,29 +123,27 @@ impl Cache for FlatRtc {
 
     fn insert(&mut self, key: Key, giova: Iova) -> Result<(), NotCached> {
         let fresh = Slot::in_use(key.word(), giova).ok_or(NotCached::Address(giova))?;
-        let now = self.now;
-        let ghost = match self.table.find(key.word()) {
+        let mut entry = self.table.entry(key.word());
+        let ghost = self.table.get(entry).copied();
+        match ghost {
             Some(slot) if !slot.is_ghost() => return Err(NotCached::Present),
-            Some(slot) => {
-                // It left too early.
-                self.gaps.count(key.word(), slot.age(now));
-                true
+            // It left too early.
+            Some(slot) => self.gaps.count(key.word(), slot.age(self.now)),
+            None if self.table.occupied() >= self.limit => {
+                if self.ghosts > 0 {
+                    self.drop_ghosts();
+                    entry = self.table.entry(key.word());
+                }
+                if self.table.occupied() >= self.limit {
+                    return Err(NotCached::Full);
+                }
             }
-            None => false,
-        };
-        if !ghost && self.table.occupied() >= self.limit {
-            if self.ghosts == 0 {
-                return Err(NotCached::Full);
-            }
-            self.drop_ghosts();
-            if self.table.occupied() >= self.limit {
-                return Err(NotCached::Full);
-            }
+            None => {}
         }
-        if !self.table.put(fresh) {
+        if !self.table.put(entry, fresh) {
             return Err(NotCached::OutOfMemory);
         }
-        self.ghosts = self.ghosts.saturating_sub(usize::from(ghost));
+        self.ghosts = self.ghosts.saturating_sub(usize::from(ghost.is_some()));
         self.counts.inserted = self.counts.inserted.wrapping_add(1);
         Ok(())
     }
@@ -158,7 +157,7 @@ impl Cache for FlatRtc {
             .and_then(|slot| slot.drop_user(now))
         {
             Some(0) => {
-                self.released = self.released.wrapping_add(1);
+                self.count_released(now, 1);
                 Ok(())
             }
             Some(_) => Ok(()),
@@ -169,58 +168,54 @@ impl Cache for FlatRtc {
     fn tick(&mut self, expired: impl FnMut(Key, Iova)) {
         self.now = self.now.wrapping_add(1);
         self.gaps.settle();
-        let gone = if self.gaps.counted() {
-            self.forget_adaptively(expired)
-        } else {
-            let cycles = self.cycles.get();
-            self.forget(|_, age| age > cycles, expired)
-        };
-        self.counts.expired = self.counts.expired.wrapping_add(gone);
+        let (cycles, gaps) = (self.cycles.get(), self.gaps.clone());
+        let due = |age| self.of_age(age) > 0;
+        // Most cycles end without anything to look for.
+        if self.ghosts > 0 || (gaps.least()..=cycles).any(|age| due(age + 1)) {
+            let gone = self.forget(
+                |key, age, ghost| age > if ghost { cycles } else { gaps.patience(key) },
+                expired,
+            );
+            self.counts.expired = self.counts.expired.wrapping_add(gone);
+        }
         self.table.shrink();
     }
 
-    fn shed(&mut self, mut expired: impl FnMut(Key, Iova)) {
+    fn shed(&mut self, expired: impl FnMut(Key, Iova)) {
         self.drop_ghosts();
-        // Released mappings by age, so that one more walk removes whole cycles from the oldest on.
-        let mut ages = [0_usize; 256];
-        let now = self.now;
-        self.table.retain(|slot| {
-            if slot.users() == 0
-                && let Some(count) = ages.get_mut(usize::from(slot.age(now)))
-            {
-                *count += 1;
-            }
-            true
-        });
-        let mut left = self.limit.div_ceil(16).min(self.released);
-        // How many leave of each age; of the youngest that leave, some stay.
-        for count in ages.iter_mut().rev() {
-            *count = (*count).min(left);
-            left -= *count;
+        let mut left = u32::try_from(self.limit.div_ceil(16)).unwrap_or(u32::MAX);
+        // How many leave of each age: the oldest, and of the youngest that leave as many as are wanted.
+        let mut leave = [0_u32; 256];
+        for (age, leave) in leave.iter_mut().enumerate().rev() {
+            *leave = self.of_age(u8::try_from(age).unwrap_or(u8::MAX)).min(left);
+            left -= *leave;
         }
         let gone = self.forget(
-            |_, age| match ages.get_mut(usize::from(age)) {
+            |_, age, _| match leave.get_mut(usize::from(age)) {
                 Some(count) if *count > 0 => {
                     *count -= 1;
                     true
                 }
                 _ => false,
             },
-            &mut expired,
+            expired,
         );
         self.counts.forced = self.counts.forced.wrapping_add(gone);
+        // They left for want of room, which is no verdict on their gaps.
+        self.drop_ghosts();
     }
 
     fn drain(&mut self, expired: impl FnMut(Key, Iova)) {
-        let gone = self.forget(|_, _| true, expired);
+        let gone = self.forget(|_, _, _| true, expired);
         self.counts.forced = self.counts.forced.wrapping_add(gone);
+        self.drop_ghosts();
         self.table.shrink();
     }
 
     fn stats(&self) -> Stats {
         Stats {
             mappings: self.table.occupied().saturating_sub(self.ghosts),
-            released: self.released,
+            released: self.released_in.iter().map(|count| *count as usize).sum(),
             bytes: self.table.bytes(),
             ..self.counts
         }

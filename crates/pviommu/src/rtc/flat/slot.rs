@@ -71,10 +71,16 @@ impl Slot {
         Some(left)
     }
 
+    /// The cycle of the last release, if it is released or a ghost.
+    #[inline]
+    pub(super) fn cycle(&self) -> u8 {
+        self.state as u8
+    }
+
     /// Cycles since the last release, if it is released or a ghost.
     #[inline]
     pub(super) fn age(&self, now: u8) -> u8 {
-        now.wrapping_sub(self.state as u8)
+        now.wrapping_sub(self.cycle())
     }
 
     /// The mapping leaves; its key and the cycle of its release stay.

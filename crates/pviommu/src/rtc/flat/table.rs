@@ -1,33 +1,80 @@
-//! Open addressing with linear probing, without tombstones: what follows a removed entry moves up.
+//! Open addressing by cache lines: four entries to a line, and the next line when one is full. There are no tombstones.
+//!
+//! An entry lies in its home line or in the first one after it that had room; every line between is full. So a search ends at the first
+//! line with room, and only [`retain`](Table::retain) has to restore that, because nothing else removes.
 
 use alloc::vec::Vec;
 use core::mem;
 
 use super::slot::Slot;
 
-/// At most this share of the entries is occupied.
-const FULL: (usize, usize) = (3, 4);
+/// Entries of a line.
+const WAYS: usize = 4;
 
-/// Entries of the smallest table.
-const SMALLEST: usize = 16;
+/// At most this share of the entries is occupied. More, and entries away from home make hits hard to foretell for a processor.
+const FULL: (usize, usize) = (5, 8);
+
+/// Lines of the smallest table.
+const SMALLEST: usize = 4;
+
+/// A table that has been too large for so many cycles gives memory back: what came once comes again.
+const PATIENCE: u8 = 16;
+
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(align(64))]
+struct Line([Slot; WAYS]);
+
+impl Line {
+    /// Where `key` is. All entries are compared: a branch for each would be foretold wrongly.
+    #[inline]
+    fn find(&self, key: u64) -> Option<usize> {
+        let mut found = WAYS;
+        for (way, slot) in self.0.iter().enumerate() {
+            if slot.key() == key {
+                found = way;
+            }
+        }
+        (found < WAYS).then_some(found)
+    }
+
+    /// A bit for each entry that is not free.
+    #[inline]
+    fn occupied(&self) -> u32 {
+        let bits = self.0.iter().enumerate();
+        bits.fold(0, |bits, (way, slot)| {
+            bits | u32::from(slot.key() != 0) << way
+        })
+    }
+}
+
+/// A place that was looked for: where the key is, or where it would go.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry(Result<(usize, usize), (usize, usize)>);
 
 #[derive(Debug)]
 pub(super) struct Table {
-    slots: Vec<Slot>,
+    lines: Vec<Line>,
     occupied: usize,
-    /// As many entries as the limit asks for.
+    /// As many lines as the limit asks for.
     most: usize,
+    /// For how many cycles the table has been too large.
+    sparse: u8,
 }
 
 impl Table {
     /// An empty table that will hold `limit` keys at most.
     pub(super) fn new(limit: usize) -> Self {
-        let most = (limit / FULL.0).saturating_add(1).saturating_mul(FULL.1);
         Self {
-            slots: Vec::new(),
+            lines: Vec::new(),
             occupied: 0,
-            most: most.max(SMALLEST),
+            most: Self::lines_for(limit),
+            sparse: 0,
         }
+    }
+
+    fn lines_for(keys: usize) -> usize {
+        let slots = (keys / FULL.0).saturating_add(1).saturating_mul(FULL.1);
+        slots.div_ceil(WAYS).max(SMALLEST)
     }
 
     #[inline]
@@ -36,134 +83,173 @@ impl Table {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.slots.capacity().saturating_mul(size_of::<Slot>())
+        self.lines.capacity().saturating_mul(size_of::<Line>())
     }
 
-    /// Where the search for `key` begins: the high bits of a product with 2^64 over the golden ratio, scaled to the table, which may have any size.
+    /// The home of `key`: the high bits of a product with 2^64 over the golden ratio, scaled to the table, which may have any size.
     #[inline]
-    fn home(key: u64, slots: usize) -> usize {
+    fn home(key: u64, lines: usize) -> usize {
         let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        ((u128::from(hash) * slots as u128) >> 64) as usize
+        ((u128::from(hash) * lines as u128) >> 64) as usize
     }
 
     #[inline]
     fn after(&self, at: usize) -> usize {
-        if at + 1 < self.slots.len() { at + 1 } else { 0 }
+        if at + 1 < self.lines.len() { at + 1 } else { 0 }
     }
 
     /// The entry of `key`.
     #[inline]
     pub(super) fn find(&mut self, key: u64) -> Option<&mut Slot> {
-        let at = self.place(key).ok()?;
-        self.slots.get_mut(at)
+        let (at, way) = self.place(key).ok()?;
+        self.lines.get_mut(at)?.0.get_mut(way)
     }
 
-    /// Where `key` is, or else where it would go.
+    /// The line and entry of `key`, or else of the first room for it.
     #[inline]
-    fn place(&self, key: u64) -> Result<usize, usize> {
-        let mut at = Self::home(key, self.slots.len());
-        // Ends at a free entry, of which there is always one.
-        while let Some(slot) = self.slots.get(at) {
-            if slot.key() == key {
-                return Ok(at);
+    fn place(&self, key: u64) -> Result<(usize, usize), (usize, usize)> {
+        let mut at = Self::home(key, self.lines.len());
+        // Ends at a line with room, of which there is always one.
+        while let Some(line) = self.lines.get(at) {
+            if let Some(way) = line.find(key) {
+                return Ok((at, way));
             }
-            if slot.key() == 0 {
-                return Err(at);
+            if let Some(way) = line.find(0) {
+                return Err((at, way));
             }
             at = self.after(at);
         }
-        // The table has no entries.
-        Err(0)
+        // The table has no lines.
+        Err((0, 0))
     }
 
-    /// Puts `slot` in, in the place of the one with its key if there is one; false without memory.
-    pub(super) fn put(&mut self, slot: Slot) -> bool {
-        if self.occupied >= self.slots.len() / FULL.1 * FULL.0 {
-            let doubled = self.slots.len().saturating_mul(2);
-            let wanted = doubled.clamp(SMALLEST, self.most);
-            if wanted <= self.slots.len() || !self.resize(wanted) {
+    /// Where `key` is, or would go.
+    #[inline]
+    pub(super) fn entry(&self, key: u64) -> Entry {
+        Entry(self.place(key))
+    }
+
+    /// What is at `entry`, if it is there.
+    #[inline]
+    pub(super) fn get(&self, Entry(place): Entry) -> Option<&Slot> {
+        let (at, way) = place.ok()?;
+        self.lines.get(at)?.0.get(way)
+    }
+
+    /// Puts `slot` at `entry`, which was found for its key and since which nothing was changed; false without memory.
+    #[inline]
+    pub(super) fn put(&mut self, Entry(mut place): Entry, slot: Slot) -> bool {
+        if place.is_err() && self.occupied >= self.lines.len() * WAYS / FULL.1 * FULL.0 {
+            if !self.grow() {
                 return false;
             }
+            place = self.place(slot.key());
         }
-        let (at, new) = match self.place(slot.key()) {
-            Ok(at) => (at, false),
-            Err(at) => (at, true),
-        };
-        if let Some(entry) = self.slots.get_mut(at) {
+        let (Ok((at, way)) | Err((at, way))) = place;
+        if let Some(line) = self.lines.get_mut(at)
+            && let Some(entry) = line.0.get_mut(way)
+        {
+            self.occupied += usize::from(place.is_err());
             *entry = slot;
-            self.occupied = self.occupied.saturating_add(usize::from(new));
         }
         true
     }
 
-    /// Puts all entries into a table of `slots`; false without memory.
-    fn resize(&mut self, slots: usize) -> bool {
-        let mut larger = Vec::new();
-        if larger.try_reserve_exact(slots).is_err() {
+    #[cold]
+    fn grow(&mut self) -> bool {
+        let doubled = self.lines.len().saturating_mul(2);
+        let wanted = doubled.clamp(SMALLEST, self.most);
+        wanted > self.lines.len() && self.resize(wanted)
+    }
+
+    /// Puts all entries into a table of so many lines; false without memory.
+    fn resize(&mut self, lines: usize) -> bool {
+        let mut other = Vec::new();
+        if other.try_reserve_exact(lines).is_err() {
             return false;
         }
-        larger.resize(slots, Slot::default());
-        for slot in mem::replace(&mut self.slots, larger) {
-            if slot.key() != 0
-                && let Err(at) = self.place(slot.key())
-                && let Some(entry) = self.slots.get_mut(at)
-            {
-                *entry = slot;
+        other.resize(lines, Line::default());
+        for line in mem::replace(&mut self.lines, other) {
+            for slot in line.0 {
+                if slot.key() != 0
+                    && let Err((at, way)) = self.place(slot.key())
+                    && let Some(line) = self.lines.get_mut(at)
+                    && let Some(entry) = line.0.get_mut(way)
+                {
+                    *entry = slot;
+                }
             }
         }
         true
     }
 
-    /// Gives memory back if less than an eighth of the table is occupied. Without memory for the smaller one it stays.
+    /// Gives memory back if less than an eighth of the table has been occupied for some cycles. Without memory for a smaller one it stays.
     pub(super) fn shrink(&mut self) {
-        let wanted = self.occupied.saturating_mul(4).max(SMALLEST);
-        if wanted < self.slots.len() / 2 {
-            self.resize(wanted);
+        if self.occupied >= self.lines.len() * WAYS / 8 || self.lines.len() <= SMALLEST {
+            self.sparse = 0;
+        } else if self.sparse < PATIENCE {
+            self.sparse += 1;
+        } else if self.resize(Self::lines_for(self.occupied.saturating_mul(2))) {
+            self.sparse = 0;
         }
     }
 
-    /// Shows each entry to `keep`, which may change anything but the key; those for which it says false are removed. An entry may be shown twice.
+    /// Shows each entry to `keep`, which may change anything but the key; those for which it says false are removed.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&mut Slot) -> bool) {
-        let mut at = 0;
-        while let Some(slot) = self.slots.get_mut(at) {
-            if slot.key() == 0 || keep(slot) {
-                at += 1;
-            } else {
-                // What moves up into this place is looked at next.
-                self.remove_at(at);
+        // No entry has gone past a line with room: from there on, what comes before a line is settled when the line's turn comes.
+        let Some(start) = self.lines.iter().position(|line| line.find(0).is_some()) else {
+            return;
+        };
+        let lines = self.lines.len();
+        let before = self.occupied;
+        for at in (start + 1..lines).chain(0..=start) {
+            let Some(line) = self.lines.get_mut(at) else {
+                continue;
+            };
+            let mut astray = false;
+            let mut ways = line.occupied();
+            while ways != 0 {
+                let way = ways.trailing_zeros() as usize;
+                ways &= ways - 1;
+                let Some(slot) = line.0.get_mut(way) else {
+                    continue;
+                };
+                if keep(slot) {
+                    astray |= Self::home(slot.key(), lines) != at;
+                } else {
+                    *slot = Slot::default();
+                    self.occupied = self.occupied.saturating_sub(1);
+                }
+            }
+            if astray && self.occupied < before {
+                self.settle(at);
             }
         }
     }
 
-    /// Empties the entry at `hole` and closes the gap: an entry further on moves up if its search passes the hole.
-    fn remove_at(&mut self, mut hole: usize) {
-        let slots = self.slots.len();
-        let mut at = hole;
-        for _ in 1..slots {
-            at = self.after(at);
-            let Some(slot) = self.slots.get(at).copied() else {
-                break;
+    /// Moves entries of the line that are not at home back to the first line with room, if that comes before it.
+    fn settle(&mut self, at: usize) {
+        let lines = self.lines.len();
+        for way in 0..WAYS {
+            let Some(slot) = self.lines.get(at).and_then(|line| line.0.get(way).copied()) else {
+                continue;
             };
-            if slot.key() == 0 {
-                break;
+            let mut before = Self::home(slot.key(), lines);
+            while slot.key() != 0 && before != at {
+                let Some(line) = self.lines.get_mut(before) else {
+                    break;
+                };
+                if let Some(entry) = line.find(0).and_then(|free| line.0.get_mut(free)) {
+                    *entry = slot;
+                    if let Some(line) = self.lines.get_mut(at)
+                        && let Some(entry) = line.0.get_mut(way)
+                    {
+                        *entry = Slot::default();
+                    }
+                    break;
+                }
+                before = self.after(before);
             }
-            let home = Self::home(slot.key(), slots);
-            // How far the entry and the hole are from the entry's home, going round.
-            let distance = |place: usize| {
-                place
-                    .checked_sub(home)
-                    .unwrap_or_else(|| place.wrapping_add(slots).wrapping_sub(home))
-            };
-            if distance(hole) < distance(at)
-                && let Some(entry) = self.slots.get_mut(hole)
-            {
-                *entry = slot;
-                hole = at;
-            }
-        }
-        if let Some(entry) = self.slots.get_mut(hole) {
-            *entry = Slot::default();
-            self.occupied = self.occupied.saturating_sub(1);
         }
     }
 }

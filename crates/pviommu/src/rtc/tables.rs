@@ -1,0 +1,193 @@
+//! Tables 7 and 8 of the document, derived anew (PV20, X23): comparisons by building the worst trees and counting, bytes from the node types.
+
+use alloc::vec::Vec;
+
+use super::tree::{Kind, Tree};
+
+/// Bytes beside the arrays that section 4.5 counts for a node: "13-bytes extra space".
+pub const HEADER_PRINTED: usize = 13;
+
+/// What it lists adds up to less: type 1, length 2, parent 8 (errata 15).
+pub const HEADER_LISTED: usize = 11;
+
+/// A row of Table 8.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SpaceRow {
+    /// The node type.
+    pub kind: Kind,
+    /// Bytes of an inner node and of a leaf.
+    pub bytes: [usize; 2],
+    /// The fewest and the most keys.
+    pub keys: [usize; 2],
+    /// Bytes a key with the fewest keys: inner, leaf.
+    pub at_least: [f64; 2],
+    /// Bytes a key with the most keys: inner, leaf.
+    pub at_most: [f64; 2],
+}
+
+/// Table 8 with `header` bytes beside the arrays.
+pub fn space(header: usize) -> [SpaceRow; 6] {
+    Kind::ALL.map(|kind| {
+        let bytes = [kind.inner_bytes(header), kind.leaf_bytes(header)];
+        let keys = [kind.least_keys(), kind.pointers()];
+        let [least, most] = keys.map(|keys| bytes.map(|bytes| bytes as f64 / keys as f64));
+        SpaceRow {
+            kind,
+            bytes,
+            keys,
+            at_least: least,
+            at_most: most,
+        }
+    })
+}
+
+/// Comparisons of key bytes at the worst, each reached by one operation on a tree that was built for it, but for those named sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Comparisons {
+    /// SearchART: 16 keys in the root, which has 4 bits, and 32 in every node below. The document prints 42, with a root of 32 keys.
+    pub search: u64,
+    /// InsertART: the worst single insertion. Where a key is missing all below is new, so that only one node sorts.
+    pub insert: u64,
+    /// The document's sum for InsertART, 259 = 42 + 7 x 31, with its root of 16 keys: a search that finds a key in every node and a sort into every
+    /// node. No single insertion does both.
+    pub insert_sum: u64,
+    /// Delete at a leaf of 32 keys, the document's worst case: it prints 6.
+    pub delete_in_leaf: u64,
+    /// Delete where nodes with one key vanish on the way up, which the document does not count.
+    pub delete: u64,
+    /// The best search: nodes of more than 32 keys everywhere below a root of one. The document prints none, but a root never has more than
+    /// 16 keys, and those are compared.
+    pub best: u64,
+}
+
+/// Levels of keys of 8 bits below the root.
+const BELOW_ROOT: u32 = 6;
+
+/// The tree that has, along the path of page 0, `keys[level]` keys in the node at each level, the root first; the path's own key is the smallest.
+/// With `path` false page 0 itself is left out.
+fn along_path(keys: &[u64], path: bool) -> Tree {
+    let mut tree = Tree::new();
+    for (level, keys) in keys.iter().enumerate() {
+        let shift = 8 * BELOW_ROOT.saturating_sub(level as u32);
+        for key in 1..*keys {
+            // A tree without memory shows fewer comparisons, and the tests of this module fail.
+            let _ = tree.insert(key << shift, 1);
+        }
+    }
+    if path {
+        let _ = tree.insert(0, 1);
+    }
+    tree
+}
+
+/// Comparisons of one operation.
+fn counted(tree: &mut Tree, operation: impl FnOnce(&mut Tree)) -> u64 {
+    let before = tree.comparisons();
+    operation(tree);
+    tree.comparisons().wrapping_sub(before)
+}
+
+fn search(tree: &mut Tree) -> u64 {
+    counted(tree, |tree| {
+        tree.get(0);
+    })
+}
+
+fn delete(keys: &[u64]) -> u64 {
+    let mut tree = along_path(keys, true);
+    match tree.get(0) {
+        Some((_, leaf)) => counted(&mut tree, |tree| {
+            tree.remove(leaf, 0);
+        }),
+        None => 0,
+    }
+}
+
+impl Comparisons {
+    /// Builds the trees and counts.
+    pub fn count() -> Self {
+        let full = [16, 32, 32, 32, 32, 32, 32];
+        let found = search(&mut along_path(&full, true));
+        // The first level that lacks the key, and how many keys it has beside: everything above is full.
+        let mut insert = 0;
+        for level in 0..full.len() {
+            let most = full.get(level).copied().unwrap_or(0);
+            for beside in 1..=most {
+                let mut keys: Vec<u64> = full.iter().copied().take(level).collect();
+                keys.push(beside + 1);
+                let mut tree = along_path(&keys, false);
+                // The nodes above have the path's key, because a neighbour of page 0 at this level has it.
+                insert = insert.max(counted(&mut tree, |tree| {
+                    let _ = tree.insert(0, 1);
+                }));
+            }
+        }
+        // The last keys of each node, sorted in at its front.
+        let sort = |keys: u64| keys.saturating_sub(1);
+        let mut chains = 0;
+        for alone in 0..full.len() {
+            // Nodes with the path's key alone from the leaf up, then one that is full.
+            let mut keys = full;
+            for keys in keys.iter_mut().rev().take(alone) {
+                *keys = 1;
+            }
+            chains = chains.max(delete(&keys));
+        }
+        let large = [1, 256, 256, 256, 256, 256, 256];
+        Self {
+            search: found,
+            insert,
+            insert_sum: found + full.iter().map(|keys| sort(*keys)).sum::<u64>(),
+            delete_in_leaf: delete(&full),
+            delete: chains,
+            best: search(&mut along_path(&large, true)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_operations_are_reached() {
+        let counted = Comparisons::count();
+        assert_eq!(counted.search, 41);
+        assert_eq!(counted.insert_sum, 242);
+        assert_eq!(counted.insert, 5 + 5 * 6 + 5 + 31);
+        assert_eq!(counted.delete_in_leaf, 6);
+        assert_eq!(counted.delete, 11);
+        assert_eq!(counted.best, 1);
+    }
+
+    #[test]
+    fn no_random_tree_is_worse() {
+        let worst = Comparisons::count();
+        let mut state = 0x5eed_u64;
+        let mut tree = Tree::new();
+        for _ in 0..60_000 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            // Few values of each key, so that many nodes have about 32.
+            let page = (state >> 8) & 0xf_1f1f_0307_1f3f;
+            let found = counted(&mut tree, |tree| {
+                tree.get(page);
+            });
+            assert!(found <= worst.search);
+            if state.is_multiple_of(3)
+                && let Some((_, leaf)) = tree.get(page)
+            {
+                let deleted = counted(&mut tree, |tree| {
+                    tree.remove(leaf, page);
+                });
+                assert!(deleted <= worst.delete);
+            } else {
+                let inserted = counted(&mut tree, |tree| {
+                    let _ = tree.insert(page, 1);
+                });
+                assert!(inserted <= worst.insert);
+            }
+        }
+    }
+}

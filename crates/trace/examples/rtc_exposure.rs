@@ -1,0 +1,255 @@
+//! What reverse translation caches find again of recorded traces (X22), and what they expose for it.
+//!
+//! `cargo run --release -p ringfence-trace --example rtc_exposure -- TRACE...`
+//!
+//! Each device has a cache; each piece of a mapping that is consecutive in memory is a key; coherent buffers are not cached. When the trace
+//! is over the clock goes on until the last mapping has expired: what a machine leaves behind when it falls idle is part of the price. Exposure is pages
+//! times seconds for which a page is mapped and no driver has it.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::path::Path;
+
+use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, Key, NotCached, Residency};
+use ringfence_trace::{Chunk, DeviceIndex, MapClass, OpKind, Operations, Options};
+use ringfence_types::{Iova, Nanos};
+
+/// One way to keep mappings: cycles of `cycle_ns`, C of them at most.
+#[derive(Clone, Copy)]
+struct Policy {
+    name: &'static str,
+    cycle_ns: u64,
+    cycles: u8,
+    residency: Residency,
+}
+
+const MS: u64 = 1_000_000;
+
+/// The document's, shorter ones, and two that follow reuse with its bound: 40 s = 160 ms x 250.
+const POLICIES: [Policy; 6] = [
+    fixed("T = 10 s, C = 3", 10_000 * MS, 3),
+    fixed("T = 1 s, C = 3", 1_000 * MS, 3),
+    fixed("T = 160 ms, C = 1", 160 * MS, 1),
+    fixed("T = 10 ms, C = 1", 10 * MS, 1),
+    adaptive("adaptive, 1 in 1000 late", 1),
+    adaptive("adaptive, 10 in 1000 late", 10),
+];
+
+const fn fixed(name: &'static str, cycle_ns: u64, cycles: u8) -> Policy {
+    Policy {
+        name,
+        cycle_ns,
+        cycles,
+        residency: Residency::Fixed,
+    }
+}
+
+const fn adaptive(name: &'static str, late: u16) -> Policy {
+    Policy {
+        name,
+        cycle_ns: 160 * MS,
+        cycles: 249,
+        residency: Residency::Adaptive { late },
+    }
+}
+
+/// More mappings than any of the traces has.
+const LIMIT: usize = 1 << 20;
+
+/// A device's cache, and its exposure.
+struct Watched {
+    cache: FlatRtc,
+    users: HashMap<Key, u32>,
+    /// Pages that are mapped and that nobody has, since when, and their integral over time so far.
+    pages: u64,
+    since: u64,
+    page_ns: u128,
+    most: u64,
+    tick_at: u64,
+    batches: u64,
+}
+
+impl Watched {
+    fn new(policy: Policy, cycles: Cycles) -> Self {
+        Self {
+            cache: FlatRtc::new(cycles, LIMIT, policy.residency),
+            users: HashMap::new(),
+            pages: 0,
+            since: 0,
+            page_ns: 0,
+            most: 0,
+            tick_at: policy.cycle_ns,
+            batches: 0,
+        }
+    }
+
+    /// The clock reaches `now`; cycles end on the way.
+    fn advance(&mut self, now: u64, cycle_ns: u64) {
+        while self.tick_at <= now {
+            self.expose(self.tick_at);
+            let (mut pages, mut batch) = (0, 0);
+            let users = &mut self.users;
+            self.cache.tick(|key, _| {
+                users.remove(&key);
+                pages += key.pages();
+                batch = 1;
+            });
+            self.pages -= pages;
+            self.batches += batch;
+            self.tick_at += cycle_ns;
+        }
+        self.expose(now);
+    }
+
+    fn expose(&mut self, now: u64) {
+        self.page_ns += u128::from(self.pages) * u128::from(now - self.since);
+        self.since = now;
+    }
+
+    fn take(&mut self, key: Key) -> Result<(), NotCached> {
+        if self.cache.take(key).is_none() {
+            self.cache
+                .insert(key, Iova::new(key.first().get() & ((1 << 56) - 1)))?;
+        } else if self.users.get(&key) == Some(&0) {
+            self.pages -= key.pages();
+        }
+        *self.users.entry(key).or_default() += 1;
+        Ok(())
+    }
+
+    fn release(&mut self, key: Key) {
+        if let (Ok(()), Some(users)) = (self.cache.release(key), self.users.get_mut(&key)) {
+            *users -= 1;
+            if *users == 0 {
+                self.pages += key.pages();
+                self.most = self.most.max(self.pages);
+            }
+        }
+    }
+}
+
+/// What a driver did: at `at`, `device` mapped or unmapped a key.
+struct Event {
+    at: u64,
+    device: DeviceIndex,
+    key: Key,
+    map: bool,
+}
+
+fn events(name: &str) -> Result<Vec<Event>, Box<dyn Error>> {
+    let mut operations = Operations::open(Path::new(name), Options::default())?;
+    let (mut chunk, mut events) = (Chunk::default(), Vec::new());
+    let mut live: HashMap<u32, Vec<Key>> = HashMap::new();
+    while operations.next_chunk(&mut chunk)? {
+        for op in &chunk.ops {
+            let Nanos(at) = op.time;
+            let event = |map| {
+                move |key| Event {
+                    at,
+                    device: op.device,
+                    key,
+                    map,
+                }
+            };
+            match op.kind {
+                OpKind::Map {
+                    class: MapClass::Coherent,
+                    ..
+                } => {}
+                OpKind::Map {
+                    id,
+                    direction,
+                    segments,
+                    ..
+                } => {
+                    let segments = chunk.segments_of(segments);
+                    let keys = segments
+                        .iter()
+                        .filter_map(|piece| Key::covering(piece, direction));
+                    let keys: Vec<Key> = keys.collect();
+                    events.extend(keys.iter().copied().map(event(true)));
+                    live.insert(id.0, keys);
+                }
+                OpKind::Unmap { id } => {
+                    let keys = live.remove(&id.0).unwrap_or_default();
+                    events.extend(keys.into_iter().map(event(false)));
+                }
+            }
+        }
+    }
+    // What is still mapped at the end stays in use.
+    Ok(events)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut sums = [[0.0; 3]; POLICIES.len()];
+    let mut traces = 0.0;
+    for name in std::env::args().skip(1) {
+        let events = events(&name)?;
+        let (Some(first), Some(last)) = (events.first(), events.last()) else {
+            println!("{name}: no streaming mappings");
+            continue;
+        };
+        let (start, end) = (first.at, last.at - first.at);
+        let mut uses: HashMap<Key, u64> = HashMap::new();
+        for event in events.iter().filter(|event| event.map) {
+            *uses.entry(event.key).or_default() += 1;
+        }
+        let takes: u64 = uses.values().sum();
+        println!(
+            "{name}: {takes} maps of {} keys, {:.1} each, {:.1} s",
+            uses.len(),
+            takes as f64 / uses.len() as f64,
+            end as f64 / 1e9
+        );
+        let mut of_document = None;
+        for (policy, sums) in POLICIES.into_iter().zip(&mut sums) {
+            let cycles = Cycles::new(policy.cycles).ok_or("no such C")?;
+            let mut devices: HashMap<DeviceIndex, Watched> = HashMap::new();
+            for event in &events {
+                let device = devices.entry(event.device);
+                let device = device.or_insert_with(|| Watched::new(policy, cycles));
+                device.advance(event.at - start, policy.cycle_ns);
+                if event.map {
+                    device.take(event.key)?;
+                } else {
+                    device.release(event.key);
+                }
+            }
+            let (mut hits, mut exposed, mut most, mut batches) = (0, 0.0, 0, 0);
+            for device in devices.values_mut() {
+                let idle = policy.cycle_ns * (u64::from(policy.cycles) + 2);
+                device.advance(end + idle, policy.cycle_ns);
+                hits += device.cache.stats().hits;
+                exposed += device.page_ns as f64 / 1e9;
+                most += device.most;
+                batches += device.batches;
+            }
+            let rate = hits as f64 / takes as f64;
+            let relative = exposed / *of_document.get_or_insert(exposed);
+            println!(
+                "  {:<26} hits {:>7.3}%  map requests {:>7}  batches {batches:>5}  exposed {exposed:>12.1} page s ({relative:>7.4})  at most {most:>6} pages",
+                policy.name,
+                100.0 * rate,
+                takes - hits
+            );
+            for (sum, value) in sums.iter_mut().zip([rate, relative, relative.ln()]) {
+                *sum += value;
+            }
+        }
+        traces += 1.0;
+    }
+    println!(
+        "all {traces} traces: mean hit rate, mean and geometric mean of exposure relative to the document's"
+    );
+    for (policy, [rate, relative, log]) in POLICIES.iter().zip(sums) {
+        println!(
+            "  {:<26} {:>7.3}%  {:>7.4}  {:>7.4}",
+            policy.name,
+            100.0 * rate / traces,
+            relative / traces,
+            (log / traces).exp()
+        );
+    }
+    Ok(())
+}

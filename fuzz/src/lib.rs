@@ -9,6 +9,8 @@ pub mod drivers;
 mod memory;
 pub mod parquet;
 mod pieces;
+pub mod pviommu;
+pub mod pviommu_stream;
 pub mod random;
 pub mod rtranslate;
 pub mod trace_operations;
@@ -43,6 +45,16 @@ pub const TARGETS: &[Target] = &[
         name: "parquet",
         run: parquet::run,
         outcomes: parquet::OUTCOMES,
+    },
+    Target {
+        name: "pviommu",
+        run: pviommu::run,
+        outcomes: pviommu::OUTCOMES,
+    },
+    Target {
+        name: "pviommu_stream",
+        run: pviommu_stream::run,
+        outcomes: pviommu_stream::OUTCOMES,
     },
     Target {
         name: "rtranslate",

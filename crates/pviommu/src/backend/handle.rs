@@ -17,12 +17,12 @@ use crate::wire::{
 pub struct Limits {
     /// Mapped pages of each device.
     pub mappings: u64,
-    /// Stretches of 2 MiB of a device's addresses in which it has mappings: 4 KiB of the host's memory each.
+    /// Stretches of 2 MiB of a device's addresses in which it has mappings: 4 to 6 KiB of the host's memory each.
     pub stretches: u64,
 }
 
 impl Default for Limits {
-    /// A million pages, and 16 MiB of notes, for each device.
+    /// A million pages, and 16 to 24 MiB of notes, for each device.
     fn default() -> Self {
         Self {
             mappings: 1 << 20,

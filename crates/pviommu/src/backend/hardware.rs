@@ -3,8 +3,7 @@
 use alloc::vec::Vec;
 
 use ringfence_pgtable::{
-    Coherency, Context, LeafCache, MapError, MapRequest, SecondStage, Table, TableError,
-    Translation,
+    Coherency, Context, MapError, MapRequest, SecondStage, Table, TableError, Translation,
 };
 use ringfence_types::{
     Batch, CachedLevels, Direction, DomainId, FrameSource, Invalidation, Invalidator, Iova,
@@ -31,7 +30,6 @@ pub struct HardwareTables<M, S, I> {
 #[derive(Debug)]
 struct OfDevice {
     table: Table<SecondStage>,
-    cache: LeafCache,
     /// Cleared and not yet invalidated.
     cleared: Cleared,
 }
@@ -75,7 +73,6 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
         let table = |domain: &DomainId| {
             let table = Table::new(format, *domain, coherency, &memory, &frames)?;
             Ok(OfDevice {
-                cache: table.leaf_cache(),
                 table,
                 cleared: Cleared::default(),
             })
@@ -129,8 +126,9 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
             permissions: direction.permissions(),
         };
         // The hardware caches nothing that is absent: there is nothing to invalidate.
-        of.cache
-            .map(&of.table, &self.memory, &self.frames, request)
+        // A walk, and no cache of leaf tables: a guest's addresses lie too far apart for one.
+        of.table
+            .map(&self.memory, &self.frames, request)
             .map_err(|error| match error {
                 MapError::OutOfFrames => IoError::NoRoom,
                 _ => IoError::Failed,
@@ -142,8 +140,8 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
         let of = self.tables.get_mut(device.index()).ok_or(IoError::Failed)?;
         let page = PfnRange::new(Pfn::containing(giova), 1).ok_or(IoError::Failed)?;
         let (cleared, _) = of
-            .cache
-            .unmap(&of.table, &self.memory, page)
+            .table
+            .unmap(&self.memory, page)
             .map_err(|_| IoError::Failed)?;
         of.cleared.add(cleared);
         Ok(())

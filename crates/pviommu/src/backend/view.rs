@@ -14,8 +14,9 @@ use crate::wire::{Gpa, PAGE_BYTES};
 /// Pages of a leaf, and the address bits of one.
 const LEAF_PAGES: usize = 512;
 const LEAF_SHIFT: u32 = 21;
-/// Leaves found again without a search, by the low bits of their number.
-const KNOWN: usize = 64;
+/// Leaves of a branch, 1 GiB of addresses, and the bits of a leaf's number in it.
+const BRANCH_LEAVES: usize = 512;
+const BRANCH_SHIFT: u32 = 9;
 
 const PRESENT: u64 = 1;
 const TO_DEVICE: u64 = 2;
@@ -33,16 +34,21 @@ struct Leaf {
     live: u16,
 }
 
-/// Mappings of one device.
+/// 1 GiB of addresses of which a page is mapped: one more than the place of each leaf in the view's `leaves`, 0 for none.
+#[derive(Debug)]
+struct Branch {
+    places: Box<[u32; BRANCH_LEAVES]>,
+    live: u16,
+}
+
+/// Mappings of one device: a tree of few branches, so that finding a page takes the same time in many as in few.
 #[derive(Debug)]
 pub(super) struct View {
     leaves: Vec<Leaf>,
-    /// Number of a leaf (address over 2 MiB) to its place in `leaves`.
-    index: BTreeMap<u64, u32>,
+    /// By address over 1 GiB.
+    branches: BTreeMap<u64, Branch>,
     /// Places whose leaf is empty and stands in for the next one.
     free: Vec<u32>,
-    /// Number and place of leaves that were looked for; a number of all ones is none.
-    known: [(u64, u32); KNOWN],
     leaves_max: u64,
     live: u64,
 }
@@ -52,9 +58,8 @@ impl View {
     pub(super) fn new(leaves_max: u64) -> Self {
         Self {
             leaves: Vec::new(),
-            index: BTreeMap::new(),
+            branches: BTreeMap::new(),
             free: Vec::new(),
-            known: [(u64::MAX, 0); KNOWN],
             leaves_max,
             live: 0,
         }
@@ -68,7 +73,7 @@ impl View {
 
     /// Where `giova` leads.
     #[inline]
-    pub(super) fn get(&mut self, giova: Iova) -> Option<(Gpa, Direction)> {
+    pub(super) fn get(&self, giova: Iova) -> Option<(Gpa, Direction)> {
         let place = self.place(giova)?;
         let leaf = self.leaves.get(place as usize)?;
         decode(*leaf.entries.get(page_of(giova))?)
@@ -114,8 +119,15 @@ impl View {
 
     /// All mappings in order of address.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Iova, Gpa, Direction)> + '_ {
-        self.index.iter().flat_map(move |(number, place)| {
-            let leaf = self.leaves.get(*place as usize);
+        let leaves = self.branches.iter().flat_map(|(number, branch)| {
+            let places = branch.places.iter().zip(0_u64..);
+            places.filter_map(move |(place, leaf)| {
+                let place = place.checked_sub(1)?;
+                Some(((number << BRANCH_SHIFT) | leaf, place))
+            })
+        });
+        leaves.flat_map(move |(number, place)| {
+            let leaf = self.leaves.get(place as usize);
             let entries = leaf.map_or(&[][..], |leaf| &leaf.entries[..]);
             entries.iter().zip(0_u64..).filter_map(move |(raw, page)| {
                 let (gpa, direction) = decode(*raw)?;
@@ -126,15 +138,11 @@ impl View {
     }
 
     #[inline]
-    fn place(&mut self, giova: Iova) -> Option<u32> {
+    fn place(&self, giova: Iova) -> Option<u32> {
         let number = number_of(giova);
-        let known = self.known.get_mut(number as usize % KNOWN)?;
-        if known.0 == number {
-            return Some(known.1);
-        }
-        let place = *self.index.get(&number)?;
-        *known = (number, place);
-        Some(place)
+        let branch = self.branches.get(&(number >> BRANCH_SHIFT))?;
+        let place = branch.places.get(number as usize % BRANCH_LEAVES)?;
+        place.checked_sub(1)
     }
 
     #[cold]
@@ -153,18 +161,31 @@ impl View {
                 u32::try_from(place).map_err(|_| Full)?
             }
         };
-        self.index.insert(number_of(giova), place);
+        let number = number_of(giova);
+        let none = || Branch {
+            places: Box::new([0; BRANCH_LEAVES]),
+            live: 0,
+        };
+        let branch = self.branches.entry(number >> BRANCH_SHIFT);
+        let branch = branch.or_insert_with(none);
+        if let Some(entry) = branch.places.get_mut(number as usize % BRANCH_LEAVES) {
+            *entry = place.saturating_add(1);
+            branch.live += 1;
+        }
         Ok(place)
     }
 
     /// A leaf has become empty.
     #[cold]
     fn shed(&mut self, number: u64, place: u32) {
-        self.index.remove(&number);
-        if let Some(known) = self.known.get_mut(number as usize % KNOWN)
-            && known.0 == number
-        {
-            known.0 = u64::MAX;
+        if let Some(branch) = self.branches.get_mut(&(number >> BRANCH_SHIFT)) {
+            if let Some(entry) = branch.places.get_mut(number as usize % BRANCH_LEAVES) {
+                *entry = 0;
+            }
+            branch.live = branch.live.saturating_sub(1);
+            if branch.live == 0 {
+                self.branches.remove(&(number >> BRANCH_SHIFT));
+            }
         }
         self.free.push(place);
     }

@@ -1,0 +1,477 @@
+//! A hostile guest's requests to the para-virtual IOMMU's backend, over tables that the modelled unit walks, with a host that takes frames back,
+//! runs out of them, and whose invalidations fail. After every step what devices reach is what a brute-force map says.
+//!
+//! Input: two bytes of limits (mappings of a device, frames for tables), then steps:
+//!
+//! | first byte mod 8 | then | step |
+//! |---|---|---|
+//! | 0 | length, so many bytes | a request as it is |
+//! | 1, 2 | device, direction, count, pairs of numbers | map |
+//! | 3 | device, count, numbers | unmap |
+//! | 4 | | reset |
+//! | 5 | number | the host takes the frame of a page |
+//! | 6 | bit 0 | invalidations fail from here on, or work |
+//! | 7 | | all mappings to another host |
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use ringfence_hw::{FaultLog, Geometry, Purge, Replacement, UnitConfig, VtdUnit};
+use ringfence_memory::fake::Pages;
+use ringfence_pgtable::{Coherency, ContextTables, Levels, SecondStage};
+use ringfence_pviommu::backend::{
+    Backend, HardwareTables, Limits, OnDemand, ReclaimError, RepairedLastTable, Slot,
+};
+use ringfence_pviommu::wire::{
+    Config, Devid, Gpa, GuestPhysical, Request, Status, encode_map, encode_unmap,
+};
+use ringfence_types::{
+    Access, AddressRange, DeviceId, Direction, DomainId, FrameSource, Invalidation,
+    InvalidationError, Invalidator, Iova, IovaRange, OutOfFrames, PhysAddr, PhysMemory, Ticket,
+};
+
+use crate::Reached;
+
+const PAGE: u64 = 4096;
+const WINDOW: u64 = 0x20_0000;
+const WINDOW_BYTES: u64 = 8 << 20;
+const MEMORY_BYTES: u64 = 4 << 20;
+const PAGES_MAX: u32 = 8;
+const DEVICES: [u64; 2] = [0x10, 0x11];
+/// Frames for tables, from address 4096 on: there are no more pages of memory.
+const TABLES: u64 = 40;
+/// The guest's frames are nowhere in memory: nobody here looks into them.
+const FRAMES: u64 = 1 << 30;
+
+/// What the corpus reaches: every status, every end of a reclaim, and the steps that have none.
+pub const OUTCOMES: &[&str] = &[
+    "status: Ok",
+    "status: Malformed",
+    "status: NoDevice",
+    "status: BadGiova",
+    "status: BadGpa",
+    "status: Mapped",
+    "status: NotMapped",
+    "status: NoRoom",
+    "status: Failed",
+    "reclaim: Ok",
+    "reclaim: NotMemory",
+    "reclaim: Mapped",
+    "reclaim: NotPresent",
+    "reclaim: NotInvalidated",
+    "reset",
+    "migrated",
+    "no host",
+];
+
+/// Frames by number; zeroed if they lie in memory.
+#[derive(Clone)]
+struct Source {
+    memory: Rc<Pages>,
+    first: u64,
+    free: Rc<RefCell<Vec<u64>>>,
+    out: Rc<Cell<u64>>,
+}
+
+impl Source {
+    fn new(memory: &Rc<Pages>, first: u64, count: u64) -> Self {
+        Self {
+            memory: Rc::clone(memory),
+            first,
+            free: Rc::new(RefCell::new((0..count).rev().collect())),
+            out: Rc::default(),
+        }
+    }
+}
+
+impl FrameSource for Source {
+    fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
+        let number = self.free.borrow_mut().pop().ok_or(OutOfFrames)?;
+        let frame = PhysAddr::new(self.first + number * PAGE);
+        if let Ok(words) = self.memory.table(frame) {
+            words
+                .iter()
+                .for_each(|word| word.store(0, Ordering::Relaxed));
+        }
+        self.out.set(self.out.get() + 1);
+        Ok(frame)
+    }
+
+    fn free(&self, frame: PhysAddr) {
+        let number = (frame.get() - self.first) / PAGE;
+        let mut free = self.free.borrow_mut();
+        assert!(!free.contains(&number), "{frame} is freed twice");
+        free.push(number);
+        self.out.set(self.out.get() - 1);
+    }
+}
+
+/// A unit whose invalidations can fail.
+struct Unit {
+    hardware: VtdUnit,
+    fails: Rc<Cell<bool>>,
+}
+
+impl Invalidator for Unit {
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        if self.fails.get() {
+            return Err(InvalidationError::Failed);
+        }
+        self.hardware.submit(request)
+    }
+
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.hardware.poll(ticket)
+    }
+}
+
+struct Host {
+    memory: Rc<Pages>,
+    frames: Source,
+    backend: Backend<
+        OnDemand<Rc<Pages>, Source, RepairedLastTable>,
+        HardwareTables<Rc<Pages>, Source, Unit>,
+    >,
+    processors: Unit,
+    fails: Rc<Cell<bool>>,
+}
+
+fn unit(fails: &Rc<Cell<bool>>) -> Unit {
+    let geometry = |sets| Geometry::new(sets, 2).expect("a geometry");
+    let config = UnitConfig {
+        iotlb: geometry(8),
+        walk_caches: [geometry(2); 3],
+        contexts: geometry(2),
+        replacement: Replacement::Lru,
+        fault_log: FaultLog::MAX_CAPACITY,
+        purge: Purge::Selective,
+    };
+    Unit {
+        hardware: VtdUnit::vtd(&config),
+        fails: Rc::clone(fails),
+    }
+}
+
+impl Host {
+    /// `None` if there are too few frames for its roots.
+    fn new(mappings: u64, tables: u64) -> Option<Self> {
+        let mut memory = Pages::new();
+        for number in 1..=tables {
+            memory.add(PhysAddr::new(number * PAGE));
+        }
+        let memory = Rc::new(memory);
+        let tables = Source::new(&memory, PAGE, tables);
+        let frames = Source::new(&memory, FRAMES, 320);
+        let fails = Rc::new(Cell::new(false));
+        let format = SecondStage::new(Levels::Four);
+        let range: AddressRange<GuestPhysical> = AddressRange::new(Gpa::new(0), MEMORY_BYTES)?;
+        let last = RepairedLastTable::default();
+        let backing = OnDemand::new(
+            Rc::clone(&memory),
+            tables.clone(),
+            frames.clone(),
+            format,
+            DomainId::new(9),
+            &[range],
+            last,
+            (),
+        )
+        .ok()?;
+        let domains = [DomainId::new(1), DomainId::new(2)];
+        let hardware = HardwareTables::new(
+            Rc::clone(&memory),
+            tables.clone(),
+            unit(&fails),
+            format,
+            Coherency::Coherent,
+            &domains,
+        )
+        .ok()?;
+        let mut contexts = ContextTables::new(Coherency::Coherent, &memory, &tables).ok()?;
+        for (index, device) in (0..).zip(DEVICES) {
+            let context = hardware.context(Slot::new(index))?;
+            let id = DeviceId::new(device as u16);
+            contexts.attach(&memory, &tables, id, &context).ok()?;
+        }
+        let window = IovaRange::new(Iova::new(WINDOW), WINDOW_BYTES)?;
+        let config = Config::new(window, PAGES_MAX, 0x10, 0x11).ok()?;
+        let limits = Limits {
+            mappings,
+            stretches: 3,
+        };
+        let devices = DEVICES.map(Devid::new);
+        let mut backend = Backend::new(config, limits, devices, backing, hardware).ok()?;
+        let hardware = &mut backend.tables().invalidator().hardware;
+        hardware.set_root_table(contexts.root());
+        hardware.enable();
+        Some(Self {
+            processors: unit(&fails),
+            memory,
+            frames,
+            backend,
+            fails,
+        })
+    }
+
+    fn reach(&mut self, device: u64, giova: u64, access: Access) -> Option<u64> {
+        let id = DeviceId::new(device as u16);
+        let unit = &mut self.backend.tables().invalidator().hardware;
+        let reached = unit.translate(&self.memory, id, Iova::new(giova), 1, access);
+        Some(reached.ok()?.first().start().get())
+    }
+}
+
+/// GIOVA and device to GPA and direction.
+type Model = BTreeMap<(u64, u64), (u64, Direction)>;
+
+fn giova(number: u8) -> u64 {
+    match number % 32 {
+        page @ 0..16 => WINDOW + u64::from(page) * PAGE,
+        page @ 16..24 => WINDOW + u64::from(page - 15) * (1 << 20) - PAGE,
+        page @ 24..28 => WINDOW + WINDOW_BYTES - u64::from(page - 23) * PAGE,
+        28 => WINDOW - PAGE,
+        29 => WINDOW + WINDOW_BYTES,
+        30 => WINDOW + 8,
+        _ => u64::MAX - 4095,
+    }
+}
+
+fn gpa(number: u8) -> u64 {
+    match number % 16 {
+        page @ 0..8 => u64::from(page) * PAGE,
+        page @ 8..12 => u64::from(page - 7) * (1 << 20) - PAGE,
+        12 => MEMORY_BYTES,
+        13 => 1 << 40,
+        14 => 17,
+        _ => 0,
+    }
+}
+
+/// The status that the document's table gives; a host that has room and works.
+fn judged(model: &Model, mappings: u64, request: &[u8]) -> (Status, Model) {
+    let mut after = model.clone();
+    let sound = |giova: Iova| {
+        let last = WINDOW + WINDOW_BYTES - PAGE;
+        giova.is_aligned(PAGE) && (WINDOW..=last).contains(&giova.get())
+    };
+    let status = match Request::decode(request, PAGES_MAX) {
+        Err(_) => Status::Malformed,
+        Ok(request) if !DEVICES.contains(&request.device().get()) => Status::NoDevice,
+        Ok(Request::Map(map)) => {
+            let device = map.device.get();
+            let live = model.keys().filter(|(of, _)| *of == device).count() as u64;
+            let mut repeated = false;
+            for (giova, gpa) in map.pairs() {
+                let to = (gpa.get(), map.direction);
+                repeated |= after.insert((device, giova.get()), to).is_some();
+            }
+            if !map.giovas.iter().all(sound) {
+                Status::BadGiova
+            } else if !map
+                .gpas
+                .iter()
+                .all(|g| g.is_aligned(PAGE) && g.get() < MEMORY_BYTES)
+            {
+                Status::BadGpa
+            } else if repeated {
+                Status::Mapped
+            } else if live + map.giovas.len() as u64 > mappings {
+                Status::NoRoom
+            } else {
+                Status::Ok
+            }
+        }
+        Ok(Request::Unmap(unmap)) => {
+            let device = unmap.device.get();
+            let mut missing = false;
+            for giova in unmap.giovas {
+                missing |= after.remove(&(device, giova.get())).is_none();
+            }
+            if !unmap.giovas.iter().all(sound) {
+                Status::BadGiova
+            } else if missing {
+                Status::NotMapped
+            } else {
+                Status::Ok
+            }
+        }
+    };
+    (status, after)
+}
+
+const STATUSES: [&str; 9] = [
+    "status: Ok",
+    "status: Malformed",
+    "status: NoDevice",
+    "status: BadGiova",
+    "status: BadGpa",
+    "status: Mapped",
+    "status: NotMapped",
+    "status: NoRoom",
+    "status: Failed",
+];
+
+/// A request by its first byte, and what is left of the input.
+fn request<'a>(kind: u8, rest: &mut &'a [u8]) -> Option<Vec<u8>> {
+    let mut bytes = |count: usize| -> Option<&'a [u8]> {
+        let (now, later) = rest.split_at_checked(count)?;
+        *rest = later;
+        Some(now)
+    };
+    let device = |number: u8| Devid::new(0xf + u64::from(number % 4));
+    let mut out = Vec::new();
+    match kind {
+        0 => {
+            let count = bytes(1)?[0];
+            out.extend(bytes(usize::from(count))?);
+        }
+        1 | 2 => {
+            let header = bytes(3)?;
+            let direction = Direction::ALL[usize::from(header[1] % 3)];
+            let pairs = bytes(2 * (1 + usize::from(header[2]) % 9))?;
+            let pairs = pairs.chunks_exact(2);
+            let pairs = pairs.map(|pair| (Iova::new(giova(pair[0])), Gpa::new(gpa(pair[1]))));
+            encode_map(&mut out, device(header[0]), direction, pairs).expect("pages");
+        }
+        _ => {
+            let header = bytes(2)?;
+            let giovas = bytes(1 + usize::from(header[1]) % 9)?;
+            let giovas = giovas.iter().map(|number| Iova::new(giova(*number)));
+            encode_unmap(&mut out, device(header[0]), giovas).expect("pages");
+        }
+    }
+    Some(out)
+}
+
+/// Every address of interest: reached exactly if the model maps it, and there.
+fn compare(host: &mut Host, model: &Model) {
+    let mut pins = BTreeMap::new();
+    for (page, _) in model.values() {
+        *pins.entry(*page).or_insert(0) += 1;
+    }
+    for device in DEVICES {
+        for number in 0..28 {
+            let at = giova(number);
+            for access in [Access::Read, Access::Write] {
+                let mapped = model.get(&(device, at));
+                let wanted = mapped.filter(|(_, to)| to.permissions().allows(access));
+                let wanted = wanted.map(|(page, _)| {
+                    let frame = host.backend.backing().resolve(Gpa::new(*page));
+                    frame.expect("pinned").get()
+                });
+                assert_eq!(
+                    host.reach(device, at, access),
+                    wanted,
+                    "{device:#x} {at:#x}"
+                );
+            }
+        }
+        let live = model.keys().filter(|(of, _)| *of == device).count();
+        assert_eq!(host.backend.mapped_pages(Devid::new(device)), live as u64);
+    }
+    // What failed may keep more pinned, never less.
+    for (page, count) in pins {
+        let pinned = host.backend.backing().pinned(Gpa::new(page));
+        assert!(pinned >= Some(count), "{page:#x}");
+    }
+}
+
+/// Runs one input.
+pub fn run(data: &[u8], reached: Reached<'_>) {
+    let Some((&[mappings, tables], mut rest)) = data.split_first_chunk::<2>() else {
+        return;
+    };
+    let mappings = 1 + u64::from(mappings % 32);
+    let tables = u64::from(tables) % (TABLES + 1);
+    let Some(mut host) = Host::new(mappings, tables) else {
+        reached("no host");
+        return;
+    };
+    let mut model = Model::new();
+    while let Some((&step, later)) = rest.split_first() {
+        rest = later;
+        match step % 8 {
+            kind @ 0..4 => {
+                let Some(request) = request(kind, &mut rest) else {
+                    break;
+                };
+                let (wanted, after) = judged(&model, mappings, &request);
+                let status = host.backend.handle(&request);
+                host.backend.maintain();
+                reached(STATUSES[usize::from(status.raw())]);
+                match (wanted, status) {
+                    (Status::Ok, Status::Ok) => model = after,
+                    // Frames, tables and invalidations are the host's matter; the mappings are as before.
+                    (Status::Ok, Status::NoRoom) => assert!(kind != 3 || host.fails.get()),
+                    (Status::Ok, Status::Failed) => assert!(host.fails.get()),
+                    (wanted, status) => assert_eq!(status, wanted),
+                }
+            }
+            4 => {
+                host.fails.set(false);
+                host.backend.reset().expect("invalidations work");
+                model.clear();
+                reached("reset");
+            }
+            5 => {
+                let Some((&number, later)) = rest.split_first() else {
+                    break;
+                };
+                rest = later;
+                let page = Gpa::new(gpa(number));
+                let users = model.values().filter(|(to, _)| *to == page.get()).count();
+                let Host {
+                    backend,
+                    processors,
+                    ..
+                } = &mut host;
+                let taken = backend.backing().reclaim(page, processors);
+                assert!(users == 0 || matches!(taken, Err(ReclaimError::Mapped { .. })));
+                reached(match taken {
+                    Ok(frame) => {
+                        host.frames.free(frame);
+                        "reclaim: Ok"
+                    }
+                    Err(ReclaimError::NotMemory) => "reclaim: NotMemory",
+                    Err(ReclaimError::Mapped { .. }) => "reclaim: Mapped",
+                    Err(ReclaimError::NotPresent) => "reclaim: NotPresent",
+                    Err(ReclaimError::NotInvalidated) => "reclaim: NotInvalidated",
+                    Err(ReclaimError::Corrupt) => panic!("a sound second stage is corrupt"),
+                });
+            }
+            6 => {
+                let Some((&fails, later)) = rest.split_first() else {
+                    break;
+                };
+                rest = later;
+                host.fails.set(fails & 1 == 1);
+            }
+            _ => {
+                let stream = host.backend.export().expect("in order");
+                // As many tables as there are: what fits here fits there.
+                let Some(mut other) = Host::new(mappings, TABLES) else {
+                    break;
+                };
+                if other.backend.restore(&stream).is_ok() {
+                    assert_eq!(other.backend.export().expect("in order"), stream);
+                    host = other;
+                    reached("migrated");
+                } else {
+                    assert_eq!(other.backend.mapped_pages(Devid::new(DEVICES[0])), 0);
+                }
+            }
+        }
+        compare(&mut host, &model);
+    }
+    host.fails.set(false);
+    host.backend.reset().expect("invalidations work");
+    for number in 0..=u8::MAX {
+        let pinned = host.backend.backing().pinned(Gpa::new(gpa(number)));
+        assert!(
+            pinned.unwrap_or_default() == 0,
+            "still pinned after a reset"
+        );
+    }
+}

@@ -3,23 +3,28 @@
 use core::cell::RefCell;
 
 use ringfence_dma::flush::Strict;
-use ringfence_dma::space::{Paged, PlainTable, Rounding};
+use ringfence_dma::space::{Paged, PlainTable, Rounding, Translations};
 use ringfence_dma::{Dma, Platform, Released};
 use ringfence_hw::{Iommu, UnitConfig, VtdUnit};
 use ringfence_iova::{CachedRbTree, CachedTree, IovaAllocator, Request};
 use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, Translation,
 };
+use ringfence_pviommu::backend::{Backend, HardwareTables, Limits, OnDemand, RepairedLastTable};
+use ringfence_pviommu::frontend::{Answers, Channel, ChannelOptions, Link, RemoteTable};
+use ringfence_pviommu::loopback::Loopback;
+use ringfence_pviommu::wire::{Config, Devid, Gpa};
 use ringfence_types::{
-    Access, DeviceId, Direction, DomainId, Iova, Nanos, PageSize, Permissions, Pfn, PfnRange,
-    PhysAddr, PhysRange,
+    Access, AddressRange, DeviceId, Direction, DomainId, Invalidation, Invalidator, Iova,
+    IovaRange, Nanos, PageSize, Permissions, Pfn, PfnRange, PhysAddr, PhysRange,
 };
 use ringfence_virtio_iommu::{Device, EndpointId, Options};
 
 use crate::ram::Ram;
 
 /// One part a crate, in the order of the layers; then all of them together.
-pub(crate) const ALL: &[fn() -> Option<()>] = &[types, iova, pgtable, hw, dma, virtio_iommu];
+pub(crate) const ALL: &[fn() -> Option<()>] =
+    &[types, iova, pgtable, hw, dma, virtio_iommu, pviommu];
 
 const DEVICE: DeviceId = DeviceId::new(0x18);
 const LAST_PAGE: Pfn = Pfn::new(0xf_ffff);
@@ -165,4 +170,49 @@ fn dma() -> Option<()> {
         .unmap_single(&mut cpu, &mut machine, &at, mapping)
         .ok()?;
     ensure(access(&mut machine).is_err())
+}
+
+/// A page over the queue that is looped back to a backend, and off again.
+fn pviommu() -> Option<()> {
+    let ram = Ram::new(400);
+    let format = SecondStage::new(Levels::Four);
+    let memory = AddressRange::new(Gpa::new(0), 1 << 20)?;
+    let last = RepairedLastTable::default();
+    let own = DomainId::new(9);
+    let backing = OnDemand::new(&ram, &ram, &ram, format, own, &[memory], last, ()).ok()?;
+    let unit = VtdUnit::vtd(&UnitConfig::UNCACHED);
+    let domain = DomainId::new(1);
+    let tables =
+        HardwareTables::new(&ram, &ram, unit, format, Coherency::Coherent, &[domain]).ok()?;
+    let window = IovaRange::new(Iova::new(0x1000), 1 << 20)?;
+    let config = Config::new(window, 16, 0x18, 0x18).ok()?;
+    let device = Devid::new(0x18);
+    let backend = Backend::new(config, Limits::default(), [device], backing, tables).ok()?;
+    let options = ChannelOptions {
+        pages_max: 16,
+        patience: 100,
+    };
+    let channel = Channel::new(Loopback::new(backend, 8), options);
+    let link = Link::new(channel, RefCell::new);
+    let mapped = || link.with(|channel| channel.queue().backend().mapped_pages(device));
+    let table = RemoteTable::new(&link, device, domain);
+    let mut machine = Machine {
+        ram: &ram,
+        unit: VtdUnit::vtd(&UnitConfig::UNCACHED),
+    };
+    let mut cpu = table.per_cpu();
+    let request = MapRequest {
+        iova: Iova::new(0x5000),
+        pa: PhysAddr::new(0x7000),
+        pages: 2,
+        permissions: Permissions::WRITE,
+    };
+    table.map(&mut cpu, &mut machine, request).ok()?;
+    ensure(mapped() == 2 && !table.is_empty(&machine))?;
+    let range = PfnRange::new(Pfn::new(5), 2)?;
+    let (cleared, ..) = table.unmap(&mut cpu, &mut machine, range).ok()?;
+    table.sync(&mut cpu, &mut machine);
+    let mut answers = Answers::new(&link);
+    let ticket = answers.submit(Invalidation::Domain(domain)).ok()?;
+    ensure(answers.poll(ticket) == Ok(true) && mapped() == 0 && cleared.range() == range)
 }

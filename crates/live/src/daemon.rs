@@ -174,21 +174,20 @@ impl Daemon {
                 let front = front(program, disk, devices, unit, &counters, log);
                 let front = front.map_err(at(path))?;
                 daemon.attach(BLK, front, iommu.as_ref(), counters, log)?;
-                daemon.publish()?;
-                return Ok(daemon);
-            }
-            if !devices.errant.is_empty() {
-                disk.misbehave(misbehaviour(
-                    &devices.errant,
-                    iommu.as_ref(),
-                    &counters,
-                    log,
-                ));
-            }
-            if devices.back_end.is_some() {
-                daemon.back_end(BLK, disk, counters, log)?;
             } else {
-                daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
+                if !devices.errant.is_empty() {
+                    disk.misbehave(misbehaviour(
+                        &devices.errant,
+                        iommu.as_ref(),
+                        &counters,
+                        log,
+                    ));
+                }
+                if devices.back_end.is_some() {
+                    daemon.back_end(BLK, disk, counters, log)?;
+                } else {
+                    daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
+                }
             }
         }
         daemon.publish()?;

@@ -183,12 +183,16 @@ impl Front {
                 access,
                 iova,
                 stopped,
-            } => (self.tell)(&Said::Errant(&Tried {
-                errant,
-                access,
-                iova,
-                stopped,
-            })),
+            } => {
+                // Each is tried once; the log is not the process's to fill.
+                self.link.errant = self.link.errant.checked_sub(1)?;
+                (self.tell)(&Said::Errant(&Tried {
+                    errant,
+                    access,
+                    iova,
+                    stopped,
+                }));
+            }
             Report::Ready | Report::Confined | Report::WasReset => return None,
         }
         Some(())

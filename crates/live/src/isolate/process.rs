@@ -52,6 +52,8 @@ pub struct Image<'a> {
 pub struct Link {
     pub(super) socket: OwnedFd,
     pub(super) life: Arc<Life>,
+    /// Misbehaviours that it was told to, and has not spoken of yet.
+    pub(super) errant: usize,
 }
 
 /// Starts a process for `image`, whose round trips are counted in `counters`. It is confined when this returns, and reaches nothing.
@@ -102,7 +104,12 @@ pub fn start(
     )?;
     verify(life.number())?;
     let grants = Grants::new(board, supervisor)?;
-    Ok((grants, Link { socket: ours, life }))
+    let link = Link {
+        socket: ours,
+        life,
+        errant: image.errant.len(),
+    };
+    Ok((grants, link))
 }
 
 fn next(socket: &OwnedFd) -> Result<(Report, Vec<OwnedFd>), Breach> {

@@ -112,36 +112,30 @@ fn median(samples: &mut [f64]) -> (f64, f64, f64) {
     (at(2), at(1), at(3))
 }
 
+/// One line: what `of` says of both, in turn.
+fn line(name: &str, samples: usize, mut of: impl FnMut() -> (f64, f64)) {
+    let (mut one, mut other): (Vec<f64>, Vec<f64>) = (0..samples).map(|_| of()).unzip();
+    let ((one, one_from, one_to), (other, from, to)) = (median(&mut one), median(&mut other));
+    println!(
+        "{name:<24} thread {one:6.1} ({one_from:.1} to {one_to:.1})  process {other:6.1} ({from:.1} to {to:.1})  ratio {:.1}, difference {:.1}",
+        other / one,
+        other - one
+    );
+}
+
 fn main() {
     let quick = std::env::args().any(|word| word == "--quick" || word == "--test");
     let samples = if quick { 3 } else { 201 };
     let (mut thread, mut process) = (Bench::new(thread()), Bench::new(process()));
     println!("microseconds: median (quartiles) of {samples} interleaved samples of {EACH}");
-    let mut line =
-        |name: &str, of: &mut dyn FnMut(&mut Bench<Blk>, &mut Bench<Front>) -> (f64, f64)| {
-            let mut pairs: (Vec<f64>, Vec<f64>) =
-                (0..samples).map(|_| of(&mut thread, &mut process)).unzip();
-            let (one, other) = (median(&mut pairs.0), median(&mut pairs.1));
-            println!(
-                "{name:<28} thread {:6.1} ({:.1} to {:.1})  process {:6.1} ({:.1} to {:.1})  ratio {:.1}, difference {:.1}",
-                one.0,
-                one.1,
-                one.2,
-                other.0,
-                other.1,
-                other.2,
-                other.0 / one.0,
-                other.0 - one.0
-            );
-        };
     for pages in [1, 16, 64] {
-        line(&format!("map and unmap {pages} pages"), &mut |a, b| {
-            (a.map(pages), b.map(pages))
+        line(&format!("map and unmap {pages} pages"), samples, || {
+            (thread.map(pages), process.map(pages))
         });
     }
-    line("read 4 KiB", &mut |a, b| (a.read(), b.read()));
-    let (rounds, calls) = process.trips(|bench| drop(bench.map(1)));
+    line("read 4 KiB", samples, || (thread.read(), process.read()));
+    let (rounds, calls) = process.trips(|bench| _ = bench.map(1));
     println!("a map and an unmap, a doorbell each: {rounds} rounds, {calls} calls");
-    let (rounds, calls) = process.trips(|bench| drop(bench.read()));
+    let (rounds, calls) = process.trips(|bench| _ = bench.read());
     println!("a read whose buffers are mapped: {rounds} rounds, {calls} calls");
 }

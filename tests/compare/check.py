@@ -42,10 +42,10 @@ def broken(row):
         yield f"{row['colocated']} colocated"
     if row["mode"] == "riommu-ooo" and row["stalls"]:
         yield f"{row['stalls']} maps waited"
-    if row["mode"].startswith("virtio-"):
+    if row["mode"].startswith(("virtio-", "pviommu")):
         if not row["unmaps"] <= row["kicks"] <= row["requests"]:
             yield f"{row['requests']} requests and {row['kicks']} kicks for {row['unmaps']} unmaps"
-        if row["mode"] == "virtio-strict" and row["kicks"] != row["maps"] + row["unmaps"]:
+        if row["mode"] in ("virtio-strict", "pviommu") and row["kicks"] != row["maps"] + row["unmaps"]:
             yield f"{row['kicks']} kicks for {row['maps']} maps and {row['unmaps']} unmaps"
     elif row["requests"]:
         yield f"{row['requests']} requests to nobody"

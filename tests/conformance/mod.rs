@@ -306,15 +306,17 @@ fn flat() -> impl Iterator<Item = Mode> {
 
 /// Tables that a host keeps, with other allocators and flush policies than Linux has; no named mode has them.
 fn hosted() -> impl Iterator<Item = Mode> {
-    const ROWS: [(&str, &str); 4] = [
-        ("magazine", "burst"),
-        ("cached-rbtree", "deferred"),
-        ("eiovar", "per-unmap"),
-        ("bitmap", "per-cpu-queue"),
+    const ROWS: [(&str, &str, &str); 6] = [
+        ("magazine", "burst", "virtio-iommu"),
+        ("cached-rbtree", "deferred", "virtio-iommu"),
+        ("eiovar", "per-unmap", "virtio-iommu"),
+        ("bitmap", "per-cpu-queue", "virtio-iommu"),
+        ("magazine", "burst", "pviommu"),
+        ("bitmap", "per-unmap", "pviommu"),
     ];
-    ROWS.iter().map(|(alloc, flush)| {
+    ROWS.iter().map(|(alloc, flush, who)| {
         compose(&format!(
-            "alloc={alloc},table=radix,flush={flush},who=virtio-iommu"
+            "alloc={alloc},table=radix,flush={flush},who={who}"
         ))
         .expect("a mode")
     })
@@ -413,6 +415,7 @@ fn invalidations_are_what_the_policy_says() {
         ("fence-burst", 599 / 256),
         ("kvm-baseline", 0),
         ("virtio-strict", 600),
+        ("pviommu", 600),
         // All but the last unmap go with the map after them.
         ("virtio-lazy", 599),
     ] {

@@ -27,6 +27,7 @@ const STRICT: &[&str] = &[
     "fence",
     "fence-burst",
     "virtio-strict",
+    "pviommu",
 ];
 const DEFERRED: &[&str] = &["defer", "defer+", "linux-lazy", "bitmap", "virtio-lazy"];
 

@@ -25,7 +25,7 @@ use ringfence_types::{DomainId, PageSize, Pfn, PfnRange, PhysAddr};
 use crate::any;
 use crate::error::LabError;
 use crate::hardware::{Calgary, Hardware, Vtd};
-use crate::hosted::VirtioTable;
+use crate::hosted::{PviommuTable, VirtioTable};
 use crate::meter::{FlushFor, FlushForRings, ReplayRing};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind, Who};
 use crate::ring::RingRecipe;
@@ -167,6 +167,18 @@ pub(crate) fn virtio(
 ) -> Result<VirtioTable, LabError> {
     let host = host.ok_or(LabError::Internal("a guest without a host"))?;
     VirtioTable::new(host, domain)
+}
+
+/// Kept by a host behind a para-virtual IOMMU.
+pub(crate) fn pviommu(
+    domain: DomainId,
+    _: Coherency,
+    _: &Arena,
+    _: &Frames<Rc<Arena>>,
+    host: Option<&HostOf<PviommuTable>>,
+) -> Result<PviommuTable, LabError> {
+    let host = host.ok_or(LabError::Internal("a guest without a host"))?;
+    PviommuTable::new(host, domain)
 }
 
 /// Room for the one level of a flat table.
@@ -377,6 +389,14 @@ pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
             (A::LinuxRcache, T::Radix, F::PerCpuQueue) => job
                 .paged::<Rcache, VirtioTable, Queues>(recipe(mode, rcache, virtio, queues, Exact)),
             _ => return any::dispatch_virtio(mode, job),
+        });
+    }
+    if mode.who == Who::Pviommu {
+        return Ok(match (mode.alloc, mode.table, mode.flush) {
+            (A::LinuxRcache, T::Radix, F::PerUnmap) => job.paged::<Rcache, PviommuTable, Strict>(
+                recipe(mode, rcache, pviommu, strict, Exact),
+            ),
+            _ => return any::dispatch_pviommu(mode, job),
         });
     }
     Ok(match (mode.alloc, mode.table, mode.flush) {

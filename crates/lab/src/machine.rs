@@ -21,6 +21,8 @@ use crate::hosted::Traffic;
 pub const DATA_BYTES: u64 = ringfence_trace::ARENA_BYTES;
 /// Room for tables above them: enough to map all data by 4 KiB pages.
 const TABLE_BYTES: u64 = 4 << 30;
+/// Both together: coherent memory comes from where tables do.
+pub const MEMORY_BYTES: u64 = DATA_BYTES + TABLE_BYTES;
 
 /// The IOMMU as the mapping layer sees it, with a list of the invalidations it has completed.
 #[derive(Debug)]
@@ -76,7 +78,7 @@ pub struct Machine<H = Vtd> {
 impl<H: Hardware> Machine<H> {
     /// A machine as `profile` describes it. With `enabled` false its IOMMU is off.
     pub fn new(profile: &Profile, enabled: bool) -> Result<Self, LabError> {
-        let arena = Rc::new(Arena::new(DATA_BYTES + TABLE_BYTES)?);
+        let arena = Rc::new(Arena::new(MEMORY_BYTES)?);
         let region = PhysRange::new(PhysAddr::new(DATA_BYTES), TABLE_BYTES)
             .ok_or(LabError::Internal("table region"))?;
         let frames = Rc::new(Frames::new(Rc::clone(&arena), region));

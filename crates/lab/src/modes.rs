@@ -98,6 +98,8 @@ pub enum Who {
     Host,
     /// The host, asked through a virtqueue as virtio-iommu has it: a request maps or unmaps one run of addresses.
     VirtioIommu,
+    /// The host, asked through a virtqueue as the para-virtual IOMMU has it: a request maps or unmaps pages.
+    Pviommu,
 }
 
 /// What a mode promises; what it does is measured.
@@ -170,6 +172,7 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Who, &str)] = {
         ("kvm-baseline",    Identity,        T::StaticRadix,            Never,        Host,        "a guest under KVM: all of its memory mapped, once (PVIOMMU 2)"),
         ("virtio-strict",   LinuxRcache,     T::Radix,                  PerUnmap,     VirtioIommu, "a guest behind virtio-iommu, iommu.strict=1"),
         ("virtio-lazy",     LinuxRcache,     T::Radix,                  PerCpuQueue,  VirtioIommu, "a guest behind virtio-iommu, default"),
+        ("pviommu",         LinuxRcache,     T::Radix,                  PerUnmap,     Pviommu,     "a guest behind the para-virtual IOMMU (PVIOMMU 4)"),
     ]
 };
 

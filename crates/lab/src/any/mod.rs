@@ -8,11 +8,11 @@ use ringfence_dma::flush::{Burst, PerWrap, Strict};
 use ringfence_dma::space::Rounding;
 
 use crate::build::{
-    Flat, Job, MakeTable, Recipe, Reclaimer, ReplayTable, Site, flat, queue, queues, reclaimer,
-    reclaimer_of_pages, virtio,
+    Flat, Job, MakeTable, Recipe, Reclaimer, ReplayTable, Site, flat, pviommu, queue, queues,
+    reclaimer, reclaimer_of_pages, virtio,
 };
 use crate::error::LabError;
-use crate::hosted::VirtioTable;
+use crate::hosted::{PviommuTable, VirtioTable};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind};
 use alloc::{AnyAlloc, AnyBitmap};
 use flush::AnyFlush;
@@ -62,6 +62,22 @@ pub(crate) fn dispatch_virtio<J: Job>(mode: &Mode, job: J) -> Result<J::Output, 
         ) => {
             let recipe = recipe(mode, alloc::alloc, virtio, flush_of(mode));
             Ok(job.paged::<AnyAlloc, VirtioTable, AnyFlush>(recipe))
+        }
+        _ => Err(LabError::NotBuilt(mode.name.clone())),
+    }
+}
+
+/// Calls the job with parts that dispatch, for rows whose table a host keeps behind a para-virtual IOMMU.
+pub(crate) fn dispatch_pviommu<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
+    use {Alloc as A, FlushKind as F, TableKind as T};
+    match (mode.alloc, mode.table, mode.flush) {
+        (
+            A::CachedRbTree | A::Eiovar(_) | A::FreeBsd | A::LinuxRcache | A::Magazine | A::Bitmap,
+            T::Radix,
+            F::PerUnmap | F::Burst,
+        ) => {
+            let recipe = recipe(mode, alloc::alloc, pviommu, flush_of(mode));
+            Ok(job.paged::<AnyAlloc, PviommuTable, AnyFlush>(recipe))
         }
         _ => Err(LabError::NotBuilt(mode.name.clone())),
     }

@@ -7,11 +7,13 @@
 //!
 //! Guest and host are one thread. What that leaves out, an exit from the guest and the way to the host's thread, is charged for each kick.
 
+mod pviommu;
 mod queue;
 mod tables;
 mod unit;
 mod virtio;
 
+pub use pviommu::{PviommuHost, PviommuQueue, PviommuTable};
 pub use queue::{Cause, Traffic};
 pub use unit::Unit;
 pub use virtio::{VirtioHost, VirtioTable};
@@ -46,23 +48,20 @@ pub trait Service: fmt::Debug + Sized + 'static {
         unit: Unit,
     ) -> Result<Self, LabError>;
 
-    /// The unit.
-    fn unit(&self) -> &Unit;
+    /// Does something with the unit.
+    fn with_unit<R>(&mut self, act: impl FnOnce(&mut Unit) -> R) -> R;
 
-    /// The unit.
-    fn unit_mut(&mut self) -> &mut Unit;
-
-    /// Has everything answered that was asked so far; the place in the queue of the last request.
+    /// Sees to it that everything is answered that was asked so far, `request` or not; the place in the queue of the last request.
     ///
     /// # Errors
     /// The host did not unmap what it was asked to.
-    fn settle(&mut self) -> Result<Ticket, InvalidationError>;
+    fn settle(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError>;
 
     /// Whether the request at that place was answered.
     ///
     /// # Errors
     /// As for [`settle`](Self::settle).
-    fn is_answered(&self, ticket: Ticket) -> Result<bool, InvalidationError>;
+    fn is_answered(&mut self, ticket: Ticket) -> Result<bool, InvalidationError>;
 
     /// What went through the queue.
     fn traffic(&self) -> Traffic;
@@ -108,13 +107,13 @@ impl<V: Service> Host for Shared<V> {
 /// The guest's way to an invalidation: the host has done it when it has answered.
 impl<V: Service> Invalidator for Shared<V> {
     #[inline]
-    fn submit(&mut self, _request: Invalidation) -> Result<Ticket, InvalidationError> {
-        self.with(V::settle)
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.with(|host| host.settle(request))
     }
 
     #[inline]
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        self.0.borrow().is_answered(ticket)
+        self.with(|host| host.is_answered(ticket))
     }
 }
 
@@ -126,9 +125,11 @@ pub struct Hosted<V> {
 
 impl<V: Service> Hosted<V> {
     fn with_unit<R>(&self, act: impl FnOnce(&mut Vtd) -> R) -> Result<R, LabError> {
-        self.host.with(|host| match host.unit_mut() {
-            Unit::Modelled { vtd, .. } => Ok(act(vtd)),
-            Unit::Priced(_) => Err(LabError::Internal("a machine without a unit")),
+        self.host.with(|host| {
+            host.with_unit(|unit| match unit {
+                Unit::Modelled { vtd, .. } => Ok(act(vtd)),
+                Unit::Priced(_) => Err(LabError::Internal("a machine without a unit")),
+            })
         })
     }
 }
@@ -171,10 +172,12 @@ impl<V: Service> Hardware for Hosted<V> {
         request: &Request,
         observer: O,
     ) -> Result<(), Fault> {
-        self.host.with(|host| match host.unit_mut() {
-            Unit::Modelled { vtd, .. } => vtd.probe(memory, request, observer),
-            // No machine has this one, and nothing would translate its accesses.
-            Unit::Priced(_) => Ok(()),
+        self.host.with(|host| {
+            host.with_unit(|unit| match unit {
+                Unit::Modelled { vtd, .. } => vtd.probe(memory, request, observer),
+                // No machine has this one, and nothing would translate its accesses.
+                Unit::Priced(_) => Ok(()),
+            })
         })
     }
 
@@ -188,11 +191,12 @@ impl<V: Service> Hardware for Hosted<V> {
 
     fn purge(&mut self) -> Result<(), InvalidationError> {
         self.host
-            .with(|host| host.unit_mut().invalidate(Invalidation::Global))
+            .with(|host| host.with_unit(|unit| unit.invalidate(Invalidation::Global)))
     }
 
     fn take_completed(&mut self, completed: &mut Vec<Invalidation>) {
-        self.host.with(|host| host.unit_mut().take(completed));
+        self.host
+            .with(|host| host.with_unit(|unit| unit.take(completed)));
     }
 
     fn traffic(&self) -> Traffic {

@@ -11,7 +11,8 @@ use ringfence_dma::space::Translations;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, MapError, MapRequest, UnmapError};
 use ringfence_types::{
-    Access, CachedLevels, DomainId, InvalidationError, Iova, PfnRange, PhysAddr, Ticket, Unmapped,
+    Access, CachedLevels, DomainId, Invalidation, InvalidationError, Iova, PfnRange, PhysAddr,
+    Ticket, Unmapped,
 };
 use ringfence_virtio_iommu::spec::{
     ATTACH_BYTES, MAP_BYTES, TAIL_BYTES, UNMAP_BYTES, VIRTIO_IOMMU_MAP_F_READ,
@@ -98,24 +99,20 @@ impl Service for VirtioHost {
         })
     }
 
-    fn unit(&self) -> &Unit {
-        &self.device.sink().unit
+    #[inline]
+    fn with_unit<R>(&mut self, act: impl FnOnce(&mut Unit) -> R) -> R {
+        act(&mut self.device.sink_mut().unit)
     }
 
     #[inline]
-    fn unit_mut(&mut self) -> &mut Unit {
-        &mut self.device.sink_mut().unit
-    }
-
-    #[inline]
-    fn settle(&mut self) -> Result<Ticket, InvalidationError> {
+    fn settle(&mut self, _: Invalidation) -> Result<Ticket, InvalidationError> {
         self.kick(Cause::Unmap);
         self.is_answered(Ticket::new(self.added))?;
         Ok(Ticket::new(self.added))
     }
 
     #[inline]
-    fn is_answered(&self, ticket: Ticket) -> Result<bool, InvalidationError> {
+    fn is_answered(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
         if self.broken {
             return Err(InvalidationError::Failed);
         }
@@ -124,7 +121,7 @@ impl Service for VirtioHost {
 
     fn traffic(&self) -> Traffic {
         Traffic {
-            invalidations: self.unit().invalidations(),
+            invalidations: self.device.sink().unit.invalidations(),
             ..self.traffic
         }
     }

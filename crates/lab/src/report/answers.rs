@@ -200,7 +200,7 @@ impl Answer for FlushKind {
 }
 
 impl Who {
-    const ALL: &[Self] = &[Self::Kernel, Self::Host, Self::VirtioIommu];
+    const ALL: &[Self] = &[Self::Kernel, Self::Host, Self::VirtioIommu, Self::Pviommu];
 }
 
 impl Answer for Who {
@@ -211,6 +211,7 @@ impl Answer for Who {
             Self::Kernel => "kernel",
             Self::Host => "host",
             Self::VirtioIommu => "virtio-iommu",
+            Self::Pviommu => "pviommu",
         }
         .into()
     }

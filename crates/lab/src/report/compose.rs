@@ -189,12 +189,15 @@ fn misplaced(alloc: Alloc, table: TableKind, flush: FlushKind, who: Who) -> Opti
         (Who::Host, ..) => Some(
             "nobody asks the host, so all that it can do is map all memory, once; who=host goes with alloc=identity,table=static-radix",
         ),
+        (Who::Pviommu, _, _, F::Deferred | F::PerCpuQueue) => Some(
+            "the guest waits for its unmaps at every map and unmap, so deferring their flush would defer nothing; use flush=per-unmap or burst",
+        ),
         (_, _, T::Radix, F::PerWrap) => Some(
             "the host invalidates what it unmaps, so a wrap leaves nothing to flush; use flush=per-unmap or per-cpu-queue",
         ),
         (_, _, T::Radix, _) => None,
         (_, A::Identity, ..) => Some(
-            "nothing is mapped, so there is nothing to ask the host for; who=virtio-iommu goes with an allocator and table=radix",
+            "nothing is mapped, so there is nothing to ask the host for; a host is asked with an allocator and table=radix",
         ),
         _ => Some("the table is the host's, which keeps a radix table; use table=radix"),
     }
@@ -255,6 +258,8 @@ mod tests {
             "alloc=bitmap,table=radix,flush=per-wrap,who=virtio-iommu",
             "alloc=magazine,table=cached-radix,flush=per-unmap,who=virtio-iommu",
             "alloc=ring-tail,table=ring,flush=burst,who=virtio-iommu",
+            "alloc=magazine,table=radix,flush=per-cpu-queue,who=pviommu",
+            "alloc=identity,table=none,flush=never,who=pviommu",
         ];
         for row in senseless {
             assert!(matches!(compose(row), Err(E::Senseless { .. })), "{row}");

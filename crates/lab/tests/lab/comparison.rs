@@ -127,6 +127,7 @@ fn the_meter_reports_components_that_add_up() {
         "riommu-literal",
         "virtio-strict",
         "virtio-lazy",
+        "pviommu",
     ]);
     options.hostile = false;
     options.repetitions = 1;

@@ -83,6 +83,7 @@ fn every_mode_counts_what_can_be_counted_by_hand() {
         ("kvm-baseline", 0, end - US),
         // The host's.
         ("virtio-strict", 600, 0),
+        ("pviommu", 600, 0),
         // Each goes with the map that follows, a microsecond later; the last one by the timer, 10 ms after the 513th.
         ("virtio-lazy", 600, 12_000 * US - 1199 * US),
     ];
@@ -286,6 +287,7 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
         ("linux-strict", 0, 0, 0),
         ("kvm-baseline", 0, 0, 0),
         ("virtio-strict", 2 * PAIRS, PAIRS, PAIRS),
+        ("pviommu", 2 * PAIRS, PAIRS, PAIRS),
         // Every unmap but the last goes with the next map. The queue fills at the 257th and 513th unmap, and takes that one along; by the timer the last.
         ("virtio-lazy", 2 * PAIRS, PAIRS, 3),
     ];
@@ -312,7 +314,7 @@ fn a_list_is_mapped_with_one_notification() {
     script.map(0, (0, 0, TX), 0, &pieces);
     script.unmap(US, (0, 0), 0);
     let (plan, planner) = planned(&script.chunk);
-    for (name, in_unmaps) in [("virtio-strict", 1), ("virtio-lazy", 1)] {
+    for (name, in_unmaps) in [("virtio-strict", 1), ("virtio-lazy", 1), ("pviommu", 1)] {
         let (metered, hostile) = replay(name, &plan, &planner.alive());
         let traffic = metered.traffic;
         assert_eq!(traffic.requests, 4, "{name}");

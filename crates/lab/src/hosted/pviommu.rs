@@ -1,0 +1,357 @@
+//! The para-virtual IOMMU of Tang et al. without a cache, frontend and backend (`docs/PVIOMMU.md`): a map waits for its answer, a list
+//! kicks once, an unmap is answered before its buffer comes back.
+//!
+//! A guest has one queue. Each device has an I/O page table of its own, which the host makes when the device is attached.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use ringfence_dma::Platform;
+use ringfence_dma::space::Translations;
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{Coherency, Levels, MapError, MapRequest, SecondStage, UnmapError};
+use ringfence_pviommu::backend::{
+    Backend, HardwareTables, IoError, IoTables, Limits, Resident, Slot,
+};
+use ringfence_pviommu::frontend::{
+    Answers, Channel, ChannelOptions, Link, Queue, QueueFull, RemoteTable, RequestId, Used,
+};
+use ringfence_pviommu::loopback::Loopback;
+use ringfence_pviommu::wire::{Config, Devid, Gpa, PAGES_LIMIT};
+use ringfence_types::{
+    AddressRange, CachedLevels, Direction, DomainId, FrameSource, Invalidation, InvalidationError,
+    Invalidator, Iova, IovaRange, OutOfFrames, PfnRange, PhysAddr, Ticket, Unmapped,
+};
+
+use super::{Cause, Hosted, Service, Shared, Traffic, Unit};
+use crate::build::ReplayTable;
+use crate::error::LabError;
+use crate::machine::MEMORY_BYTES;
+
+/// Devices of a guest, numbered from 1 as their domains are.
+const DEVICES: u32 = 1024;
+/// Requests that can wait, as in the module's queue of 256 descriptors.
+const CHAINS: u16 = 128;
+
+/// The host's frames, for tables.
+#[derive(Debug, Clone)]
+struct HostFrames(Rc<Frames<Rc<Arena>>>);
+
+impl FrameSource for HostFrames {
+    fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
+        self.0.alloc_zeroed()
+    }
+
+    fn free(&self, frame: PhysAddr) {
+        self.0.free(frame);
+    }
+}
+
+/// The unit, as every device's table invalidates it.
+#[derive(Debug, Clone)]
+struct SharedUnit(Rc<RefCell<Unit>>);
+
+impl Invalidator for SharedUnit {
+    #[inline]
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.0.borrow_mut().submit(request)
+    }
+
+    #[inline]
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.0.borrow_mut().poll(ticket)
+    }
+}
+
+type OneTable = HardwareTables<Rc<Arena>, HostFrames, SharedUnit>;
+
+/// The tables of the devices that were attached so far.
+#[derive(Debug, Default)]
+struct Tables(Vec<Option<OneTable>>);
+
+/// Each has one of its own.
+const ONLY: Slot = Slot::new(0);
+
+impl Tables {
+    #[inline]
+    fn of(&mut self, device: Slot) -> Result<&mut OneTable, IoError> {
+        let table = self.0.get_mut(device.index());
+        table.and_then(Option::as_mut).ok_or(IoError::Failed)
+    }
+}
+
+impl IoTables for Tables {
+    #[inline]
+    fn map(
+        &mut self,
+        device: Slot,
+        giova: Iova,
+        frame: PhysAddr,
+        direction: Direction,
+    ) -> Result<(), IoError> {
+        self.of(device)?.map(ONLY, giova, frame, direction)
+    }
+
+    #[inline]
+    fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError> {
+        self.of(device)?.unmap(ONLY, giova)
+    }
+
+    #[inline]
+    fn settle(&mut self, device: Slot) -> Result<(), IoError> {
+        self.of(device)?.settle(ONLY)
+    }
+}
+
+/// The queue of a guest and its backend, which counts what goes through it.
+#[derive(Debug)]
+pub struct PviommuQueue {
+    device: Loopback<Resident, Tables>,
+    /// Whether a map waits for the next kick.
+    maps: bool,
+    traffic: Traffic,
+}
+
+impl Queue for PviommuQueue {
+    fn add(&mut self, request: &[u8]) -> Result<RequestId, QueueFull> {
+        let id = self.device.add(request)?;
+        self.traffic.requests += 1;
+        // Field `type`; 0 is a map.
+        self.maps |= request.get(8) == Some(&0);
+        Ok(id)
+    }
+
+    fn kick(&mut self) {
+        self.traffic
+            .kick(if self.maps { Cause::Map } else { Cause::Unmap });
+        self.maps = false;
+        self.device.kick();
+    }
+
+    fn poll(&mut self) -> Option<Used> {
+        self.device.poll()
+    }
+}
+
+type Line = Link<PviommuQueue, RefCell<Channel<PviommuQueue>>>;
+
+/// A para-virtual IOMMU's backend, and the guest's end of its queue.
+pub struct PviommuHost {
+    line: Rc<Line>,
+    answers: Answers<Rc<Line>, PviommuQueue, RefCell<Channel<PviommuQueue>>>,
+    unit: Rc<RefCell<Unit>>,
+    memory: Rc<Arena>,
+    frames: HostFrames,
+    coherency: Coherency,
+}
+
+impl std::fmt::Debug for PviommuHost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PviommuHost")
+            .field("line", &self.line)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Service for PviommuHost {
+    fn new(
+        memory: &Rc<Arena>,
+        frames: &Rc<Frames<Rc<Arena>>>,
+        coherency: Coherency,
+        unit: Unit,
+    ) -> Result<Self, LabError> {
+        let refused = LabError::Internal("a host that cannot be configured");
+        let window = IovaRange::inclusive(Iova::new(0x1000), Iova::new((1 << 48) - 1));
+        // Coherent memory of the guest lies where the host has its tables: a replay's guest forges nothing.
+        let all = AddressRange::new(Gpa::new(0), MEMORY_BYTES);
+        let (Some(window), Some(all)) = (window, all) else {
+            return Err(refused);
+        };
+        let Ok(config) = Config::new(window, PAGES_LIMIT, 1, DEVICES) else {
+            return Err(refused);
+        };
+        // A replay maps what its trace maps: frames are the limit.
+        let limits = Limits {
+            mappings: u64::MAX,
+            stretches: u64::MAX,
+        };
+        let devices = (1..=DEVICES).map(|number| Devid::new(number.into()));
+        let backing = Resident::new(vec![all]);
+        let Ok(backend) = Backend::new(config, limits, devices, backing, Tables::default()) else {
+            return Err(refused);
+        };
+        let queue = PviommuQueue {
+            device: Loopback::new(backend, CHAINS),
+            maps: false,
+            traffic: Traffic::default(),
+        };
+        // The host answers as soon as it is polled.
+        let options = ChannelOptions {
+            pages_max: PAGES_LIMIT,
+            patience: 16,
+        };
+        let line = Rc::new(Link::new(Channel::new(queue, options), RefCell::new));
+        Ok(Self {
+            answers: Answers::new(Rc::clone(&line)),
+            line,
+            unit: Rc::new(RefCell::new(unit)),
+            memory: Rc::clone(memory),
+            frames: HostFrames(Rc::clone(frames)),
+            coherency,
+        })
+    }
+
+    #[inline]
+    fn with_unit<R>(&mut self, act: impl FnOnce(&mut Unit) -> R) -> R {
+        act(&mut self.unit.borrow_mut())
+    }
+
+    #[inline]
+    fn settle(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.answers.submit(request)
+    }
+
+    #[inline]
+    fn is_answered(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.answers.poll(ticket)
+    }
+
+    fn traffic(&self) -> Traffic {
+        let traffic = self.line.with(|channel| channel.queue().traffic);
+        Traffic {
+            invalidations: self.unit.borrow().invalidations(),
+            ..traffic
+        }
+    }
+}
+
+impl PviommuHost {
+    /// Makes the table of the device of `domain`; where its walks begin.
+    fn attach(&self, domain: DomainId) -> Result<PhysAddr, LabError> {
+        let number = usize::from(domain.get());
+        if number == 0 || number > DEVICES as usize {
+            return Err(LabError::TooManyDevices);
+        }
+        let made = HardwareTables::new(
+            Rc::clone(&self.memory),
+            self.frames.clone(),
+            SharedUnit(Rc::clone(&self.unit)),
+            SecondStage::new(Levels::Four),
+            self.coherency,
+            &[domain],
+        )?;
+        let Some(ringfence_pgtable::Context {
+            translation: ringfence_pgtable::Translation::Table { root, .. },
+            ..
+        }) = made.context(ONLY)
+        else {
+            return Err(LabError::Internal("a device without a table"));
+        };
+        self.line.with(|channel| {
+            let tables = &mut channel.queue().device.backend().tables().0;
+            if tables.len() < number {
+                tables.resize_with(number, || None);
+            }
+            tables[number - 1] = Some(made);
+        });
+        Ok(root)
+    }
+}
+
+/// The guest's table of a domain: requests to the backend.
+pub struct PviommuTable {
+    remote: RemoteTable<Rc<Line>, PviommuQueue, RefCell<Channel<PviommuQueue>>>,
+    root: PhysAddr,
+}
+
+impl PviommuTable {
+    /// The table of a device of its own in a new domain of `host`.
+    ///
+    /// # Errors
+    /// The host has no room.
+    pub fn new(host: &Shared<PviommuHost>, domain: DomainId) -> Result<Self, LabError> {
+        host.with(|host| {
+            Ok(Self {
+                root: host.attach(domain)?,
+                remote: RemoteTable::new(
+                    Rc::clone(&host.line),
+                    Devid::new(domain.get().into()),
+                    domain,
+                ),
+            })
+        })
+    }
+}
+
+impl ReplayTable for PviommuTable {
+    type Hardware = Hosted<PviommuHost>;
+
+    /// The host's: no guest knows it.
+    fn root(&self) -> PhysAddr {
+        self.root
+    }
+}
+
+type Remote = RemoteTable<Rc<Line>, PviommuQueue, RefCell<Channel<PviommuQueue>>>;
+
+impl Translations for PviommuTable {
+    type PerCpu = <Remote as Translations>::PerCpu;
+    type Pages = ();
+
+    fn per_cpu(&self) -> Self::PerCpu {
+        self.remote.per_cpu()
+    }
+
+    #[inline]
+    fn domain(&self) -> DomainId {
+        self.remote.domain()
+    }
+
+    #[inline]
+    fn map<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.remote.map(cpu, platform, request)
+    }
+
+    #[inline]
+    fn map_deferred<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        request: MapRequest,
+    ) -> Result<(), MapError> {
+        self.remote.map_deferred(cpu, platform, request)
+    }
+
+    #[inline]
+    fn reveal<P: Platform>(
+        &self,
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(), InvalidationError> {
+        self.remote.reveal(platform, range)
+    }
+
+    #[inline]
+    fn unmap<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        range: PfnRange,
+    ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
+        self.remote.unmap(cpu, platform, range)
+    }
+
+    fn is_empty<P: Platform>(&self, platform: &P) -> bool {
+        self.remote.is_empty(platform)
+    }
+
+    #[inline]
+    fn sync<P: Platform>(&self, cpu: &mut Self::PerCpu, platform: &mut P) {
+        self.remote.sync(cpu, platform);
+    }
+}

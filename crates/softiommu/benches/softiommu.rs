@@ -1,7 +1,7 @@
 //! What a translation, a pin, a burst, a protected read and an unmap cost; against vm-memory's `Iotlb`, the same behind a lock, plain
 //! `GuestMemoryMmap`, and a bare table without readers.
 //!
-//! `hits`, `reads`, `changes`, `busy` after `--` run that part only.
+//! `hits`, `reads`, `changes`, `waking`, `busy` after `--` run that part only.
 //!
 //! Sides are interleaved, so a neighbour on the machine slows all of them; the medians' ratios are what counts. Addresses are live pages
 //! in random order. In a dependent side the next address needs the translation before.
@@ -339,6 +339,37 @@ fn changes(live: u64, samples: usize) {
     );
 }
 
+/// Going online at a gate that was parked: a `membarrier`, whose price depends on who else runs.
+fn waking(samples: usize) {
+    let mut unit = unit(1);
+    let mut reader = unit.reader(DISK).expect("room");
+    let domain = unit.domain(DOMAIN).expect("there");
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for title in ["no other thread runs", "another thread runs"] {
+            let mut nanos: Vec<f64> = (0..samples)
+                .map(|_| {
+                    // More than it takes to park.
+                    for _ in 0..2 * ACCESSES {
+                        again(domain, page(0));
+                    }
+                    let start = Instant::now();
+                    black_box(reader.online().pin().device());
+                    start.elapsed().as_nanos() as f64
+                })
+                .collect();
+            let [median, low, high] = [0.5, 0.1, 0.9].map(|share| quantile(&mut nanos, share));
+            println!("online at a parked gate, {title}: {median:.0} ns ({low:.0} to {high:.0})");
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    black_box(());
+                }
+            });
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
 /// A second thread translates as fast as it can, a pin for each four accesses.
 fn busy(live: u64, samples: usize) {
     let mut watched = unit(live);
@@ -422,6 +453,9 @@ fn main() {
         if chosen("changes") {
             changes(live, samples);
         }
+    }
+    if chosen("waking") {
+        waking(samples);
     }
     if chosen("busy") {
         busy(1 << 10, samples);

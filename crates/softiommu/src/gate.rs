@@ -1,42 +1,68 @@
-//! The protocol between the readers of one endpoint and whoever takes mappings away from it: quiescent states.
+//! The protocol between the readers of one endpoint and whoever takes mappings away from it: quiescent states, at a gate that is
+//! parked while nobody comes.
 //!
-//! Steps R1 to R6 and W1 to W5 are those of decision 0015, which argues from them. Every ordering here is the weakest that
-//! the argument needs; `tests/mutations/softiommu-*` weaken each and name the test that fails.
+//! Steps R1 to R6, W1 to W5, P1 to P5 and V1 to V4 are those of decision 0015, which argues from them. Every ordering here is the weakest
+//! that the argument needs; `tests/mutations/softiommu-*` weaken each and name the test that fails.
 
-use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, pause};
+use crate::sync::{
+    AtomicU64, AtomicUsize, Ordering, PARK_AFTER, can_park, fence, heavy_fence, light_fence, pause,
+};
 
 /// What a slot holds while its reader is offline. No epoch is zero.
 const OFFLINE: u64 = 0;
+
+/// State of a gate: a full fence of a reader's and one of a waiter's decide who sees whom.
+const AWAKE: usize = 0;
+/// A reader goes online at a gate that was parked, and has not had its heavy fence yet.
+const WAKING: usize = 1;
+/// No reader is online, and none goes online without a heavy fence: waiters need none of their own.
+const PARKED: usize = 2;
 
 /// Keeps what one thread writes out of the cache lines of another; two lines, because they are fetched in pairs.
 #[repr(align(128))]
 struct Padded<T>(T);
 
+/// What everybody reads and hardly anybody writes.
+struct Shared {
+    /// Grows by one whenever somebody starts to wait for readers.
+    epoch: AtomicU64,
+    /// `AWAKE`, `WAKING` or `PARKED`.
+    state: AtomicUsize,
+}
+
 /// The readers of one endpoint.
 pub(crate) struct Gate {
-    /// Grows by one whenever somebody starts to wait for readers.
-    epoch: Padded<AtomicU64>,
+    shared: Padded<Shared>,
     /// A reader's slot: the epoch of its last quiescent state while it is online.
     slots: Box<[Padded<AtomicU64>]>,
     /// Slots from here on were never given to a reader.
     used: AtomicUsize,
+    /// How often in a row a waiter found nobody online.
+    idle: Padded<AtomicUsize>,
+    /// Whether there are heavy fences.
+    parks: bool,
 }
 
 impl Gate {
     /// A gate for at most `capacity` readers.
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
-            epoch: Padded(AtomicU64::new(OFFLINE + 1)),
+            shared: Padded(Shared {
+                epoch: AtomicU64::new(OFFLINE + 1),
+                state: AtomicUsize::new(AWAKE),
+            }),
             slots: (0..capacity)
                 .map(|_| Padded(AtomicU64::new(OFFLINE)))
                 .collect(),
             used: AtomicUsize::new(0),
+            idle: Padded(AtomicUsize::new(0)),
+            parks: can_park(),
         }
     }
 
     /// Slot `slot` now belongs to a reader, which is offline.
     pub(crate) fn register(&self, slot: usize) {
-        // Relaxed: a waiter that misses it reads the slot as offline in effect, and R2 and W2 make that right.
+        // Relaxed: a waiter that misses it reads the slot as offline in effect, and R2 with W2 or P4 makes that right.
         self.used
             .fetch_max(slot.saturating_add(1), Ordering::Relaxed);
     }
@@ -45,22 +71,39 @@ impl Gate {
     #[inline]
     pub(crate) fn enter(&self, slot: usize) -> u64 {
         // R1. An old epoch only makes waiters wait longer than they had to, until the next checkpoint.
-        let epoch = self.epoch.0.load(Ordering::Relaxed);
+        let epoch = self.shared.0.epoch.load(Ordering::Relaxed);
         if let Some(slot) = self.slots.get(slot) {
             // Release, because a waiter may meet this store instead of the OFFLINE before it.
             slot.0.store(epoch, Ordering::Release);
         }
-        // R2. Either the waiter's fence (W2) comes first, and what it took away is not seen from here on; or this one does, and
-        // the waiter sees the slot.
+        // R2. Either the waiter's fence (W2, or P4 where it parks) comes first, and what it did before is seen from here on; or this
+        // one does, and the waiter sees the slot.
         fence(Ordering::SeqCst);
+        // V1. Acquire: a reader that another one has saved the heavy fence comes after that fence.
+        if self.shared.0.state.load(Ordering::Acquire) != AWAKE {
+            self.wake();
+        }
         epoch
+    }
+
+    /// Waiters look at slots again, and what those took away that did not look is not seen from here on.
+    #[cold]
+    fn wake(&self) {
+        let state = &self.shared.0.state;
+        // V2. Relaxed: V3 orders it. Where it fails, another reader has done it.
+        let _ = state.compare_exchange(PARKED, WAKING, Ordering::Relaxed, Ordering::Relaxed);
+        // V3. Either the waiter's light fence (P1) comes first, and what it took away is not seen from here on; or this one does,
+        // and the waiter sees that the gate is not parked. Until it is over, other readers have to have their own.
+        heavy_fence();
+        // V4. Release: see V1.
+        let _ = state.compare_exchange(WAKING, AWAKE, Ordering::Release, Ordering::Relaxed);
     }
 
     /// The epoch now. If it is not the reader's own, [`pass`](Self::pass) is due.
     #[inline]
     pub(crate) fn epoch(&self) -> u64 {
         // R4. Acquire: who reads a waiter's epoch sees what the waiter took away.
-        self.epoch.0.load(Ordering::Acquire)
+        self.shared.0.epoch.load(Ordering::Acquire)
     }
 
     /// The reader of `slot`, online, holds nothing that it read before it read `epoch`.
@@ -81,19 +124,37 @@ impl Gate {
 }
 
 /// Returns when no reader at `gates` holds anything that the caller took away before the call (W1), and every reader that looks
-/// from now on finds it gone.
+/// from now on finds it gone. Callers of one gate come one after the other.
 #[inline]
-pub(crate) fn settle<'a>(gates: impl Iterator<Item = &'a Gate>) {
+pub(crate) fn settle<'a>(gates: impl Iterator<Item = &'a Gate> + Clone) {
+    // P1. See V3. It costs no instruction.
+    light_fence();
+    if !gates.clone().all(Gate::is_parked) {
+        settle_awake(gates);
+    }
+}
+
+/// [`settle`] where readers may be online.
+#[inline(never)]
+fn settle_awake<'a>(gates: impl Iterator<Item = &'a Gate>) {
     // W2. See R2.
     fence(Ordering::SeqCst);
-    for gate in gates {
+    for gate in gates.filter(|gate| !gate.is_parked()) {
         if gate.online().next().is_some() {
             gate.wait();
+        } else {
+            gate.nobody_came();
         }
     }
 }
 
 impl Gate {
+    #[inline]
+    fn is_parked(&self) -> bool {
+        // P2. Relaxed: the caller parked it, or another one before it did, and has seen then that nobody was online.
+        self.shared.0.state.load(Ordering::Relaxed) == PARKED
+    }
+
     /// The slots of readers that are online.
     #[inline]
     fn online(&self) -> impl Iterator<Item = &AtomicU64> {
@@ -108,8 +169,14 @@ impl Gate {
 
     #[cold]
     fn wait(&self) {
+        self.idle.0.store(0, Ordering::Relaxed);
         // W4. Relaxed: the fence W2 before it makes it a release.
-        let wanted = self.epoch.0.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let wanted = self
+            .shared
+            .0
+            .epoch
+            .fetch_add(1, Ordering::Relaxed)
+            .wrapping_add(1);
         for slot in self.online() {
             let mut looks = 0;
             loop {
@@ -121,6 +188,36 @@ impl Gate {
                 pause(looks);
                 looks = looks.saturating_add(1);
             }
+        }
+    }
+
+    /// Parks the gate if that has been so for long.
+    #[inline]
+    fn nobody_came(&self) {
+        // Relaxed: callers come one after the other, and it is a guess.
+        let idle = self.idle.0.load(Ordering::Relaxed).saturating_add(1);
+        self.idle.0.store(idle, Ordering::Relaxed);
+        if idle >= PARK_AFTER && self.parks {
+            self.park();
+        }
+    }
+
+    #[cold]
+    fn park(&self) {
+        self.idle.0.store(0, Ordering::Relaxed);
+        let state = &self.shared.0.state;
+        // P3. Not where a reader is just waking it.
+        if state
+            .compare_exchange(AWAKE, PARKED, Ordering::Relaxed, Ordering::Relaxed)
+            .is_err()
+        {
+            return;
+        }
+        // P4. Either a reader's fence (R2) comes first, and its slot is seen; or this one does, and the reader sees PARKED.
+        fence(Ordering::SeqCst);
+        // P5. As W3.
+        if self.online().next().is_some() {
+            let _ = state.compare_exchange(PARKED, AWAKE, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 }

@@ -48,6 +48,7 @@ mod guest_memory;
 mod iommu;
 pub mod iotlb;
 mod links;
+mod membarrier;
 mod pieces;
 mod pinned;
 mod reader;

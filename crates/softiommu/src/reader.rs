@@ -92,7 +92,12 @@ impl<M> Reader<M> {
         self.endpoint.device()
     }
 
-    /// Begins a burst of work. Costs a full fence: do it when work begins, not for each request.
+    /// Begins a burst of work. Costs a full fence: do it when work begins, not for each request. After some thousand unmaps in
+    /// which nobody was online it costs a `membarrier` instead, which lets unmap do without a fence meanwhile.
+    ///
+    /// # Panics
+    /// If a filter of system calls that was put up after the endpoint was added refuses `membarrier`. Allow it, or put the filter up
+    /// before: then there is no such thing.
     #[inline]
     pub fn online(&mut self) -> Online<'_, M> {
         pinned::opened();

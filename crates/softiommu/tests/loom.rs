@@ -40,6 +40,25 @@ mod sync {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
 
     pub(crate) const INDEX_BITS: u32 = 1;
+    pub(crate) const PARK_AFTER: usize = 3;
+
+    loom::lazy_static! {
+        /// All light and heavy fences, in an order. That they are ordered among each other, and with no other fence, is all that is
+        /// promised of them; and loom is told no more.
+        static ref FENCES: AtomicUsize = AtomicUsize::new(0);
+    }
+
+    pub(crate) fn can_park() -> bool {
+        true
+    }
+
+    pub(crate) fn light_fence() {
+        FENCES.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn heavy_fence() {
+        FENCES.fetch_add(1, Ordering::AcqRel);
+    }
 
     pub(crate) fn zeroed(words: usize) -> Box<[AtomicU64]> {
         (0..words).map(|_| AtomicU64::new(0)).collect()
@@ -58,7 +77,7 @@ use std::sync::Arc;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicUsize, Ordering};
-use loom::thread;
+use loom::thread::{self, JoinHandle};
 use ringfence_types::{Access, DeviceId, DomainId, Fault, Iova, IovaRange, Permissions, PhysAddr};
 
 pub use domain::Domain;
@@ -105,7 +124,8 @@ fn memory(number: u64) -> PhysAddr {
     PhysAddr::new(number << 12)
 }
 
-/// A unit of three tables a domain, with page 0 mapped to memory page 0.
+/// A unit with page 0 mapped to memory page 0. The attachment has waited at the gate twice, as one that is
+/// there and as one that has changed: the next wait that finds nobody online parks it.
 fn unit(tables: usize) -> (Unit, Arc<Pages>) {
     let pages = Arc::new(Pages::new());
     let limits = Limits {
@@ -123,11 +143,41 @@ fn unit(tables: usize) -> (Unit, Arc<Pages>) {
     (unit, pages)
 }
 
+/// As [`unit`], and page 1 is mapped to memory page 1.
+fn unit_of_two_pages() -> (Unit, Arc<Pages>) {
+    let (mut unit, pages) = unit(2);
+    let domain = unit.domain(DOMAIN).unwrap();
+    domain.map(page(1), memory(1), Permissions::READ).unwrap();
+    (unit, pages)
+}
+
+/// As [`unit`], and the gate is parked.
+fn parked() -> (Unit, Arc<Pages>) {
+    let (mut unit, pages) = unit_of_two_pages();
+    unit.domain(DOMAIN).unwrap().unmap(page(1)).unwrap();
+    (unit, pages)
+}
+
 /// The device reads `at`, and looks at what it got.
 fn access(pin: &Pin<'_, Arc<Pages>>, at: IovaRange) -> Result<u64, Fault> {
     let place = pin.translate(at, Access::Read)?.first().start().get() >> 12;
     pin.memory().look(place as usize);
     Ok(place)
+}
+
+/// A thread of the device: a burst of one request, for page 0.
+fn one_burst(mut reader: Reader<Arc<Pages>>) -> JoinHandle<()> {
+    thread::spawn(move || {
+        let _ = access(&reader.online().pin(), page(0));
+    })
+}
+
+/// A thread of the device: two of them.
+fn two_bursts(mut reader: Reader<Arc<Pages>>) -> JoinHandle<()> {
+    thread::spawn(move || {
+        let _ = access(&reader.online().pin(), page(0));
+        let _ = access(&reader.online().pin(), page(0));
+    })
 }
 
 /// All executions, or those in which threads are interrupted at most `preemptions` times other than where they wait.
@@ -146,12 +196,7 @@ const FEW: Option<usize> = Some(2);
 fn nobody_looks_at_a_page_after_unmap() {
     explore(None, || {
         let (mut unit, pages) = unit(2);
-        let mut reader = unit.reader(DISK).unwrap();
-        let device = thread::spawn(move || {
-            let mut burst = reader.online();
-            let pin = burst.pin();
-            let _ = access(&pin, page(0));
-        });
+        let device = one_burst(unit.reader(DISK).unwrap());
         unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
         pages.poison(0);
         device.join().unwrap();
@@ -163,12 +208,7 @@ fn nobody_looks_at_a_page_after_unmap() {
 fn nobody_looks_at_a_page_after_unmap_of_several() {
     explore(FEW, || {
         let (mut unit, pages) = unit(2);
-        let mut reader = unit.reader(DISK).unwrap();
-        let device = thread::spawn(move || {
-            let mut burst = reader.online();
-            let pin = burst.pin();
-            let _ = access(&pin, page(0));
-        });
+        let device = one_burst(unit.reader(DISK).unwrap());
         let domain = unit.domain(DOMAIN).unwrap();
         domain.unmap_all([page(0), page(1)]).unwrap();
         pages.poison(0);
@@ -198,11 +238,7 @@ fn a_checkpoint_ends_what_was_before_it() {
 fn a_new_burst_ends_what_was_before_it() {
     explore(FEW, || {
         let (mut unit, pages) = unit(2);
-        let mut reader = unit.reader(DISK).unwrap();
-        let device = thread::spawn(move || {
-            let _ = access(&reader.online().pin(), page(0));
-            let _ = access(&reader.online().pin(), page(0));
-        });
+        let device = two_bursts(unit.reader(DISK).unwrap());
         unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
         pages.poison(0);
         device.join().unwrap();
@@ -310,13 +346,8 @@ fn nobody_looks_at_a_page_after_detach() {
 fn unmap_waits_for_every_reader() {
     explore(FEW, || {
         let (mut unit, pages) = unit(2);
-        let readers = [unit.reader(DISK).unwrap(), unit.reader(DISK).unwrap()];
-        let devices = readers.map(|mut reader| {
-            thread::spawn(move || {
-                let mut burst = reader.online();
-                let _ = access(&burst.pin(), page(0));
-            })
-        });
+        let readers = [(); 2].map(|()| unit.reader(DISK).unwrap());
+        let devices = readers.map(one_burst);
         unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
         pages.poison(0);
         for device in devices {
@@ -341,6 +372,47 @@ fn a_new_reader_is_not_missed() {
         let mut unit = unit.lock().unwrap();
         unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
         drop(unit);
+        pages.poison(0);
+        device.join().unwrap();
+    });
+}
+
+/// A reader that goes online at a parked gate: P1 and P2 against V1 to V4.
+#[test]
+fn who_comes_to_a_parked_gate_is_seen() {
+    explore(None, || {
+        let (mut unit, pages) = parked();
+        let device = one_burst(unit.reader(DISK).unwrap());
+        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
+        pages.poison(0);
+        device.join().unwrap();
+    });
+}
+
+/// Two of them: the second one may find the gate woken, or half woken, by the first.
+#[test]
+fn who_comes_to_a_woken_gate_is_seen() {
+    explore(FEW, || {
+        let (mut unit, pages) = parked();
+        let readers = [(); 2].map(|()| unit.reader(DISK).unwrap());
+        let devices = readers.map(one_burst);
+        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
+        pages.poison(0);
+        for device in devices {
+            device.join().unwrap();
+        }
+    });
+}
+
+/// A reader that comes while the gate is being parked: P3 to P5 against R1, R2 and V1.
+#[test]
+fn who_comes_while_a_gate_is_parked_is_seen() {
+    explore(FEW, || {
+        let (mut unit, pages) = unit_of_two_pages();
+        let device = two_bursts(unit.reader(DISK).unwrap());
+        let domain = unit.domain(DOMAIN).unwrap();
+        domain.unmap(page(1)).unwrap();
+        domain.unmap(page(0)).unwrap();
         pages.poison(0);
         device.join().unwrap();
     });

@@ -24,13 +24,20 @@ fn range(page: u64) -> IovaRange {
 
 /// A back-end, and the front-end's ends of its sockets: the main one, that of the back-end's requests.
 fn connected(patience: Duration) -> (Exchange<()>, UnixStream, UnixStream) {
+    connected_with(IotlbLimits::default(), patience)
+}
+
+fn connected_with(
+    limits: IotlbLimits,
+    patience: Duration,
+) -> (Exchange<()>, UnixStream, UnixStream) {
     let region = Region {
         user: USER,
         bytes: 64 * PAGE,
         memory: PhysAddr::ZERO,
     };
     let regions = Regions::new(&[region]).unwrap();
-    let iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions).unwrap();
+    let iotlb = Iotlb::new(limits, DISK, (), regions).unwrap();
     let (main, front) = UnixStream::pair().unwrap();
     let (requests, from_back) = UnixStream::pair().unwrap();
     let exchange = Exchange::new(iotlb, main, requests, patience).unwrap();
@@ -125,6 +132,33 @@ fn misses_are_answered() {
     exchange.serve().unwrap();
     assert_eq!(frame_of(&mut exchange, 3), None);
     front.join().unwrap();
+}
+
+/// A miss goes on before its reply, and the next one waits for that where no more may be under way.
+#[test]
+fn one_miss_at_a_time() {
+    let limits = IotlbLimits {
+        misses: 1,
+        ..IotlbLimits::default()
+    };
+    let (mut exchange, mut main, mut requests) = connected_with(limits, PATIENCE);
+    let front = thread::spawn(move || {
+        for _ in 0..20 {
+            let (page, _) = next_miss(&mut requests);
+            assert!(tell(&mut main, &page_is(page, page)));
+            // What comes between an answer and its reply is done while somebody waits for the reply.
+            assert!(tell(&mut main, &Message::Invalidate(Some(range(63)))));
+            reply(&mut requests, 0);
+        }
+    });
+    for page in 0..20 {
+        let fault = fault(&mut exchange, page, Access::Read);
+        exchange.resolve(&fault).unwrap();
+        assert_eq!(frame_of(&mut exchange, page), Some(page));
+        assert!(exchange.iotlb().misses() <= 1);
+    }
+    drop(exchange);
+    let _ = front.join();
 }
 
 /// The front-end looks up, is told of an unmap, says so, and then sends what it looked up. The device gets what it then asks for.

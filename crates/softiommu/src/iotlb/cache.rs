@@ -124,6 +124,12 @@ impl<M> Iotlb<M> {
         self.misses.len()
     }
 
+    /// As many as may be.
+    #[cfg(feature = "vhost-user")]
+    pub(super) fn most_misses(&self) -> usize {
+        self.limits.misses
+    }
+
     /// The front-end shares other memory (`VHOST_USER_SET_MEM_TABLE`, `ADD_MEM_REG`, `REM_MEM_REG`): when this returns, no reader holds anything of the
     /// memory before, and nothing is there. Answers to misses under way do not count.
     pub fn set_memory(&mut self, memory: M, regions: Regions) -> Result<(), IotlbError> {

@@ -13,7 +13,7 @@ pub const IOTLB_BYTES: usize = 32;
 
 const HEADER_BYTES: usize = 12;
 /// Bytes of a reply: the header, and a number.
-const REPLY_BYTES: usize = HEADER_BYTES + 8;
+pub(super) const REPLY_BYTES: usize = HEADER_BYTES + 8;
 
 const VERSION: u32 = 1;
 const VERSION_MASK: u32 = 3;

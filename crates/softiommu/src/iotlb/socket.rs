@@ -1,23 +1,34 @@
 //! A thin layer over the two sockets, for back-ends that do not read them themselves: one thread at a time asks, and does what the front-end says while it
 //! waits for the answer.
 
+use std::collections::VecDeque;
 use std::error::Error;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ringfence_types::Fault;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 
 use super::cache::Iotlb;
-use super::error::{FrameError, IotlbError, MessageError};
-use super::frame::{FRONTEND_IOTLB, Header, IOTLB_BYTES, reply, reply_status, request};
+use super::error::{FrameError, IotlbError};
+use super::frame::{
+    FRONTEND_IOTLB, Header, IOTLB_BYTES, REPLY_BYTES, reply, reply_status, request,
+};
 use super::message::Message;
 use super::misses::{Asked, MissId, Outcome};
 
 /// Times that a miss is asked again because its answer was gone before it could be used.
 const ATTEMPTS: usize = 8;
+
+/// Replies that are left in their socket until they are taken all at once. A miss goes on with its translation, which comes first.
+const UNREPLIED: usize = 8;
+
+/// How long the main socket is silent before the other one is looked at. Only a refusal comes there alone: this is what it takes
+/// longer, and an answer takes a system call less.
+const GLANCE: Duration = Duration::from_millis(1);
 
 /// An [`Iotlb`] and its sockets: the main one, at which nothing but IOTLB messages is expected while this is used, and the one for the back-end's requests
 /// (`VHOST_USER_SET_BACKEND_REQ_FD`).
@@ -28,8 +39,10 @@ pub struct Exchange<M> {
     main: UnixStream,
     requests: UnixStream,
     /// Misses whose translation came before their reply, in the order in which replies come.
-    unreplied: Vec<MissId>,
+    unreplied: VecDeque<MissId>,
     patience: Duration,
+    /// Since when the front-end has said nothing that was waited for.
+    silent: Option<Instant>,
 }
 
 /// Why a miss was not answered, or a message not followed.
@@ -96,15 +109,17 @@ impl<M> Exchange<M> {
         patience: Duration,
     ) -> io::Result<Self> {
         for socket in [&main, &requests] {
-            socket.set_read_timeout(Some(patience))?;
             socket.set_write_timeout(Some(patience))?;
         }
+        requests.set_read_timeout(Some(patience))?;
+        main.set_read_timeout(Some(GLANCE.min(patience)))?;
         Ok(Self {
             iotlb,
             main,
             requests,
-            unreplied: Vec::new(),
+            unreplied: VecDeque::new(),
             patience,
+            silent: None,
         })
     }
 
@@ -119,6 +134,12 @@ impl<M> Exchange<M> {
     /// The access is not to be had, or the front-end cannot be understood.
     pub fn resolve(&mut self, fault: &Fault) -> Result<(), ExchangeError> {
         for _ in 0..ATTEMPTS {
+            if self.unreplied.len() >= UNREPLIED {
+                self.take_replies(None)?;
+            }
+            while self.iotlb.misses() >= self.iotlb.most_misses() && !self.unreplied.is_empty() {
+                self.listen(None)?;
+            }
             let (miss, message) = match self.iotlb.miss(fault)? {
                 Asked::Present => return Ok(()),
                 Asked::Send(miss, message) => (miss, Some(message)),
@@ -126,7 +147,7 @@ impl<M> Exchange<M> {
             };
             if let Some(message) = message {
                 self.requests.write_all(&request(&message))?;
-                self.unreplied.push(miss);
+                self.unreplied.push_back(miss);
             }
             match self.wait_for(miss)? {
                 Outcome::Present => return Ok(()),
@@ -142,41 +163,10 @@ impl<M> Exchange<M> {
     /// # Errors
     /// The front-end cannot be understood. A message that is not followed is no error: it is acknowledged as failed.
     pub fn serve(&mut self) -> Result<(), ExchangeError> {
-        // All of it at once, as it nearly always comes. Every frame that is expected here has this length.
-        let mut frame = [0; Header::BYTES + IOTLB_BYTES];
-        let mut filled = 0;
-        while filled < Header::BYTES {
-            let rest = frame.get_mut(filled..).unwrap_or_default();
-            match self.main.read(rest) {
-                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-                Ok(bytes) => filled += bytes,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let header = Header::decode(frame.first_chunk().ok_or(FrameError::NoReply)?)?;
-        if header.reply || header.request != FRONTEND_IOTLB {
-            return Err(ExchangeError::Request(header.request));
-        }
-        if header.bytes as usize != IOTLB_BYTES {
-            return Err(FrameError::Length(header.bytes).into());
-        }
-        self.main
-            .read_exact(frame.get_mut(filled..).unwrap_or_default())?;
-        let bytes = *frame.last_chunk().ok_or(FrameError::NoReply)?;
-        let done = self.follow(&bytes).is_ok();
-        if header.need_reply {
-            self.main.write_all(&reply(header.request, done))?;
+        while !self.hear()? {
+            self.bear_silence()?;
         }
         Ok(())
-    }
-
-    fn follow(
-        &mut self,
-        bytes: &[u8; IOTLB_BYTES],
-    ) -> Result<(), Result<IotlbError, MessageError>> {
-        let message = Message::decode(bytes).map_err(Err)?;
-        self.iotlb.receive(&message).map_err(Ok)
     }
 
     fn wait_for(&mut self, miss: MissId) -> Result<Outcome, ExchangeError> {
@@ -184,51 +174,104 @@ impl<M> Exchange<M> {
             if self.iotlb.has_arrived(miss) {
                 return Ok(Outcome::Present);
             }
-            let [main, requests] = self.wait()?;
-            // The main socket first: what it says came before the reply that it leads to.
-            if main {
-                self.serve()?;
-            }
-            if requests
-                && let Some((replied, outcome)) = self.take_reply()?
-                && replied == miss
-            {
+            if let Some(outcome) = self.listen(Some(miss))? {
                 return Ok(outcome);
             }
         }
     }
 
-    /// The next reply, and what it means.
-    fn take_reply(&mut self) -> Result<Option<(MissId, Outcome)>, ExchangeError> {
-        let mut bytes = [0; 20];
-        self.requests.read_exact(&mut bytes)?;
-        let done = reply_status(&bytes)?;
-        if self.unreplied.is_empty() {
-            return Err(FrameError::NoReply.into());
+    /// Does what the front-end has to say or, where it says nothing for a glance, takes its replies: the outcome of `miss` if its
+    /// reply is among them.
+    ///
+    /// The main socket first: what it says came before the reply that it leads to.
+    fn listen(&mut self, miss: Option<MissId>) -> Result<Option<Outcome>, ExchangeError> {
+        if self.hear()? {
+            return Ok(None);
         }
-        let miss = self.unreplied.remove(0);
-        Ok(Some((miss, self.iotlb.replied(miss, done)?)))
+        self.bear_silence()?;
+        self.take_replies(miss)
     }
 
-    /// Waits until one of the sockets has something to read: whether the main one, the other one.
-    fn wait(&self) -> Result<[bool; 2], ExchangeError> {
-        let mut sockets = [
-            PollFd::new(&self.main, PollFlags::IN),
-            PollFd::new(&self.requests, PollFlags::IN),
-        ];
-        let patience = Timespec::try_from(self.patience)
-            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-        loop {
-            match poll(&mut sockets, Some(&patience)) {
-                Ok(0) => return Err(io::Error::from(io::ErrorKind::TimedOut).into()),
-                Ok(_) => {
-                    return Ok(sockets
-                        .each_ref()
-                        .map(|socket| !socket.revents().is_empty()));
+    /// Does what the front-end says on the main socket. `false` if it says nothing for a glance.
+    fn hear(&mut self) -> Result<bool, ExchangeError> {
+        // All of it at once, as it nearly always comes. Every frame that is expected here has this length.
+        let mut frame = [0; Header::BYTES + IOTLB_BYTES];
+        let (mut filled, mut need_reply) = (0, false);
+        while filled < frame.len() {
+            match self.main.read(frame.get_mut(filled..).unwrap_or_default()) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                Ok(bytes) => filled += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if filled == 0 {
+                        return Ok(false);
+                    }
+                    self.bear_silence()?;
                 }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(io::Error::from(error).into()),
+                Err(error) => return Err(error.into()),
+            }
+            if filled >= Header::BYTES {
+                need_reply = awaited(frame.first_chunk().ok_or(FrameError::NoReply)?)?;
             }
         }
+        self.silent = None;
+        let done = self.follow(frame.last_chunk().ok_or(FrameError::NoReply)?);
+        if need_reply {
+            self.main.write_all(&reply(FRONTEND_IOTLB, done))?;
+        }
+        Ok(true)
     }
+
+    /// Whether what the message says has been done.
+    fn follow(&mut self, bytes: &[u8; IOTLB_BYTES]) -> bool {
+        Message::decode(bytes).is_ok_and(|message| self.iotlb.receive(&message).is_ok())
+    }
+
+    /// Takes the replies that are there, and does not wait for any: the outcome of `miss` if its reply is among them.
+    fn take_replies(&mut self, miss: Option<MissId>) -> Result<Option<Outcome>, ExchangeError> {
+        let mut bytes = [0; 2 * UNREPLIED * REPLY_BYTES];
+        let filled = match recv(&self.requests, &mut bytes[..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok((filled, _)) => filled,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(error) => return Err(io::Error::from(error).into()),
+        };
+        self.silent = None;
+        let whole = filled.next_multiple_of(REPLY_BYTES);
+        self.requests
+            .read_exact(bytes.get_mut(filled..whole).unwrap_or_default())?;
+        let mut found = None;
+        let (replies, _) = bytes.get(..whole).unwrap_or_default().as_chunks();
+        for reply in replies {
+            let done = reply_status(reply)?;
+            let replied = self.unreplied.pop_front().ok_or(FrameError::NoReply)?;
+            let outcome = self.iotlb.replied(replied, done)?;
+            if miss == Some(replied) {
+                found = Some(outcome);
+            }
+        }
+        Ok(found)
+    }
+
+    /// The front-end was silent for a glance.
+    fn bear_silence(&mut self) -> Result<(), ExchangeError> {
+        let since = *self.silent.get_or_insert_with(Instant::now);
+        if since.elapsed() >= self.patience {
+            self.silent = None;
+            return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+        }
+        Ok(())
+    }
+}
+
+/// Whether the IOTLB message behind this header is to be acknowledged. An error if there is none behind it.
+fn awaited(header: &[u8; Header::BYTES]) -> Result<bool, ExchangeError> {
+    let header = Header::decode(header)?;
+    if header.reply || header.request != FRONTEND_IOTLB {
+        return Err(ExchangeError::Request(header.request));
+    }
+    if header.bytes as usize != IOTLB_BYTES {
+        return Err(FrameError::Length(header.bytes).into());
+    }
+    Ok(header.need_reply)
 }

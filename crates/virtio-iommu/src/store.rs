@@ -4,6 +4,9 @@
 //! search in the vector of firsts, which stays in the processor's cache, then one in a leaf; an insertion moves half a leaf. A request that
 //! arrives beside the last one finds its leaf without a search. What it costs against a balanced tree: `benches/request.rs`.
 //!
+//! Drivers map again what they unmapped last: Linux's caches of addresses are stacks. So the last mapping that was removed alone leaves its
+//! place vacant, until it is taken again or something else changes.
+//!
 //! Memory is bounded: any two neighbouring leaves hold more than half a leaf together, so there are at most `4 n / 32 + 1` leaves for n mappings.
 
 use alloc::vec::Vec;
@@ -19,6 +22,13 @@ pub(crate) struct Entry {
     pub(crate) physical: u64,
     /// Flags of the MAP request.
     pub(crate) flags: u32,
+}
+
+impl Entry {
+    #[inline]
+    const fn is_vacant(&self) -> bool {
+        self.flags & VACANT != 0
+    }
 }
 
 /// Mappings in a leaf at most.
@@ -39,7 +49,12 @@ pub(crate) struct Store {
     /// An empty leaf kept for the next split, so that a mapping that comes and goes allocates nothing.
     spare: Vec<Entry>,
     len: usize,
+    /// The place of the mapping that was removed last, and alone. It keeps its order and is none.
+    vacant: Option<(usize, usize)>,
 }
+
+/// Marks the vacant place in an entry's flags. No request has this one.
+const VACANT: u32 = 1 << 31;
 
 /// Mappings that follow each other, found by [`Store::covered`]. Good until the next change.
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +81,26 @@ impl Store {
     /// Inserts `entry` unless it overlaps another one.
     #[inline]
     pub(crate) fn insert(&mut self, entry: Entry) -> Result<(), InsertError> {
+        if let Some((leaf, at)) = self.vacant {
+            let next = self.next_start(leaf, at + 1);
+            if let Some(place) = self.leaves.get_mut(leaf).and_then(|run| run.get_mut(at))
+                && place.start == entry.start
+            {
+                // What is below did not overlap the mapping before either.
+                if next.is_some_and(|next| next <= entry.last) {
+                    return Err(InsertError::Overlap);
+                }
+                *place = entry;
+                self.vacant = None;
+                self.len += 1;
+                return Ok(());
+            }
+            self.close();
+        }
+        self.insert_anywhere(entry)
+    }
+
+    fn insert_anywhere(&mut self, entry: Entry) -> Result<(), InsertError> {
         let mut leaf = self.leaf_for(entry.start);
         let Some(run) = self.leaves.get(leaf) else {
             return self.add_leaf(0, entry);
@@ -75,10 +110,7 @@ impl Store {
         if below.is_some_and(|below| below.last >= entry.start) {
             return Err(InsertError::Overlap);
         }
-        let above = match run.get(at) {
-            Some(above) => Some(above.start),
-            None => self.firsts.get(leaf + 1).copied(),
-        };
+        let above = self.next_start(leaf, at);
         if above.is_some_and(|above| above <= entry.last) {
             return Err(InsertError::Overlap);
         }
@@ -116,18 +148,22 @@ impl Store {
     pub(crate) fn lookup(&self, address: u64) -> Option<&Entry> {
         let run = self.leaves.get(self.leaf_for(address))?;
         let entry = run.get(upper(run, address).checked_sub(1)?)?;
-        (entry.last >= address).then_some(entry)
+        // Nothing else lies where the vacant place did.
+        (entry.last >= address && !entry.is_vacant()).then_some(entry)
     }
 
     /// Whether a mapping has a byte of `start..=last`.
     pub(crate) fn touches(&self, start: u64, last: u64) -> bool {
         let (leaf, at) = self.first_from(start);
-        self.at(leaf, at).is_some_and(|entry| entry.start <= last)
+        self.entries_from(leaf, at)
+            .find(|entry| !entry.is_vacant())
+            .is_some_and(|entry| entry.start <= last)
     }
 
     /// The mappings with a byte of `start..=last`, provided each lies in it entirely; otherwise the first that does not.
     #[inline]
-    pub(crate) fn covered(&self, start: u64, last: u64) -> Result<Span, Entry> {
+    pub(crate) fn covered(&mut self, start: u64, last: u64) -> Result<Span, Entry> {
+        self.close();
         let (leaf, at) = self.first_from(start);
         let mut count = 0;
         for entry in self.entries_from(leaf, at) {
@@ -150,12 +186,40 @@ impl Store {
 
     /// All mappings, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.leaves.iter().flatten()
+        self.leaves.iter().flatten().filter(|e| !e.is_vacant())
     }
 
     /// Removes the mappings of `span`. It cannot fail.
     #[inline]
     pub(crate) fn remove(&mut self, span: Span) {
+        if span.count == 1
+            && let Some(run) = self.leaves.get_mut(span.leaf)
+            && let Some(entry) = run.get_mut(span.at)
+        {
+            entry.flags |= VACANT;
+            self.vacant = Some((span.leaf, span.at));
+            self.len -= 1;
+            self.hot = span.leaf;
+            return;
+        }
+        self.remove_all(span);
+    }
+
+    /// Gives the vacant place up, if there is one.
+    #[inline]
+    fn close(&mut self) {
+        if let Some((leaf, at)) = self.vacant.take() {
+            self.give_up(leaf, at);
+        }
+    }
+
+    #[cold]
+    fn give_up(&mut self, leaf: usize, at: usize) {
+        self.len += 1;
+        self.remove_all(Span { leaf, at, count: 1 });
+    }
+
+    fn remove_all(&mut self, span: Span) {
         let Span {
             mut leaf,
             at,
@@ -193,6 +257,7 @@ impl Store {
 
     /// Takes the mapping that starts at `start` away.
     pub(crate) fn remove_at(&mut self, start: u64) {
+        self.close();
         let leaf = self.leaf_for(start);
         let found = self
             .leaves
@@ -236,9 +301,13 @@ impl Store {
         }
     }
 
+    /// Where the first mapping from a place on begins.
     #[inline]
-    fn at(&self, leaf: usize, at: usize) -> Option<&Entry> {
-        self.leaves.get(leaf)?.get(at)
+    fn next_start(&self, leaf: usize, at: usize) -> Option<u64> {
+        match self.leaves.get(leaf)?.get(at) {
+            Some(entry) => Some(entry.start),
+            None => self.firsts.get(leaf + 1).copied(),
+        }
     }
 
     #[inline]

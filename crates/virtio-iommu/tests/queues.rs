@@ -40,6 +40,17 @@ struct Watch {
 }
 
 impl Watch {
+    /// A sink without trouble, over `queue` in `memory`.
+    fn new(memory: &GuestMemoryMmap, queue: &Queue) -> Self {
+        Self {
+            memory: memory.clone(),
+            used: queue.used_ring(),
+            log: Rc::default(),
+            refuses: false,
+            stuck: false,
+        }
+    }
+
     fn note(&self, what: &'static str) {
         let index = used_index(&self.memory, self.used);
         self.log.borrow_mut().push((what, index));
@@ -140,15 +151,8 @@ fn nothing_is_published_before_the_sink_has_committed() {
     let memory = memory();
     let requests: Vec<_> = [1, 3, 4, 3, 4].into_iter().map(request).collect();
     let mut queue = queue_of(&memory, &requests);
-    let log = Rc::new(RefCell::new(Vec::new()));
-    let mut device = device(Watch {
-        memory: memory.clone(),
-        used: queue.used_ring(),
-        log: log.clone(),
-        refuses: false,
-        stuck: false,
-    });
-    log.borrow_mut().clear();
+    let mut device = device(Watch::new(&memory, &queue));
+    device.sink().log.borrow_mut().clear();
     let mut seen = 0;
     let served = Queues::default()
         .serve_requests(&mut device, &mut queue, &memory, |_, handled| {
@@ -158,7 +162,7 @@ fn nothing_is_published_before_the_sink_has_committed() {
         .expect("a sound queue");
     assert_eq!((served.buffers, seen), (5, 5));
     let expected = ["map", "unmap", "map", "unmap", "commit"].map(|call| (call, 0));
-    assert_eq!(*log.borrow(), expected);
+    assert_eq!(*device.sink().log.borrow(), expected);
     assert_eq!(used_index(&memory, queue.used_ring()), 5);
     for number in 0..5_u64 {
         let reply: u32 = memory
@@ -168,60 +172,41 @@ fn nothing_is_published_before_the_sink_has_committed() {
     }
 }
 
-/// A sink that cannot commit: no answer, now or later, and nothing more is done before it can.
+/// A sink that has trouble: no answer. What it cannot begin is still there; what it cannot commit has been done, and nothing more is done
+/// before it can.
 #[test]
-fn what_cannot_commit_is_not_answered() {
-    let memory = memory();
-    let mut queue = queue_of(&memory, &[request(1), request(3)]);
-    let mut device = device(Watch {
-        memory: memory.clone(),
-        used: queue.used_ring(),
-        log: Rc::default(),
-        refuses: false,
-        stuck: false,
-    });
-    let mut queues = Queues::default();
-    device.sink_mut().stuck = true;
-    let unsettled = queues.serve_requests(&mut device, &mut queue, &memory, |_, _| {});
-    assert!(matches!(
-        unsettled,
-        Err(ServeError::Unsettled(SinkError::Unsettled))
-    ));
-    assert_eq!(used_index(&memory, queue.used_ring()), 0);
-    assert_eq!(device.reset(), Err(SinkError::Unsettled));
-    assert_eq!(device.mappings(), 1);
-    device.sink_mut().stuck = false;
-    device.sink_mut().log.borrow_mut().clear();
-    assert_eq!(device.reset(), Ok(()));
-    let commits = device.sink().log.borrow().len();
-    assert_eq!((commits, device.mappings()), (2, 0));
-}
-
-/// A sink that cannot begin: no answer at all, and the requests are still there.
-#[test]
-fn what_cannot_begin_stays_in_the_queue() {
-    let memory = memory();
-    let mut queue = queue_of(&memory, &[request(1), request(3)]);
-    let mut device = device(Watch {
-        memory: memory.clone(),
-        used: queue.used_ring(),
-        log: Rc::default(),
-        refuses: false,
-        stuck: false,
-    });
-    let mut queues = Queues::default();
-    device.sink_mut().refuses = true;
-    let refused = queues.serve_requests(&mut device, &mut queue, &memory, |_, _| {});
-    assert!(matches!(
-        refused,
-        Err(ServeError::Sink(SinkError::WouldBlock))
-    ));
-    assert_eq!(used_index(&memory, queue.used_ring()), 0);
-    device.sink_mut().refuses = false;
-    let served = queues
-        .serve_requests(&mut device, &mut queue, &memory, |_, _| {})
-        .expect("a sound queue");
-    assert_eq!((served.buffers, device.mappings()), (2, 1));
+fn what_cannot_begin_or_commit_is_not_answered() {
+    for begins in [false, true] {
+        let memory = memory();
+        let mut queue = queue_of(&memory, &[request(1), request(3)]);
+        let mut device = device(Watch::new(&memory, &queue));
+        let mut queues = Queues::default();
+        device.sink_mut().refuses = !begins;
+        device.sink_mut().stuck = begins;
+        let result = queues.serve_requests(&mut device, &mut queue, &memory, |_, _| {});
+        match result {
+            Err(ServeError::Sink(SinkError::WouldBlock)) => assert!(!begins),
+            Err(ServeError::Unsettled(SinkError::Unsettled)) => assert!(begins),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(used_index(&memory, queue.used_ring()), 0);
+        assert_eq!(device.mappings(), usize::from(begins));
+        if begins {
+            assert_eq!(device.reset(), Err(SinkError::Unsettled));
+            assert_eq!(device.mappings(), 1);
+            device.sink_mut().stuck = false;
+            device.sink().log.borrow_mut().clear();
+            assert_eq!(device.reset(), Ok(()));
+            let commits = device.sink().log.borrow().len();
+            assert_eq!((commits, device.mappings()), (2, 0));
+        } else {
+            device.sink_mut().refuses = false;
+            let served = queues
+                .serve_requests(&mut device, &mut queue, &memory, |_, _| {})
+                .expect("a sound queue");
+            assert_eq!((served.buffers, device.mappings()), (2, 1));
+        }
+    }
 }
 
 proptest! {

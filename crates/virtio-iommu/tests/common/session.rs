@@ -7,87 +7,18 @@
 //! | 2 | bits 0..=2 with which error |
 //! | then | steps, see [`Session::step`] |
 
-use ringfence_types::{Access, Iova, IovaRange, PhysAddr, PhysRange};
+use ringfence_types::{Access, Iova, IovaRange};
 use ringfence_virtio_iommu::{
-    Denied, Device, DomainId, DomainRange, EndpointId, Limits, Options, Reserved, ReservedKind,
-    SinkError, SnapshotError, Translation, Unattached,
+    Denied, Device, EndpointId, Reserved, ReservedKind, SinkError, SnapshotError, Translation,
 };
 
+use super::input::{Bytes, ENDPOINTS, Region, address, domain, endpoint, options, range};
 use super::model::{Endpoint, Goes, Model, Reply, first_bypass};
 use super::outcomes::{denied_reason, endpoint_error, request_error, say, snapshot_error};
 use super::recorder::{Call, Recorder};
 
 /// Takes the name of what was reached.
 pub(crate) type Reached<'a> = &'a mut dyn FnMut(&'static str);
-
-/// Bytes that are used up; then zeroes.
-struct Bytes<'a>(&'a [u8]);
-
-impl<'a> Bytes<'a> {
-    fn next(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else {
-            return 0;
-        };
-        self.0 = rest;
-        *first
-    }
-
-    fn take(&mut self, count: usize) -> &'a [u8] {
-        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
-        self.0 = rest;
-        taken
-    }
-}
-
-/// First and last address.
-type Region = (u64, u64, ReservedKind);
-
-/// The endpoints that a session begins with, and what is reserved for them.
-const ENDPOINTS: [(u32, &[Region]); 3] = [
-    (8, &[]),
-    (
-        9,
-        &[
-            (0xfee0_0000, 0xfeef_ffff, ReservedKind::Msi),
-            (0x2_0000, 0x2_ffff, ReservedKind::Reserved),
-        ],
-    ),
-    (0x1_0000, &[(0x5_0000, 0x5_ffff, ReservedKind::Reserved)]),
-];
-
-fn options(byte: u8) -> Options {
-    let narrow = byte & 0x80 != 0;
-    let mut options = Options {
-        page_size_mask: [!0xfff, !0, 0x1_0000, 0x20_1000][usize::from(byte & 3)],
-        probe_bytes: [512, 0, 48, 100][usize::from(byte >> 2 & 3)],
-        unattached: match byte >> 4 & 3 {
-            0 => Unattached::Denied,
-            1 => Unattached::DriverDecides {
-                bypass_at_first: true,
-            },
-            _ => Unattached::DriverDecides {
-                bypass_at_first: false,
-            },
-        },
-        mmio: byte & 0x40 != 0,
-        ..Options::default()
-    };
-    if narrow {
-        options.input = IovaRange::new(Iova::new(0x1_0000), 1 << 40).expect("a range");
-        options.physical = PhysRange::new(PhysAddr::new(0x1_0000), 1 << 32).expect("a range");
-        options.domains = DomainRange {
-            first: DomainId::new(1),
-            last: DomainId::new(1000),
-        };
-        options.limits = Limits {
-            mappings: 6,
-            domains: 2,
-            endpoints: 3,
-            events: 2,
-        };
-    }
-    options
-}
 
 /// The device, its reference, and what went on.
 struct Session<'a> {
@@ -147,10 +78,10 @@ impl Session<'_> {
             0..=3 => {
                 let mut request = vec![3, 0, 0, 0];
                 request.extend(domain(bytes.next()).to_le_bytes());
-                let (start, last) = self.range(bytes);
+                let (start, last) = range(bytes, self.granule());
                 request.extend(start.to_le_bytes());
                 request.extend(last.to_le_bytes());
-                let physical = self.address(bytes.next());
+                let physical = address(bytes.next(), self.granule());
                 request.extend(physical.to_le_bytes());
                 request.extend(u32::from(bytes.next() & 15).to_le_bytes());
                 self.request(&request, 4);
@@ -158,7 +89,7 @@ impl Session<'_> {
             4 | 5 => {
                 let mut request = vec![4, 1, 2, 3];
                 request.extend(domain(bytes.next()).to_le_bytes());
-                let (start, last) = self.range(bytes);
+                let (start, last) = range(bytes, self.granule());
                 request.extend(start.to_le_bytes());
                 request.extend(last.to_le_bytes());
                 request.extend([bytes.next(), 0, 0, 0]);
@@ -194,8 +125,7 @@ impl Session<'_> {
             11 => self.reset(bytes.next()),
             12 => {
                 let endpoint = endpoint(bytes.next());
-                let at = self
-                    .address(bytes.next())
+                let at = address(bytes.next(), self.granule())
                     .wrapping_add(u64::from(bytes.next()) << 4);
                 let length = u64::from(bytes.next()) << 6 | 1;
                 self.access(endpoint, at, length);
@@ -206,34 +136,8 @@ impl Session<'_> {
         }
     }
 
-    /// An address: low pages, reserved ones and the end of the space, now and then not at the beginning of a page.
-    fn address(&self, byte: u8) -> u64 {
-        let granule = 1_u64 << self.device.options().page_size_mask.trailing_zeros();
-        let low = u64::from(byte & 63);
-        match byte >> 6 {
-            0 => granule.wrapping_mul(low),
-            1 => 0x1_0000_u64.wrapping_add(0x1000 * low),
-            2 if low < 32 => 0xfee0_0000 - 0x1_0000 + 0x1000 * low,
-            2 => (low - 32) << 59 | 0x800,
-            _ => granule.wrapping_mul(low).wrapping_sub(64 * granule),
-        }
-    }
-
-    /// First and last address: some pages, to the end of the space, or backwards.
-    fn range(&self, bytes: &mut Bytes<'_>) -> (u64, u64) {
-        let granule = 1_u64 << self.device.options().page_size_mask.trailing_zeros();
-        let start = self.address(bytes.next());
-        let last = match bytes.next() {
-            255 => u64::MAX,
-            254 => start.wrapping_sub(1),
-            253 => start,
-            252 => start.wrapping_add(5),
-            pages => {
-                let bytes = granule.wrapping_mul(u64::from(pages & 15) + 1);
-                start.wrapping_add(bytes).wrapping_sub(1)
-            }
-        };
-        (start, last)
+    fn granule(&self) -> u64 {
+        1 << self.device.options().page_size_mask.trailing_zeros()
     }
 
     fn request(&mut self, request: &[u8], room: usize) {
@@ -582,24 +486,5 @@ fn reserved(start: u64, last: u64, kind: ReservedKind) -> Reserved {
     Reserved {
         range: IovaRange::inclusive(Iova::new(start), Iova::new(last)).expect("a range"),
         kind,
-    }
-}
-
-/// Few domains, so that requests meet; one far outside.
-fn domain(byte: u8) -> u32 {
-    match byte & 7 {
-        7 => u32::MAX,
-        low => u32::from(low),
-    }
-}
-
-/// The endpoints, and some that are not there.
-fn endpoint(byte: u8) -> u32 {
-    match byte & 7 {
-        0 | 1 => 8,
-        2 | 3 => 9,
-        4 | 5 => 0x1_0000,
-        6 => 77,
-        _ => u32::MAX,
     }
 }

@@ -5,7 +5,7 @@ mod model;
 use ringfence_softiommu::iotlb::{
     Asked, Iotlb, IotlbError, IotlbLimits, Message, Outcome, Region, RegionError, Regions,
 };
-use ringfence_types::{Access, FaultReason, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_types::{Access, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr};
 
 use model::{Both, DISK, FRAMES, PAGE, PAGES, Random, USER, fault, range, regions, update, user};
 

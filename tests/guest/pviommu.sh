@@ -1,0 +1,189 @@
+#!/usr/bin/env bash
+# Stock Debian guests whose devices stand behind the para-virtual IOMMU, by the module in kmod/: see docs/GUEST.md.
+#
+#   tests/guest/pviommu.sh                       build, boot all cases, one line each; exit code 0 or 1
+#   tests/guest/pviommu.sh errant                only the cases whose names begin so
+#   RINGFENCE=PATH, GUEST_KERNELS, GUEST_CACHE, GUEST_JOBS, GUEST_LIMIT as in live.sh
+set -uo pipefail
+
+readonly KERNELS=${GUEST_KERNELS:-6.12 latest}
+readonly LIMIT=${GUEST_LIMIT:-180}
+
+repo=$(cd "$(dirname "$0")/../.." && pwd)
+here=$repo/tests/guest
+target=${CARGO_TARGET_DIR:-$repo/target}
+cache=${GUEST_CACHE:-$target/guest}
+. "$here/pool.sh"
+
+ringfence=${RINGFENCE:-}
+if [[ ! $ringfence ]]; then
+    ringfence=$target/release/ringfence
+    (cd "$repo" && cargo build --quiet --release -p ringfence-cli --all-features) || exit 1
+fi
+
+run() {
+    timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --limit "$LIMIT" \
+        --module-source "$repo/kmod" "$@" </dev/null
+}
+behind() { run --module pviommu "$@"; }
+
+# counter NAME [DEVICE]: of the module, as the guest printed it.
+counter() { sed -n "s#^.*/${2:-0000:00:04.0}/$1:\([0-9]*\)\r*\$#\1#p" "$log" | tail -n 1; }
+# holds NAME OP NUMBER [DEVICE]: says what does not.
+holds() {
+    local value
+    value=$(counter "$1" ${4:-})
+    [[ $value ]] && [ "$value" "$2" "$3" ] && return
+    echo "$1 is ${value:-not there}, not $2 $3"
+    return 1
+}
+# File system, write, checksum, again after a remount; then the module goes, and the disk has no driver and comes back with the module.
+readonly FILES='set -e
+mke2fs /dev/vda >/dev/null 2>&1; mkdir -p /m; mount -t ext4 /dev/vda /m
+dd if=/dev/urandom of=/m/f bs=64k count=200 2>/dev/null; sync; md5sum /m/f >/tmp/before; umount /m
+echo 3 >/proc/sys/vm/drop_caches; mount -t ext4 /dev/vda /m; md5sum /m/f | cmp - /tmp/before; umount /m; echo same
+dd if=/dev/vda of=/dev/null bs=4k count=1000 iflag=direct 2>/dev/null
+grep -r . /sys/kernel/debug/pviommu
+rmmod pviommu; [ ! -e /dev/vda ]; [ ! -e /sys/bus/pci/devices/0000:00:04.0/driver ]; echo unloaded
+insmod /modules/pviommu.ko; echo 0000:00:04.0 >/sys/bus/pci/drivers/virtio-pci/bind
+while [ ! -b /dev/vda ]; do usleep 100000; done
+mount -t ext4 /dev/vda /m; md5sum /m/f | cmp - /tmp/before; umount /m; echo again'
+files() {
+    local cache_on=$1
+    shift
+    behind --module-args "cache=$cache_on" "$@" --metrics -- sh -c "$FILES" || return 1
+    said '^same' && said '^unloaded' && said '^again' && said 'ringfence_faults_total{device="pviommu"} 0' &&
+        said 'ringfence_failed_total{device="pviommu"} 0' &&
+        holds maps -gt 1000 && holds failures -eq 0 && holds lost -eq 0 && holds live -le 2 || return 1
+    if ((cache_on)); then holds hits -gt 3000; else holds kept -eq 0 && holds hits -eq 0; fi || return 1
+    echo "$(counter maps) maps, $(counter hits) hits" >"$case/note"
+}
+
+# What the devices do on their own is stopped, and the guest's own log names device, address and access. With the cache, what was unmapped is
+# reached for a while: that is the bound it is called by.
+readonly READS='for n in 1 2; do
+    dd if=/dev/vda of=/dev/null bs=64k count=2 iflag=direct 2>/dev/null
+    dd if=/dev/vda of=/dev/null bs=4k count=10 iflag=direct 2>/dev/null
+done; usleep 500000; dmesg'
+errant() {
+    behind --module-args "cache=0" "$@" --rng --errant stray:dead0000,after-unmap,write-read-only,read-write-only,foreign --metrics -- \
+        sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
+    [[ ${PIPESTATUS[0]} == 0 ]] || return 1
+    local class device access at
+    for class in stray after-unmap write-read-only read-write-only foreign; do
+        access=write device=04
+        [[ $class != read-write-only ]] || access=read
+        [[ $class != foreign ]] || device=06
+        at=$(sed -n "s/^ringfence: blk: errant $access ($class) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
+        [[ $at ]] || { echo "not tried or not stopped: $class"; return 1; }
+        said "0000:00:$device.0 was stopped: a $access at $at" || return 1
+    done
+    said 'ringfence_faults_total{device="pviommu"} 5' && said 'ringfence_strays_through_total{device="blk"} 0'
+}
+kept() {
+    behind --module-args "cache=1" "$@" --errant after-unmap --metrics -- sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
+    said 'errant write (after-unmap) at .*: not stopped' && said 'strays_through_total{device="blk"} 1'
+}
+
+# What nobody uses goes after C to C + 1 cycles, all of a cycle at once.
+readonly EXPIRE='dd if=/dev/vda of=/dev/null bs=64k count=100 iflag=direct 2>/dev/null
+sleep 3; grep -r . /sys/kernel/debug/pviommu'
+expired() {
+    behind --module-args "t_ms=400 c=2" "$@" -- sh -c "$EXPIRE" &&
+        holds kept -eq 0 && holds expired -gt 10 && holds failures -eq 0 && holds live -ge 1
+}
+
+# A host that answers late, twice, as another or not at all: the log says so, the guest goes on and ends, and the module can be unloaded.
+readonly WRONG='dd if=/dev/vda of=/dev/null bs=4k count=300 iflag=direct 2>/dev/null &
+sleep $1; echo alive; dmesg | grep "pviommu virtio"; rmmod pviommu && echo unloaded'
+wrong() {
+    local how=$1 seconds=$2 text=$3
+    shift 3
+    behind --module-args "cache=0" "$@" --misanswer "$how" -- sh -c "$WRONG" wrong "$seconds" &&
+        said '^alive' && said "$text" && said '^unloaded'
+}
+
+# Data crosses between two guests, both ways, with sums.
+sum() { sed -n "s/^$1 \([0-9a-f]*\).*/\1/p" "$2"; }
+readonly TALK='ip addr add 10.9.0.$1/24 dev eth0; ip link set eth0 up
+dd if=/dev/urandom of=/mine bs=64k count=64 2>/dev/null; echo mine $(md5sum </mine)
+take() { nc -l -p 7 -e sh -c "cat >/theirs"; echo theirs $(md5sum </theirs); }
+give() { until nc 10.9.0.$1 7 </mine; do usleep 200000; done; }
+case $1 in 1) take; give 2 ;; *) give 1; take ;; esac; grep -r . /sys/kernel/debug/pviommu'
+network() {
+    local one=$case/one two=$case/two first status
+    behind --cpus 2 --metrics --net "socket=$case/link,queues=2" "$@" -- sh -c "$TALK" talk 1 >"$one" 2>&1 &
+    first=$!
+    for _ in $(seq 300); do [[ -S $case/link ]] && break; sleep 0.1; done
+    behind --cpus 2 --metrics --net "socket=$case/link,queues=2" "$@" -- sh -c "$TALK" talk 2 >"$two" 2>&1
+    status=$?
+    wait $first || status=1
+    grep -h '^ringfence_.*_total' "$one" "$two"
+    grep -hv '^ringfence_\|^#' "$one" "$two"
+    ((status == 0)) && [[ $(sum mine "$one") && $(sum mine "$two") ]] &&
+        [[ $(sum mine "$one") == "$(sum theirs "$two")" && $(sum mine "$two") == "$(sum theirs "$one")" ]] &&
+        [[ $(grep -c 'ringfence_faults_total{device="pviommu"} 0' "$log") == 2 ]] &&
+        holds maps -gt 1000 0000:00:05.0 && holds failures -eq 0 0000:00:05.0
+}
+
+# Under -icount: instructions for a map and its unmap, and doorbells for a direct read of 4 KiB, beside the stock virtio-iommu, strict.
+readonly COUNT='insmod /modules/dma_count.ko; dmesg | grep dma_count:; ringfence guest reads /dev/vda --count $1'
+counted() {
+    local which count options
+    for which in stock pviommu; do
+        options=()
+        [[ $which == stock ]] || options=(--module pviommu)
+        for count in 100 600; do
+            run "$@" "${options[@]}" --icount --with-ringfence --with-module dma_count --metrics -- sh -c "$COUNT" count $count \
+                >"$case/$which.$count" 2>&1 || { cat "$case/$which.$count"; return 1; }
+        done
+    done
+    python3 - "$case" >"$case/note" <<'END'
+import pathlib, re, sys
+case = pathlib.Path(sys.argv[1])
+def pair(which):
+    text = (case / f"{which}.600").read_text()
+    ticks, pairs = re.search(r"dma_count: \S+: (\d+) for (\d+) maps", text).groups()
+    return int(ticks) / int(pairs)
+def doorbells(which, device):
+    def rung(count):
+        text = (case / f"{which}.{count}").read_text()
+        return int(re.search(r'ringfence_doorbells_total\{device="%s"\} (\d+)' % device, text)[1])
+    return (rung(600) - rung(100)) / 500
+stock, ours = pair("stock"), pair("pviommu")
+rung, stock_rung = doorbells("pviommu", "pviommu"), doorbells("stock", "iommu")
+print(f"a map and its unmap: {ours:.0f} instructions with a hit, {stock:.0f} behind virtio-iommu ({ours / stock:.4f});"
+      f" doorbells a read: {rung:g}, {stock_rung:g} behind virtio-iommu")
+if ours > stock / 10 or rung > 0.1:
+    sys.exit("more than a tenth of the instructions, or of a doorbell")
+END
+}
+
+only=("$@")
+wanted() {
+    ((${#only[@]})) || return 0
+    local one
+    for one in "${only[@]}"; do [[ $1 != "$one"* ]] || return 0; done
+    return 1
+}
+try() { ! wanted "$1" || judge "$@"; }
+
+# Fetched and built once, before the cases share it.
+for kernel in $KERNELS; do
+    "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" --module pviommu --module-source "$repo/kmod" \
+        --initramfs "$work/initramfs" -- true >/dev/null || exit 1
+done
+for kernel in $KERNELS; do
+    try "files: $kernel, cached" files 1 --kernel "$kernel"
+    try "files: $kernel, not cached, two processors" files 0 --kernel "$kernel" --cpus 2
+    try "errant DMAs stopped and named: $kernel" errant --kernel "$kernel"
+    try "expired: $kernel" expired --kernel "$kernel"
+    try "network between guests: $kernel" network --kernel "$kernel"
+    try "counted: $kernel" counted --kernel "$kernel"
+    try "wrong answers, never: $kernel" wrong never:50 14 'not answered in 10 s' --kernel "$kernel"
+    try "wrong answers, late: $kernel" wrong late:50 16 'not answered in 10 s' --kernel "$kernel"
+    try "wrong answers, twice: $kernel" wrong twice:50 3 'answered what was not asked' --kernel "$kernel"
+    try "wrong answers, foreign: $kernel" wrong foreign:50 3 'answered what was not asked' --kernel "$kernel"
+done
+try "kept: what was unmapped is reached, with the cache" kept --kernel 6.12
+all_passed

@@ -8,6 +8,7 @@ use crate::repo::Repo;
 
 const RECORD: &str = "tests/guest/record.sh";
 const LIVE: &str = "tests/guest/live.sh";
+const PVIOMMU: &str = "tests/guest/pviommu.sh";
 
 /// Which kernel, and how long.
 #[derive(Debug, clap::Args)]
@@ -25,9 +26,18 @@ pub(crate) struct Options {
 
 /// Stock guests whose devices live in `ringfence`, in all cases. QEMU and kernels are fetched where they are not cached.
 pub(crate) fn live(repo: &Repo) -> anyhow::Result<String> {
+    cases(repo, LIVE)
+}
+
+/// The same behind the para-virtual IOMMU; modules are built for the guests' kernels.
+pub(crate) fn pviommu(repo: &Repo) -> anyhow::Result<String> {
+    cases(repo, PVIOMMU)
+}
+
+fn cases(repo: &Repo, script: &str) -> anyhow::Result<String> {
     let ringfence = product::build(repo)?;
     let mut last = String::new();
-    let mut command = process::command(&repo.root, LIVE);
+    let mut command = process::command(&repo.root, script);
     command
         .env("RINGFENCE", ringfence)
         .env("GUEST_CACHE", repo.target_directory()?.join("guest"));
@@ -39,6 +49,7 @@ pub(crate) fn live(repo: &Repo) -> anyhow::Result<String> {
 pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     if options.live {
         live(repo)?;
+        pviommu(repo)?;
         return Ok(true);
     }
     println!(

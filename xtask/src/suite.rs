@@ -40,6 +40,7 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("exact instruction counts", instruction_counts),
         Step::new("documents that run", console::run),
         Step::new("guests", guest::live),
+        Step::new("guests behind the para-virtual IOMMU", guest::pviommu),
         Step::new("fuzz corpora", fuzz::corpora),
     ]);
     steps.push(Step::new("fuzzing", |repo| {

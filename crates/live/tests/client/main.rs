@@ -8,6 +8,7 @@ mod interrupts;
 mod links;
 mod memory;
 mod net;
+mod pviommu;
 mod rig;
 mod rings;
 mod sockets;

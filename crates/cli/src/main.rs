@@ -23,6 +23,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         // Its exit code is the guest's.
         Command::Guest(command) => commands::guest(&command),
+        Command::Serve(args) => commands::serve(&args),
         other => run(other).map(|()| ExitCode::SUCCESS),
     };
     match outcome {
@@ -42,10 +43,9 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Reproduce(args) => commands::reproduce(&args),
         Command::Diff(args) => commands::diff(&args),
         Command::Trace(command) => commands::trace(command),
-        Command::Serve(args) => commands::serve(&args),
         Command::Top(args) => commands::top(&args),
         Command::Device => commands::device(),
-        Command::Guest(_) => Ok(()),
+        Command::Guest(_) | Command::Serve(_) => Ok(()),
         Command::Calibrate(args) => commands::calibrate(&args),
         Command::Completions(args) => commands::completions(&args),
         Command::Man(args) => commands::man(&args),

@@ -1,12 +1,16 @@
 //! The devices of one guest, each on a socket and a thread of its own, and their counters on one more.
 
+mod rebuild;
+
 use std::fs::{self, File};
 use std::io;
 use std::num::NonZeroU16;
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use ringfence_softiommu::iotlb::IotlbLimits;
@@ -17,12 +21,13 @@ use crate::counters::{DeviceCounters, prometheus};
 use crate::dma::Direct;
 use crate::errant::{Errant, Misbehaviour, Tried};
 use crate::guest::{ForeignIommu, IOMMU, Machine, PVIOMMU, Slot};
+use crate::handover::{Attention, CONTROL, Limits, Offer, Offered, StateError, attend, offer};
 use crate::iommu::{Behind, Iommu, Recorder};
 use crate::isolate::{self, Front, Grants, Image, Program, Said};
 use crate::left_behind;
 use crate::link::{self, Address};
 use crate::pviommu::PvIommu;
-use crate::server::{Event, Report, Served, Stop, serve, serve_text};
+use crate::server::{Event, Post, Report, Served, Stop, serve_text};
 use crate::vhost_user::{self, Settings};
 use crate::virtio::blk::Blk;
 use crate::virtio::iommu::IommuDevice;
@@ -102,6 +107,32 @@ pub struct Daemon {
     threads: Vec<JoinHandle<io::Result<()>>>,
     sockets: Vec<PathBuf>,
     counters: Vec<Counted>,
+    /// The bells of the devices, by which they are asked to stand still.
+    bells: Vec<(&'static str, Attention)>,
+    /// What is to serve and does not yet.
+    ready: Vec<Ready>,
+    metrics: Option<UnixListener>,
+    control: Option<UnixListener>,
+    /// Another process has taken the devices over.
+    gone: Arc<AtomicBool>,
+}
+
+/// A thread that has not begun.
+struct Ready(Box<dyn FnOnce() -> io::Result<()> + Send>);
+
+impl std::fmt::Debug for Ready {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ready")
+    }
+}
+
+/// Why devices are no longer served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was told to stop.
+    Stopped,
+    /// Another process serves them now.
+    HandedOver,
 }
 
 const IOMMU_SLOT: Slot = Slot(3);
@@ -123,22 +154,7 @@ impl Daemon {
             move |error| (path, error)
         };
         devices.check().map_err(at(dir))?;
-        let mut daemon = Self {
-            machine: Machine {
-                dir: dir.to_owned(),
-                iommu: None,
-                foreign: devices.back_end,
-                devices: Vec::new(),
-                memory: MEMORY_MIB,
-                processors: 1,
-                counted: false,
-                extra: Vec::new(),
-            },
-            stop: Stop::new().map_err(at(dir))?,
-            threads: Vec::new(),
-            sockets: Vec::new(),
-            counters: Vec::new(),
-        };
+        let mut daemon = Self::empty(dir, devices.back_end).map_err(at(dir))?;
         let iommu = if devices.untranslated || devices.back_end.is_some() {
             None
         } else if devices.paravirtual {
@@ -191,7 +207,32 @@ impl Daemon {
             }
         }
         daemon.publish()?;
+        daemon.launch();
         Ok(daemon)
+    }
+
+    fn empty(dir: &Path, foreign: Option<ForeignIommu>) -> io::Result<Self> {
+        Ok(Self {
+            machine: Machine {
+                dir: dir.to_owned(),
+                iommu: None,
+                foreign,
+                devices: Vec::new(),
+                memory: MEMORY_MIB,
+                processors: 1,
+                counted: false,
+                extra: Vec::new(),
+            },
+            stop: Stop::new()?,
+            threads: Vec::new(),
+            sockets: Vec::new(),
+            counters: Vec::new(),
+            bells: Vec::new(),
+            ready: Vec::new(),
+            metrics: None,
+            control: None,
+            gone: Arc::default(),
+        })
     }
 
     fn count(&mut self, name: &'static str) -> Arc<DeviceCounters> {
@@ -303,21 +344,76 @@ impl Daemon {
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
-        let listener = self.listen(&self.machine.socket(name))?;
+        let path = self.machine.socket(name);
+        let post = Post::new(self.listen(&path)?, function);
+        let prepared = self.prepare(name, post, counters, log);
+        prepared.map_err(|error| (path, io::Error::other(error)))
+    }
+
+    /// Makes a thread ready that will serve.
+    fn prepare<F: Served + Send + 'static>(
+        &mut self,
+        name: &'static str,
+        post: Post<F>,
+        counters: Arc<DeviceCounters>,
+        log: &Log,
+    ) -> Result<(), StateError> {
+        let bell = Attention::new()?;
+        self.bells.push((name, bell.clone()));
         let (stop, log) = (self.stop.clone(), Arc::clone(log));
-        self.threads.push(thread::spawn(move || {
-            serve(&listener, function, &counters, &stop, |event| {
-                log(name, &event)
-            })
-        }));
+        self.ready.push(Ready(Box::new(move || {
+            attend(post, &bell, &counters, &stop, |event| log(name, &event))
+        })));
         Ok(())
     }
 
+    /// All that is ready begins.
+    fn launch(&mut self) {
+        let ready = std::mem::take(&mut self.ready);
+        let threads = ready.into_iter().map(|Ready(serve)| thread::spawn(serve));
+        self.threads.extend(threads);
+        if let Some(Ok(listener)) = self.metrics.as_ref().map(UnixListener::try_clone) {
+            let (stop, counters) = (self.stop.clone(), self.counters.clone());
+            self.threads.push(thread::spawn(move || {
+                serve_text(&listener, &stop, || text(&counters))
+            }));
+        }
+    }
+
     fn publish(&mut self) -> Result<(), (PathBuf, io::Error)> {
-        let listener = self.listen(&self.machine.dir.join(METRICS))?;
-        let (stop, counters) = (self.stop.clone(), self.counters.clone());
+        self.metrics = Some(self.listen(&self.machine.dir.join(METRICS))?);
+        Ok(())
+    }
+
+    /// From now on another process of the same user can take the devices over, at `control.sock` in the directory. Those behind an IOMMU of
+    /// QEMU's cannot be taken over.
+    ///
+    /// # Errors
+    /// What listening meets.
+    pub fn offer_hand_over(&mut self, limits: Limits, log: &Log) -> io::Result<()> {
+        let path = self.machine.dir.join(CONTROL);
+        if self.control.is_none() && self.machine.foreign.is_none() {
+            let listener = self.listen(&path).map_err(|(_, error)| error)?;
+            // Whoever is another user and was quick is turned away all the same.
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+            self.control = Some(listener);
+        }
+        let (Some(control), Some(metrics)) = (self.control.take(), self.metrics.take()) else {
+            return Ok(());
+        };
+        let offered = Offer {
+            control,
+            metrics: metrics.into(),
+            devices: self.bells.clone(),
+            limits,
+        };
+        let (stop, gone, log) = (self.stop.clone(), Arc::clone(&self.gone), Arc::clone(log));
         self.threads.push(thread::spawn(move || {
-            serve_text(&listener, &stop, || text(&counters))
+            let say = |why: &str| log("hand-over", &Event::Kept(why));
+            if offer(offered, &stop, say)? == Offered::Gone {
+                gone.store(true, Ordering::Release);
+            }
+            Ok(())
         }));
         Ok(())
     }
@@ -333,7 +429,7 @@ impl Daemon {
     }
 
     /// Waits until every thread has ended, which they do only after [`Stop::stop`] or an error.
-    pub fn join(mut self) -> io::Result<()> {
+    pub fn join(mut self) -> io::Result<Ended> {
         let mut result = Ok(());
         for thread in self.threads.drain(..) {
             let ended = thread
@@ -343,10 +439,14 @@ impl Daemon {
                 result = ended;
             }
         }
+        // They are the other process's.
+        if self.gone.load(Ordering::Acquire) {
+            return result.map(|()| Ended::HandedOver);
+        }
         for socket in &self.sockets {
             let _ = fs::remove_file(socket);
         }
-        result
+        result.map(|()| Ended::Stopped)
     }
 
     /// What makes it end.

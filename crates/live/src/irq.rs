@@ -1,9 +1,11 @@
 //! MSI-X vectors: eventfds that the client has handed over.
 
+use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::handover::StateError;
 use crate::session::{ERROR_IRQ, FunctionError, MSIX_IRQ};
 use crate::wire::{IrqAction, IrqData, SetIrqs};
 
@@ -21,6 +23,30 @@ impl Vectors {
         Self {
             events: (0..count).map(|_| None).collect(),
         }
+    }
+
+    /// The descriptors, for another process.
+    ///
+    /// # Errors
+    /// If the host has no descriptors left.
+    pub(crate) fn save(&self) -> io::Result<Vec<Option<OwnedFd>>> {
+        let clone = |event: &Option<OwnedFd>| event.as_ref().map(OwnedFd::try_clone).transpose();
+        self.events.iter().map(clone).collect()
+    }
+
+    /// Takes as many as there are vectors, each an eventfd.
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    pub(crate) fn restore(&mut self, events: Vec<Option<OwnedFd>>) -> Result<(), StateError> {
+        if events.len() != self.events.len() {
+            return Err(StateError::Register { what: "vectors" });
+        }
+        if !events.iter().flatten().all(is_eventfd) {
+            return Err(StateError::NotA { what: "eventfd" });
+        }
+        self.events = events;
+        Ok(())
     }
 
     pub(crate) fn count(&self) -> u32 {

@@ -10,6 +10,7 @@ pub mod daemon;
 pub mod dma;
 pub mod errant;
 pub mod guest;
+pub mod handover;
 pub mod iommu;
 mod irq;
 pub mod isolate;

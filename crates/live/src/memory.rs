@@ -5,13 +5,18 @@
 //! file, such as ROMs, and ranges that a device may not write are known and not reachable.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_types::IovaRange;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap, MmapRegion,
+};
 
+use crate::handover::RangeState;
 use crate::wire::errno;
 
 /// Most ranges that one client may map. Announced as `max_dma_maps`.
@@ -147,6 +152,50 @@ impl GuestRam {
         };
         self.ranges.push((range, reach));
         Ok(())
+    }
+
+    /// What another process needs to map the same.
+    ///
+    /// # Errors
+    /// If the host has no descriptors left.
+    pub(crate) fn save(&self) -> io::Result<Vec<RangeState>> {
+        let ranges = self.ranges.iter().map(|(range, reach)| {
+            let start = GuestAddress(range.start().get());
+            let file = self.memory.find_region(start);
+            let file = file.and_then(|region| region.file_offset());
+            // Known and out of reach: there is no file, or none of its own.
+            let file = file.filter(|_| *reach == Reach::Mapped);
+            Ok(RangeState {
+                range: *range,
+                offset: file.map_or(0, FileOffset::start),
+                file: file
+                    .map(|file| file.file().as_fd().try_clone_to_owned())
+                    .transpose()?,
+            })
+        });
+        ranges.collect()
+    }
+
+    /// Maps what another process had mapped, under the same conditions.
+    ///
+    /// # Errors
+    /// [`MemoryError`].
+    pub(crate) fn restore(ranges: Vec<RangeState>) -> Result<Self, MemoryError> {
+        let mut ram = Self::default();
+        for RangeState {
+            range,
+            offset,
+            file,
+        } in ranges
+        {
+            let source = Source {
+                file,
+                offset,
+                accessible: true,
+            };
+            ram.map(range, source)?;
+        }
+        Ok(ram)
     }
 
     fn with_mapped(

@@ -14,6 +14,7 @@ use rustix::net::{
 
 use crate::counters::DeviceCounters;
 use crate::errant::Tried;
+use crate::handover::{FunctionState, Own, Unmovable};
 use crate::isolate::Breach;
 use crate::session::{Function, Session};
 use crate::virtio::{Awaited, QueueBroken};
@@ -69,6 +70,8 @@ pub enum Event<'a> {
     Errant(&'a Tried),
     /// The device's process was ended; the device is broken.
     Ended(&'a Breach),
+    /// Another process asked for the devices, and they stayed: why.
+    Kept(&'a str),
     /// The client has gone.
     Disconnected,
 }
@@ -78,6 +81,19 @@ pub type Report = Arc<dyn Fn(&Event<'_>) + Send + Sync>;
 
 /// A function that also waits for something of the host's.
 pub trait Served: Function {
+    /// Its registers and what only it has, for another process.
+    ///
+    /// # Errors
+    /// It cannot be handed over.
+    fn save(&self) -> Result<(FunctionState, Own), Unmovable> {
+        Err(Unmovable::Keeps("a function of this kind"))
+    }
+
+    /// Requests it has completed.
+    fn completed(&self) -> u64 {
+        0
+    }
+
     /// What to wait for beside messages.
     fn waits_for(&self) -> Option<Awaited<'_>> {
         None
@@ -101,24 +117,126 @@ pub trait Served: Function {
 /// What listening or waiting meets. What a client does wrong is no error: it is reported and at worst ends its connection.
 pub fn serve<F: Served>(
     listener: &UnixListener,
-    mut function: F,
+    function: F,
     counters: &DeviceCounters,
     stop: &Stop,
-    mut report: impl FnMut(Event<'_>),
+    report: impl FnMut(Event<'_>),
 ) -> io::Result<()> {
-    while !wait(Some(listener.as_fd()), None, stop, false)?.stop {
-        let (stream, _) = listener.accept()?;
-        report(Event::Connected);
-        let mut session = Session::new(function);
-        let end = converse(&stream, &mut session, counters, stop, &mut report);
-        function = session.end();
-        report(Event::Disconnected);
-        match end {
-            Ok(true) | Err(_) => {}
-            Ok(false) => return Ok(()),
+    let mut post = Post::new(listener.try_clone()?, function);
+    post.serve(counters, stop, None, report).map(drop)
+}
+
+/// A function, where it listens, and the client it has.
+#[derive(Debug)]
+pub(crate) struct Post<F> {
+    listener: UnixListener,
+    talk: Talk<F>,
+}
+
+#[derive(Debug)]
+enum Talk<F> {
+    Alone(F),
+    With(Box<Conversation<F>>),
+    /// The function was lost to an error.
+    Ended,
+}
+
+/// What there is of a client between two messages.
+#[derive(Debug)]
+pub(crate) struct Conversation<F> {
+    pub(crate) stream: UnixStream,
+    pub(crate) session: Session<F>,
+    pub(crate) inbox: Inbox,
+}
+
+/// Why serving ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pause {
+    /// Told to stop.
+    Stop,
+    /// The bell rings: it can be gone on with.
+    Bell,
+}
+
+impl<F: Served> Post<F> {
+    pub(crate) fn new(listener: UnixListener, function: F) -> Self {
+        let talk = Talk::Alone(function);
+        Self { listener, talk }
+    }
+
+    /// Goes on with a client.
+    pub(crate) fn with(listener: UnixListener, conversation: Conversation<F>) -> Self {
+        let talk = Talk::With(Box::new(conversation));
+        Self { listener, talk }
+    }
+
+    pub(crate) fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// The function, if there is no client.
+    pub(crate) fn alone(&self) -> Option<&F> {
+        match &self.talk {
+            Talk::Alone(function) => Some(function),
+            _ => None,
         }
     }
-    Ok(())
+
+    /// The client, if there is one.
+    pub(crate) fn conversation(&self) -> Option<&Conversation<F>> {
+        match &self.talk {
+            Talk::With(conversation) => Some(conversation),
+            _ => None,
+        }
+    }
+
+    /// Serves until told to stop, or called at the end of a turn: then no request is half done.
+    ///
+    /// # Errors
+    /// What listening or waiting meets.
+    pub(crate) fn serve(
+        &mut self,
+        counters: &DeviceCounters,
+        stop: &Stop,
+        bell: Option<BorrowedFd<'_>>,
+        mut report: impl FnMut(Event<'_>),
+    ) -> io::Result<Pause> {
+        loop {
+            match &mut self.talk {
+                Talk::Ended => return Ok(Pause::Stop),
+                Talk::Alone(_) => {
+                    let listener = Some(self.listener.as_fd());
+                    let woken = wait_or_bell(listener, None, stop, bell, false)?;
+                    if let Some(pause) = woken.pause() {
+                        return Ok(pause);
+                    }
+                    let (stream, _) = self.listener.accept()?;
+                    report(Event::Connected);
+                    if let Talk::Alone(function) = std::mem::replace(&mut self.talk, Talk::Ended) {
+                        self.talk = Talk::With(Box::new(Conversation {
+                            stream,
+                            session: Session::new(function),
+                            inbox: Inbox::default(),
+                        }));
+                    }
+                }
+                Talk::With(conversation) => {
+                    let end = conversation.go_on(counters, stop, bell, &mut report);
+                    if let Ok(Some(Pause::Bell)) = end {
+                        return Ok(Pause::Bell);
+                    }
+                    if let Talk::With(conversation) = std::mem::replace(&mut self.talk, Talk::Ended)
+                    {
+                        self.talk = Talk::Alone(conversation.session.end());
+                    }
+                    report(Event::Disconnected);
+                    if let Ok(Some(pause)) = end {
+                        return Ok(pause);
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Answers whoever connects with a text of that moment, until told to stop.
@@ -139,51 +257,58 @@ pub fn serve_text(
     Ok(())
 }
 
-/// Until the client goes (true) or the stop comes (false).
-fn converse<F: Served>(
-    stream: &UnixStream,
-    session: &mut Session<F>,
-    counters: &DeviceCounters,
-    stop: &Stop,
-    report: &mut impl FnMut(Event<'_>),
-) -> io::Result<bool> {
-    let mut inbox = Inbox::default();
-    loop {
-        let function = session.function();
-        let unfinished = function.unfinished();
-        let woken = wait(Some(stream.as_fd()), function.waits_for(), stop, unfinished)?;
-        if woken.stop {
-            return Ok(false);
-        }
-        // Neither keeps the other waiting: a flood of packets the driver's registers, or a flood of doorbells the packets.
-        if woken.extra {
-            function.came();
-        }
-        if unfinished {
-            function.go_on();
-        }
-        if !woken.main {
-            continue;
-        }
-        let message = match receive(stream, &mut inbox)? {
-            Received::Message(message) => message,
-            Received::Part => continue,
-            Received::End => return Ok(true),
-            Received::Lost(error) => {
-                report(Event::Closed(&error));
-                return Ok(true);
+impl<F: Served> Conversation<F> {
+    /// Until the client goes (none), or a pause comes.
+    fn go_on(
+        &mut self,
+        counters: &DeviceCounters,
+        stop: &Stop,
+        bell: Option<BorrowedFd<'_>>,
+        report: &mut impl FnMut(Event<'_>),
+    ) -> io::Result<Option<Pause>> {
+        let Self {
+            stream,
+            session,
+            inbox,
+        } = self;
+        loop {
+            let function = session.function();
+            let unfinished = function.unfinished();
+            let (main, extra) = (Some(stream.as_fd()), function.waits_for());
+            let woken = wait_or_bell(main, extra, stop, bell, unfinished)?;
+            if let Some(pause) = woken.pause() {
+                return Ok(Some(pause));
             }
-        };
-        counters.messages.add(1);
-        let outcome = session.handle(message);
-        if let Some(refusal) = &outcome.refusal {
-            counters.refused.add(1);
-            report(Event::Refused(refusal));
-        }
-        if let Some(reply) = outcome.reply
-            && !answer(stream, &reply, stop)?
-        {
-            return Ok(false);
+            // Neither keeps the other waiting: a flood of packets the driver's registers, or a flood of doorbells the packets.
+            if woken.extra {
+                function.came();
+            }
+            if unfinished {
+                function.go_on();
+            }
+            if !woken.main {
+                continue;
+            }
+            let message = match receive(stream, inbox)? {
+                Received::Message(message) => message,
+                Received::Part => continue,
+                Received::End => return Ok(None),
+                Received::Lost(error) => {
+                    report(Event::Closed(&error));
+                    return Ok(None);
+                }
+            };
+            counters.messages.add(1);
+            let outcome = session.handle(message);
+            if let Some(refusal) = &outcome.refusal {
+                counters.refused.add(1);
+                report(Event::Refused(refusal));
+            }
+            if let Some(reply) = outcome.reply
+                && !answer(stream, &reply, stop)?
+            {
+                return Ok(Some(Pause::Stop));
+            }
         }
     }
 }
@@ -216,6 +341,14 @@ pub(crate) struct Woken {
     pub(crate) stop: bool,
     pub(crate) main: bool,
     pub(crate) extra: bool,
+    bell: bool,
+}
+
+impl Woken {
+    fn pause(self) -> Option<Pause> {
+        let bell = self.bell.then_some(Pause::Bell);
+        if self.stop { Some(Pause::Stop) } else { bell }
+    }
 }
 
 /// `busy`: there is other work to do, so only look.
@@ -225,8 +358,19 @@ pub(crate) fn wait(
     stop: &Stop,
     busy: bool,
 ) -> io::Result<Woken> {
+    wait_or_bell(main, extra, stop, None, busy)
+}
+
+fn wait_or_bell(
+    main: Option<BorrowedFd<'_>>,
+    extra: Option<Awaited<'_>>,
+    stop: &Stop,
+    bell: Option<BorrowedFd<'_>>,
+    busy: bool,
+) -> io::Result<Woken> {
     let mut fds = vec![PollFd::new(&*stop.0, PollFlags::IN)];
     fds.extend(main.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+    fds.extend(bell.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     if let Some(Awaited { fd, input, output }) = extra {
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::IN, input);
@@ -243,11 +387,14 @@ pub(crate) fn wait(
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
         }
-        let came = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+        // In the order in which they were put there.
+        let mut came = fds.iter().map(|fd| !fd.revents().is_empty());
+        let mut next = |asked: bool| asked && came.next().unwrap_or(false);
         return Ok(Woken {
-            stop: came(0),
-            main: main.is_some() && came(1),
-            extra: came(1 + usize::from(main.is_some())),
+            stop: next(true),
+            main: next(main.is_some()),
+            bell: next(bell.is_some()),
+            extra: next(true),
         });
     }
 }

@@ -188,6 +188,26 @@ impl<F: Function> Session<F> {
         }
     }
 
+    /// Goes on with a conversation that another process has begun: what was agreed on, and the memory.
+    pub(crate) fn resume(mut function: F, ram: GuestRam, agreed: bool) -> Self {
+        function.memory_changed(ram.memory());
+        Self {
+            function,
+            ram,
+            agreed,
+        }
+    }
+
+    /// Whether the version was agreed on, and the memory.
+    pub(crate) fn agreement(&self) -> (bool, &GuestRam) {
+        (self.agreed, &self.ram)
+    }
+
+    /// The function, to look at.
+    pub(crate) fn served(&self) -> &F {
+        &self.function
+    }
+
     /// The function.
     pub fn function(&mut self) -> &mut F {
         &mut self.function

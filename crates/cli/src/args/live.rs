@@ -20,7 +20,9 @@ Each device listens on a socket of its own in the directory, for QEMU's vfio-use
 are printed; the kernel, its user space and a console are yours to add. The guest's kernel needs virtio-iommu and VIOT (Debian's since \
 6.12). Counters in Prometheus's text format can be read from metrics.sock.
 
-Ends with Ctrl-C.";
+Another process can take the devices over while the guest runs (--take-over): the guest sees a pause, and nothing else.
+
+Ends with Ctrl-C. Exit codes: 0 done, 1 error, 2 wrong usage, 4 another process has the devices.";
 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
@@ -31,6 +33,19 @@ pub(crate) struct ServeArgs {
     /// The IOMMU is the para-virtual one; the guest needs its module (`guest prepare --module pviommu`)
     #[arg(long, conflicts_with = "no_iommu")]
     pub pviommu: bool,
+    /// Take the devices over that another `serve` has in the directory, while their guest runs; the other one ends with exit code 4
+    #[arg(long, conflicts_with_all = [
+        "pviommu", "blk", "read_only", "rng", "net", "errant", "requests", "no_iommu", "vhost_user", "misanswer", "isolate", "memory", "cpus",
+    ])]
+    pub take_over: bool,
+    /// Before the other one is stopped: copy, and rebuild, the devices while they work until they have completed this many requests
+    #[arg(
+        long,
+        value_name = "REQUESTS",
+        default_value_t = 0,
+        requires = "take_over"
+    )]
+    pub copy_until: u64,
     /// The devices.
     #[command(flatten)]
     pub devices: DeviceArgs,

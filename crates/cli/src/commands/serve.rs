@@ -3,9 +3,11 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Arc;
 
-use ringfence_live::daemon::{Daemon, Devices, Log};
+use ringfence_live::daemon::{Daemon, Devices, Ended, Log};
+use ringfence_live::handover::Limits;
 use ringfence_live::isolate::{Program, simulate};
 use ringfence_live::server::Event;
 
@@ -13,21 +15,67 @@ use crate::args::{DeviceArgs, ServeArgs};
 use crate::failure::Failure;
 use crate::output::print;
 
-/// Serves until Ctrl-C.
-pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
+/// Exit code when another process has taken the devices over.
+const HANDED_OVER: u8 = 4;
+
+/// Serves until Ctrl-C, or until another process does.
+pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
+    let daemon = if args.take_over {
+        take_over(args)?
+    } else {
+        begin(args)?
+    };
+    match daemon.join().map_err(Failure::io(&args.dir))? {
+        Ended::Stopped => Ok(ExitCode::SUCCESS),
+        Ended::HandedOver => {
+            eprintln!("ringfence: another process has the devices");
+            Ok(ExitCode::from(HANDED_OVER))
+        }
+    }
+}
+
+fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
     fs::create_dir_all(&args.dir).map_err(Failure::io(&args.dir))?;
     let mut devices = devices(&args.devices, args.devices.blk.as_deref())?;
     devices.paravirtual = args.pviommu;
     let mut daemon = start(&args.dir, &devices, &args.devices)?;
-    let stop = daemon.stopper();
-    ctrlc::set_handler(move || stop.stop())
-        .map_err(|e| Failure::io("Ctrl-C".as_ref())(io::Error::other(e)))?;
+    let offered = daemon.offer_hand_over(Limits::default(), &log());
+    offered.map_err(Failure::io(&args.dir))?;
+    stop_with_ctrl_c(&daemon)?;
     let arguments = daemon.machine().device_arguments()?;
     let words: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
     let lines: Vec<String> = words.chunks(2).map(|pair| pair.join(" ")).collect();
     eprintln!("ringfence: serving; arguments for QEMU:");
     print(&format!("{}\n", lines.join(" \\\n")))?;
-    daemon.join().map_err(Failure::io(&args.dir))
+    Ok(daemon)
+}
+
+fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
+    let taken = Daemon::take_over(&args.dir, args.copy_until, &log());
+    let (daemon, taken) = taken.map_err(|(path, error)| Failure::Io {
+        path,
+        source: io::Error::other(error),
+    })?;
+    stop_with_ctrl_c(&daemon)?;
+    print(&format!(
+        "taken over: {} copies in {} us while {} requests were completed; then {} us without devices: {} to stop and copy {} bytes, {} to \
+         rebuild, {} to let go\n",
+        taken.copies,
+        taken.copying.as_micros(),
+        taken.meanwhile,
+        taken.pause.as_micros(),
+        taken.stopping.as_micros(),
+        taken.bytes,
+        taken.rebuilding.as_micros(),
+        (taken.pause - taken.stopping - taken.rebuilding).as_micros(),
+    ))?;
+    Ok(daemon)
+}
+
+fn stop_with_ctrl_c(daemon: &Daemon) -> Result<(), Failure> {
+    let stop = daemon.stopper();
+    ctrlc::set_handler(move || stop.stop())
+        .map_err(|e| Failure::io("Ctrl-C".as_ref())(io::Error::other(e)))
 }
 
 /// Is a device, for the process whose socket is standard input.
@@ -59,7 +107,16 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<Devices,
 
 /// Starts them; what they refuse goes to standard error.
 pub(super) fn start(dir: &Path, devices: &Devices, args: &DeviceArgs) -> Result<Daemon, Failure> {
-    let log: Log = Arc::new(|device, event| match event {
+    let started = Daemon::start(dir, devices, &log());
+    let mut daemon = started.map_err(|(path, source)| Failure::Io { path, source })?;
+    daemon.machine().memory = args.memory;
+    daemon.machine().processors = args.cpus;
+    Ok(daemon)
+}
+
+/// To standard error.
+fn log() -> Log {
+    Arc::new(|device, event| match event {
         Event::Refused(refusal) => eprintln!("ringfence: {device}: refused: {refusal}"),
         Event::Closed(error) => eprintln!("ringfence: {device}: connection closed: {error}"),
         Event::Broken(broken) => eprintln!("ringfence: {device}: {broken}"),
@@ -67,13 +124,9 @@ pub(super) fn start(dir: &Path, devices: &Devices, args: &DeviceArgs) -> Result<
         Event::Ended(breach) => {
             eprintln!("ringfence: {device}: its process was ended: it {breach}")
         }
+        Event::Kept(why) => eprintln!("ringfence: the devices stay here: {why}"),
         Event::Connected | Event::Disconnected => {}
-    });
-    let started = Daemon::start(dir, devices, &log);
-    let mut daemon = started.map_err(|(path, source)| Failure::Io { path, source })?;
-    daemon.machine().memory = args.memory;
-    daemon.machine().processors = args.cpus;
-    Ok(daemon)
+    })
 }
 
 /// For a shell.

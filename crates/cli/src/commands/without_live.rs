@@ -6,7 +6,7 @@ use crate::args::{GuestCommand, ServeArgs, TopArgs};
 use crate::failure::Failure;
 
 /// Says what to build.
-pub(crate) fn serve(_: &ServeArgs) -> Result<(), Failure> {
+pub(crate) fn serve(_: &ServeArgs) -> Result<ExitCode, Failure> {
     Err(Failure::NotBuilt)
 }
 

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ringfence_softiommu::{IommuError, IommuSink, Limits};
 use ringfence_types::{DeviceId, Iova, IovaRange};
 use ringfence_virtio_iommu::{
-    Denied, Device, EndpointError, EndpointId, Options, Reserved, ReservedKind,
+    Denied, Device, EndpointError, EndpointId, Options, Reserved, ReservedKind, SnapshotError,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
@@ -156,6 +156,14 @@ impl Iommu {
         ))
     }
 
+    /// Takes over what another process's IOMMU held. All endpoints have been added, and the guest's memory is here.
+    ///
+    /// # Errors
+    /// Nothing of it was taken over.
+    pub(crate) fn restore(&self, snapshot: &[u8]) -> Result<(), SnapshotError> {
+        self.unit().restore(snapshot)
+    }
+
     /// What the IOMMU itself reaches memory through: directly. The memory that its client shares is the guest's.
     pub fn memory(&self) -> GuestDma {
         GuestDma {
@@ -179,6 +187,11 @@ impl Iommu {
         unit.report(denied);
         drop(unit);
         self.shared.counters.faults.add(1);
+        self.look_again();
+    }
+
+    /// There may be faults that the driver has not been told of.
+    pub(crate) fn look_again(&self) {
         let _ = rustix::io::write(&self.shared.faults, &1u64.to_ne_bytes());
     }
 

@@ -1,6 +1,7 @@
 //! Configuration space: a header of type 0, MSI-X, and virtio's five capabilities (virtio 1.2, section 4.1.4).
 
 use super::layout;
+use crate::handover::StateError;
 use crate::wire::fields::{copy_part, u32_at};
 
 /// Bytes of a conventional configuration space.
@@ -147,6 +148,28 @@ impl ConfigSpace {
         for ((byte, mask), new) in registers.zip(data) {
             *byte = (*byte & !mask) | (new & mask);
         }
+    }
+
+    pub(crate) fn save(&self) -> [u8; CONFIG_BYTES] {
+        self.bytes
+    }
+
+    /// Takes over what can be written; the rest has to be what it is here.
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    pub(crate) fn restore(&mut self, bytes: [u8; CONFIG_BYTES]) -> Result<(), StateError> {
+        let fixed = self.bytes.iter().zip(&bytes).zip(&self.writable);
+        if fixed
+            .into_iter()
+            .any(|((own, new), mask)| (own ^ new) & !mask != 0)
+        {
+            return Err(StateError::Register {
+                what: "configuration space",
+            });
+        }
+        self.bytes = bytes;
+        Ok(())
     }
 
     /// The part of the BAR that the window shows, if it shows any.

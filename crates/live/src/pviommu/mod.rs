@@ -94,6 +94,11 @@ impl PvIommu {
         }
         drop(unit);
         self.shared.counters.faults.add(1);
+        self.look_again();
+    }
+
+    /// There may be events that the driver has not been told of.
+    pub(crate) fn look_again(&self) {
         let _ = rustix::io::write(&self.shared.events, &1u64.to_ne_bytes());
     }
 

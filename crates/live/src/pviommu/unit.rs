@@ -1,5 +1,7 @@
 //! The backend over the software IOMMU: a domain for each device, and the guest's memory as its client shares it.
 
+mod records;
+
 use std::collections::VecDeque;
 
 use ringfence_pviommu::backend::{

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::sync::Arc;
 
 use virtio_queue::Queue;
@@ -17,6 +17,7 @@ use super::{Device, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::errant::Misbehaviour;
+use crate::handover::{Own, StateError, Unmovable};
 use crate::wire::fields::{copy_part, u32_at, u64_at};
 
 /// Bytes of a sector, whatever the disk's blocks.
@@ -79,6 +80,31 @@ impl Blk {
     /// What it keeps its data in.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// The disk that another process had over `file`, as large as the driver knows it.
+    ///
+    /// # Errors
+    /// The file is no file or block device, or shorter.
+    pub(crate) fn restore(
+        file: File,
+        read_only: bool,
+        sectors: u64,
+        counters: Arc<DeviceCounters>,
+    ) -> Result<Self, StateError> {
+        let kind = file.metadata()?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(StateError::NotA { what: "disk" });
+        }
+        let mut disk = Self::new(file, read_only, counters)?;
+        if disk.sectors < sectors {
+            return Err(StateError::BadValue {
+                what: "sectors",
+                value: sectors,
+            });
+        }
+        disk.sectors = sectors;
+        Ok(disk)
     }
 
     /// Makes it misbehave, to see what stops it.
@@ -248,6 +274,17 @@ impl Device for Blk {
 
     fn activate(&mut self, features: u64) {
         self.write_through = features & F_FLUSH == 0;
+    }
+
+    fn save(&self) -> Result<Own, Unmovable> {
+        if self.misbehaviour.is_some() {
+            return Err(Unmovable::Keeps("a disk that misbehaves"));
+        }
+        Ok(Own::Blk {
+            file: self.file.try_clone()?.into(),
+            read_only: self.read_only,
+            sectors: self.sectors,
+        })
     }
 
     fn process<A: Dma>(

@@ -3,6 +3,7 @@
 use virtio_queue::{Queue, QueueT};
 
 use super::{F_ACCESS_PLATFORM, F_VERSION_1};
+use crate::handover::{CommonState, QueueSlot, StateError};
 use crate::irq::NO_VECTOR;
 use crate::pci::layout::COMMON_BYTES;
 use crate::wire::fields::{copy_part, u16_at, u32_at};
@@ -81,9 +82,90 @@ impl Common {
         *self = Self::new(offered, &sizes);
     }
 
+    /// What a driver has set, and how far the queues are.
+    pub(crate) fn save(&self) -> CommonState {
+        let queues = self.slots.iter().map(|slot| QueueSlot {
+            queue: slot.queue.state(),
+            vector: slot.vector,
+            unfinished: slot.unfinished,
+        });
+        CommonState {
+            offered: self.offered,
+            accepted: self.accepted,
+            offered_select: self.offered_select,
+            accepted_select: self.accepted_select,
+            config_vector: self.config_vector,
+            status: self.status,
+            selected: self.selected,
+            queues: queues.collect(),
+        }
+    }
+
+    /// Goes on where another device of the same kind was, if a driver could have brought it there. `has` says which vectors there are.
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    pub(crate) fn restore(
+        &mut self,
+        state: &CommonState,
+        has: impl Fn(u16) -> bool,
+    ) -> Result<(), StateError> {
+        let register = |what| StateError::Register { what };
+        let is_vector = |vector: u16| vector == NO_VECTOR || has(vector);
+        if state.offered != self.offered || state.accepted & !self.offered != 0 {
+            return Err(register("features"));
+        }
+        let known = ACKNOWLEDGE | DRIVER | DRIVER_OK | FEATURES_OK | NEEDS_RESET | FAILED;
+        let agreed = state.status & FEATURES_OK != 0;
+        if state.status & !known != 0 || (state.status & DRIVER_OK != 0 && !agreed) {
+            return Err(register("status"));
+        }
+        if !is_vector(state.config_vector) {
+            return Err(register("configuration's vector"));
+        }
+        if state.queues.len() != self.slots.len() {
+            return Err(register("number of queues"));
+        }
+        let mut slots = Vec::new();
+        for (slot, new) in self.slots.iter().zip(&state.queues) {
+            if new.queue.max_size != slot.queue.max_size() || !is_vector(new.vector) {
+                return Err(register("queue"));
+            }
+            let event_idx = state.accepted & super::F_EVENT_IDX != 0;
+            if new.queue.ready && (!agreed || new.queue.event_idx_enabled != event_idx) {
+                return Err(register("ready queue"));
+            }
+            slots.push(Slot {
+                queue: Queue::try_from(new.queue).map_err(|_| register("queue's addresses"))?,
+                vector: new.vector,
+                unfinished: new.unfinished,
+            });
+        }
+        let restored = Self {
+            offered: state.offered,
+            accepted: state.accepted,
+            offered_select: state.offered_select,
+            accepted_select: state.accepted_select,
+            config_vector: state.config_vector,
+            status: state.status,
+            selected: state.selected,
+            slots,
+        };
+        if agreed && !restored.acceptable() {
+            return Err(register("accepted features"));
+        }
+        *self = restored;
+        Ok(())
+    }
+
     /// What both sides have agreed on.
     pub(crate) fn features(&self) -> u64 {
         self.accepted
+    }
+
+    /// Whether the driver has begun.
+    pub(crate) fn begun(&self) -> bool {
+        self.status & DRIVER_OK != 0
     }
 
     /// Whether the device may work.

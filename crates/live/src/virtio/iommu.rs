@@ -12,6 +12,7 @@ use vm_memory::GuestMemory;
 use super::{Awaited, Device, QueueBroken, Turn};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
+use crate::handover::{Own, Unmovable};
 use crate::iommu::{Iommu, Recorder};
 
 const REQUESTS: usize = 0;
@@ -70,6 +71,20 @@ impl Device for IommuDevice {
 
     fn activate(&mut self, features: u64) {
         self.iommu.unit().accept_features(features);
+    }
+
+    fn save(&self) -> Result<Own, Unmovable> {
+        if self.recorder.is_some() {
+            return Err(Unmovable::Keeps("an IOMMU whose requests are written down"));
+        }
+        Ok(Own::Iommu {
+            snapshot: self.iommu.unit().snapshot(),
+        })
+    }
+
+    /// What was agreed on stands in the snapshot. Whether a fault waits for the driver is seen by looking.
+    fn resume(&mut self, _features: u64) {
+        self.iommu.look_again();
     }
 
     fn reset(&mut self) {

@@ -15,6 +15,7 @@ use std::os::fd::BorrowedFd;
 use virtio_queue::Queue;
 
 use crate::dma::Dma;
+use crate::handover::{Own, Unmovable};
 
 pub use transport::VirtioPci;
 pub use turn::{Done, Turn, serve_chains};
@@ -78,6 +79,19 @@ pub trait Device {
 
     /// The driver has agreed on these features and begins.
     fn activate(&mut self, _features: u64) {}
+
+    /// What another process needs to be this device, beside the registers.
+    ///
+    /// # Errors
+    /// It cannot be handed over.
+    fn save(&self) -> Result<Own, Unmovable> {
+        Err(Unmovable::Keeps("a device of this kind"))
+    }
+
+    /// Another process's device had been [`activate`](Self::activate)d on these features; this one goes on.
+    fn resume(&mut self, features: u64) {
+        self.activate(features);
+    }
 
     /// Back to the beginning.
     fn reset(&mut self) {}

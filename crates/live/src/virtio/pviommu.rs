@@ -11,6 +11,7 @@ use super::turn::{Done, Turn, serve_chains};
 use super::{Awaited, Device, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
+use crate::handover::{Own, Unmovable};
 use crate::pviommu::PvIommu;
 use crate::virtio::chain::Chain;
 use crate::wire::fields::{copy_part, u32_at};
@@ -198,6 +199,18 @@ impl Device for PvIommuDevice {
 
     fn activate(&mut self, _features: u64) {
         self.iommu.unit().start();
+    }
+
+    fn save(&self) -> Result<Own, Unmovable> {
+        if self.misanswer.is_some() {
+            return Err(Unmovable::Keeps("an IOMMU that answers wrongly"));
+        }
+        self.iommu.unit().save().map(Own::PvIommu)
+    }
+
+    /// What the driver has mapped stands in the records. Whether an event waits for the driver is seen by looking.
+    fn resume(&mut self, _features: u64) {
+        self.iommu.look_again();
     }
 
     fn reset(&mut self) {

@@ -9,6 +9,7 @@ use super::turn::{Done, Turn, serve_chains};
 use super::{Device, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
+use crate::handover::{Own, Unmovable};
 
 /// Most random bytes for one request.
 const MAX_BYTES: usize = 4096;
@@ -40,6 +41,10 @@ impl Device for Rng {
 
     fn read_config(&self, _offset: usize, data: &mut [u8]) {
         data.fill(0);
+    }
+
+    fn save(&self) -> Result<Own, Unmovable> {
+        Ok(Own::Rng)
     }
 
     fn process<A: Dma>(

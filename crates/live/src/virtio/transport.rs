@@ -8,6 +8,7 @@ use super::{
 };
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
+use crate::handover::{FunctionState, Own, StateError, Unmovable};
 use crate::irq::Vectors;
 use crate::pci::{ConfigSpace, Identity, WINDOW_DATA, layout};
 use crate::server::Served;
@@ -67,6 +68,28 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
     /// The device itself.
     pub fn device(&mut self) -> &mut D {
         &mut self.device
+    }
+
+    /// Goes on where another of the same kind was. What only the device has is there already.
+    ///
+    /// # Errors
+    /// The function may not be used.
+    pub(crate) fn restore(&mut self, state: FunctionState) -> Result<(), StateError> {
+        if state.isr & !(ISR_QUEUE | ISR_CONFIG) != 0 {
+            return Err(StateError::Register {
+                what: "interrupt status",
+            });
+        }
+        let vectors = &self.vectors;
+        self.common
+            .restore(&state.common, |vector| vectors.has(vector))?;
+        self.config.restore(state.config)?;
+        self.vectors.restore(state.vectors)?;
+        self.isr = state.isr;
+        if self.common.begun() {
+            self.device.resume(self.common.features());
+        }
+        Ok(())
     }
 
     /// Lets the device work on queue `index`, as when the driver rings.
@@ -252,6 +275,20 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
 }
 
 impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
+    fn save(&self) -> Result<(FunctionState, Own), Unmovable> {
+        let state = FunctionState {
+            config: self.config.save(),
+            isr: self.isr,
+            vectors: self.vectors.save()?,
+            common: self.common.save(),
+        };
+        Ok((state, self.device.save()?))
+    }
+
+    fn completed(&self) -> u64 {
+        self.counters.requests.get()
+    }
+
     fn waits_for(&self) -> Option<Awaited<'_>> {
         // Whoever does not run has nowhere to put what comes.
         self.common.running().then(|| self.device.waits_for())?

@@ -124,3 +124,20 @@ impl<H: Framed> Assembly<H> {
         }))
     }
 }
+
+impl Inbox {
+    /// The part of a message that has come: its bytes, its descriptors, and whether there were too many of these.
+    pub(crate) fn part(&self) -> (&[u8], &[OwnedFd], bool) {
+        (&self.bytes, &self.fds, self.too_many_fds)
+    }
+
+    /// Goes on with a part that another has read. None: it is no part of a message, but a whole one, or none.
+    pub(crate) fn with_part(bytes: &[u8], fds: Vec<OwnedFd>, too_many_fds: bool) -> Option<Self> {
+        let mut inbox = Self::default();
+        if bytes.is_empty() && (!fds.is_empty() || too_many_fds) {
+            return None;
+        }
+        let whole = inbox.take(bytes, fds, too_many_fds).ok()?;
+        whole.is_none().then_some(inbox)
+    }
+}

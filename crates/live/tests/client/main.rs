@@ -3,6 +3,7 @@
 
 mod disk;
 mod guest;
+mod handover;
 mod hostile;
 mod interrupts;
 mod links;

@@ -26,6 +26,10 @@ impl Events {
         self.waiting.pop_front()
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Event> {
+        self.waiting.iter()
+    }
+
     pub(super) fn lost(&self) -> u64 {
         self.lost
     }

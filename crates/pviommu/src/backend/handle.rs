@@ -242,6 +242,16 @@ impl<B: Backing, T: IoTables> Backend<B, T> {
         self.events.pop()
     }
 
+    /// The events that have not been handed out, oldest first.
+    pub fn waiting(&self) -> impl Iterator<Item = &Event> {
+        self.events.iter()
+    }
+
+    /// Has an event wait that waited at the source of a migration.
+    pub fn wait(&mut self, event: Event) {
+        self.events.push(event);
+    }
+
     /// Events that were dropped.
     pub fn lost_events(&self) -> u64 {
         self.events.lost()

@@ -17,7 +17,7 @@ const TABLE: [u32; 256] = {
 };
 
 /// The checksum of `bytes`.
-pub(super) fn crc32c(bytes: &[u8]) -> u32 {
+pub fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, byte| {
         (crc >> 8) ^ TABLE[usize::from(crc as u8 ^ byte)]
     })

@@ -16,6 +16,7 @@ mod words;
 
 pub use address::{Devid, Gpa, GuestPhysical};
 pub use config::{CONFIG_BYTES, Config, ConfigError, PAGES_LIMIT, VERSION};
+pub use crc32c::crc32c;
 pub use event::{EVENT_BYTES, Event, EventReason};
 pub use record::{RECORD_HEADER_BYTES, Record};
 pub use request::{

@@ -1,0 +1,284 @@
+//! Devices out of what another process has handed over.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ringfence_types::DeviceId;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
+use super::{BLK, Daemon, IOMMU_SLOT, Log, METRICS, RNG};
+use crate::counters::DeviceCounters;
+use crate::dma::{Direct, Dma};
+use crate::guest::{IOMMU, PVIOMMU, Slot};
+use crate::handover::{
+    CONTROL, Handed, HandedDevice, Limits, Own, SessionState, StateError, Take, TakeOverError,
+    Taken,
+};
+use crate::iommu::{Behind, Iommu};
+use crate::memory::GuestRam;
+use crate::pviommu::PvIommu;
+use crate::server::{Conversation, Event, Post};
+use crate::session::Session;
+use crate::virtio::blk::Blk;
+use crate::virtio::iommu::IommuDevice;
+use crate::virtio::pviommu::PvIommuDevice;
+use crate::virtio::rng::Rng;
+use crate::virtio::{Device, VirtioPci};
+use crate::wire::Inbox;
+
+/// Between two copies, which each cost every device a turn.
+const BREATH: Duration = Duration::from_millis(20);
+/// The longest that is copied for want of requests.
+const COPYING: Duration = Duration::from_secs(120);
+
+impl Daemon {
+    /// Takes the devices over that another process serves in `dir`, from its guest's view without an interruption: it has them until they stand rebuilt
+    /// here. They are copied, and rebuilt, while they work, at least once, and until `meanwhile` requests were completed; then they are stopped.
+    ///
+    /// # Errors
+    /// [`TakeOverError`]: the other process goes on with them.
+    pub fn take_over(
+        dir: &Path,
+        meanwhile: u64,
+        log: &Log,
+    ) -> Result<(Self, Taken), (PathBuf, TakeOverError)> {
+        let path = dir.join(CONTROL);
+        taken_over(dir, &path, meanwhile, log).map_err(|error| (path, error))
+    }
+
+    /// Whether what another process says it has could be served here. Nothing of it is.
+    ///
+    /// # Errors
+    /// [`StateError`]: what is wrong with it.
+    pub fn rehearse(dir: &Path, handed: Handed, log: &Log) -> Result<(), StateError> {
+        Self::rebuild(dir, handed, log).map(drop)
+    }
+
+    /// The devices of `handed`, which stand still until they are [`launch`](Self::launch)ed.
+    pub(super) fn rebuild(dir: &Path, handed: Handed, log: &Log) -> Result<Self, StateError> {
+        let mut daemon = Self::empty(dir, None)?;
+        let is_iommu =
+            |device: &HandedDevice| matches!(device.own, Own::Iommu { .. } | Own::PvIommu(_));
+        let (mut fronts, fronted): (Vec<_>, Vec<_>) =
+            handed.devices.into_iter().partition(is_iommu);
+        let front = fronts.pop();
+        if !fronts.is_empty() {
+            return Err(StateError::Register { what: "IOMMU" });
+        }
+        let id = |device: &HandedDevice| DeviceId::new(place(&device.own).0.address());
+        let behind: Vec<DeviceId> = fronted.iter().map(id).collect();
+        let front = front.map(|device| {
+            let counters = daemon.count(place(&device.own).1);
+            let unit = match &device.own {
+                Own::PvIommu(_) => Behind::Para(PvIommu::new(&behind, Arc::clone(&counters))?),
+                _ => Behind::Virtio(Iommu::new(Arc::clone(&counters))?),
+            };
+            Ok::<_, StateError>((unit, device, counters))
+        });
+        let front = front.transpose()?;
+        // Endpoints first: an IOMMU's state names them.
+        let mut rest = Vec::new();
+        for device in fronted {
+            let name = place(&device.own).1;
+            let endpoint = front
+                .as_ref()
+                .map(|(iommu, ..)| iommu.add_endpoint(id(&device)));
+            let dma = endpoint.transpose().map_err(std::io::Error::other)?;
+            let counters = daemon.count(name);
+            rest.push((device, name, dma, counters));
+        }
+        if let Some((iommu, device, counters)) = front {
+            daemon.rebuild_iommu(&iommu, device, counters, log)?;
+        }
+        for (device, name, dma, counters) in rest {
+            match dma {
+                Some(dma) => daemon.rebuild_device(device, name, dma, true, counters, log)?,
+                None => {
+                    daemon.rebuild_device(device, name, Direct::default(), false, counters, log)?;
+                }
+            }
+        }
+        let names = [METRICS, CONTROL].map(|name| dir.join(name));
+        let devices = daemon.bells.iter();
+        let devices = devices.map(|(name, _)| daemon.machine.socket(name));
+        daemon.sockets = devices.chain(names).collect();
+        daemon.metrics = Some(listener(handed.metrics)?);
+        daemon.control = Some(listener(handed.control)?);
+        Ok(daemon)
+    }
+
+    fn rebuild_iommu(
+        &mut self,
+        iommu: &Behind,
+        device: HandedDevice,
+        counters: Arc<DeviceCounters>,
+        log: &Log,
+    ) -> Result<(), StateError> {
+        match (iommu, device.own) {
+            (Behind::Virtio(unit), Own::Iommu { snapshot }) => {
+                let face = IommuDevice::new(unit.clone(), Arc::clone(&counters));
+                let function = VirtioPci::new(face, unit.memory(), false, Arc::clone(&counters));
+                let parts = (device.listener, device.function, device.session);
+                // The memory first: what mappings lead to has to be there.
+                let post = rebuild_post(function, parts)?;
+                unit.restore(&snapshot).map_err(StateError::Iommu)?;
+                self.machine.iommu = Some(IOMMU_SLOT);
+                self.prepare(IOMMU, post, counters, log)
+            }
+            (Behind::Para(unit), Own::PvIommu(state)) => {
+                let face = PvIommuDevice::new(unit.clone(), Arc::clone(&counters));
+                let function = VirtioPci::new(face, unit.memory(), false, Arc::clone(&counters));
+                let parts = (device.listener, device.function, device.session);
+                let post = rebuild_post(function, parts)?;
+                unit.unit().restore(&state)?;
+                self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
+                self.prepare(PVIOMMU, post, counters, log)
+            }
+            _ => Err(StateError::Register { what: "IOMMU" }),
+        }
+    }
+
+    fn rebuild_device<A: Dma + 'static>(
+        &mut self,
+        device: HandedDevice,
+        name: &'static str,
+        dma: A,
+        translated: bool,
+        counters: Arc<DeviceCounters>,
+        log: &Log,
+    ) -> Result<(), StateError> {
+        let (slot, _) = place(&device.own);
+        self.machine.devices.push((slot, name));
+        let parts = (device.listener, device.function, device.session);
+        let known = Arc::clone(&counters);
+        match device.own {
+            Own::Blk {
+                file,
+                read_only,
+                sectors,
+            } => {
+                let disk = Blk::restore(File::from(file), read_only, sectors, known)?;
+                let function = VirtioPci::new(disk, dma, translated, Arc::clone(&counters));
+                self.prepare(name, rebuild_post(function, parts)?, counters, log)
+            }
+            _ => {
+                let function =
+                    VirtioPci::new(Rng::new(known), dma, translated, Arc::clone(&counters));
+                self.prepare(name, rebuild_post(function, parts)?, counters, log)
+            }
+        }
+    }
+}
+
+fn taken_over(
+    dir: &Path,
+    control: &Path,
+    meanwhile: u64,
+    log: &Log,
+) -> Result<(Daemon, Taken), TakeOverError> {
+    let take = Take::connect(control)?;
+    let begun = Instant::now();
+    let first = take.copy()?;
+    let before = first.requests();
+    // Whatever would fail, fails here, while the devices work.
+    Daemon::rehearse(dir, first, log)?;
+    let mut copies = 1;
+    let mut completed = 0;
+    while completed < meanwhile {
+        if begun.elapsed() > COPYING {
+            return Err(TakeOverError::TimeOut);
+        }
+        thread::sleep(BREATH);
+        let handed = take.copy()?;
+        completed = handed.requests().saturating_sub(before);
+        Daemon::rehearse(dir, handed, log)?;
+        copies += 1;
+    }
+    let copying = begun.elapsed();
+    let asked = Instant::now();
+    let (taking, handed) = take.stop()?;
+    let stopping = asked.elapsed();
+    let meanwhile = handed.requests().saturating_sub(before);
+    let mut daemon = Daemon::rebuild(dir, handed, log)?;
+    let rebuilding = asked.elapsed().saturating_sub(stopping);
+    let bytes = taking.bytes;
+    taking.confirm()?;
+    daemon.launch();
+    let pause = asked.elapsed();
+    // They are here, whatever becomes of the next hand-over.
+    if let Err(error) = daemon.offer_hand_over(Limits::default(), log) {
+        log("hand-over", &Event::Kept(&error.to_string()));
+    }
+    Ok((
+        daemon,
+        Taken {
+            copies,
+            copying,
+            meanwhile,
+            pause,
+            stopping,
+            rebuilding,
+            bytes,
+        },
+    ))
+}
+
+fn place(own: &Own) -> (Slot, &'static str) {
+    match own {
+        Own::Blk { .. } => BLK,
+        Own::Rng => RNG,
+        Own::Iommu { .. } => (IOMMU_SLOT, IOMMU),
+        Own::PvIommu(_) => (IOMMU_SLOT, PVIOMMU),
+    }
+}
+
+type Parts = (
+    OwnedFd,
+    crate::handover::FunctionState,
+    Option<SessionState>,
+);
+
+fn rebuild_post<D: Device, A: Dma>(
+    mut function: VirtioPci<D, A>,
+    (socket, registers, session): Parts,
+) -> Result<Post<VirtioPci<D, A>>, StateError> {
+    function.restore(registers)?;
+    let socket = listener(socket)?;
+    let Some(session) = session else {
+        return Ok(Post::new(socket, function));
+    };
+    let stream = socket_of(session.stream, false)?;
+    let inbox = Inbox::with_part(&session.bytes, session.fds, session.too_many_fds);
+    let inbox = inbox.ok_or(StateError::Register {
+        what: "part of a message",
+    })?;
+    let ram = GuestRam::restore(session.ranges).map_err(StateError::Memory)?;
+    let conversation = Conversation {
+        stream: UnixStream::from(stream),
+        session: Session::resume(function, ram, session.agreed),
+        inbox,
+    };
+    Ok(Post::with(socket, conversation))
+}
+
+fn listener(fd: OwnedFd) -> Result<UnixListener, StateError> {
+    socket_of(fd, true).map(UnixListener::from)
+}
+
+/// A local stream socket, one that listens or one that is connected.
+fn socket_of(fd: OwnedFd, listens: bool) -> Result<OwnedFd, StateError> {
+    let socket = fd.as_fd();
+    let fits = sockopt::socket_domain(socket).is_ok_and(|family| family == AddressFamily::UNIX)
+        && sockopt::socket_type(socket).is_ok_and(|kind| kind == SocketType::STREAM)
+        && sockopt::socket_acceptconn(socket).is_ok_and(|one| one == listens);
+    if fits {
+        Ok(fd)
+    } else {
+        Err(StateError::NotA { what: "socket" })
+    }
+}

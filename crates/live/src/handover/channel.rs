@@ -1,0 +1,244 @@
+//! Messages between the two processes: a header of 16 bytes (kind, bytes, descriptors, 0), the descriptors, the bytes.
+//!
+//! The kernel passes few descriptors with a byte, and only with a byte: so each few of them travel with one of their own.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+
+use super::state::{MAX_STREAM_BYTES, MAX_STREAM_FDS};
+use crate::server::{Stop, receive_piece};
+use crate::wire::MAX_FDS;
+use crate::wire::fields::u32_at;
+
+/// What a message says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Kind {
+    Copy = 1,
+    Stop = 2,
+    Rebuilt = 3,
+    Stream = 4,
+    Gone = 5,
+    Kept = 6,
+    Refused = 7,
+}
+
+impl Kind {
+    fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            1 => Self::Copy,
+            2 => Self::Stop,
+            3 => Self::Rebuilt,
+            4 => Self::Stream,
+            5 => Self::Gone,
+            6 => Self::Kept,
+            7 => Self::Refused,
+            _ => return None,
+        })
+    }
+}
+
+/// A message.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) kind: Kind,
+    pub(super) bytes: Vec<u8>,
+    pub(super) fds: Vec<OwnedFd>,
+}
+
+impl Message {
+    pub(super) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+}
+
+/// Why there is no message.
+#[derive(Debug)]
+pub(super) enum ChannelError {
+    /// The other side has gone, or the host refuses.
+    Io(io::Error),
+    /// Not in time.
+    TimeOut,
+    /// This process is told to end.
+    Stopped,
+    /// What comes is no message.
+    Nonsense,
+}
+
+impl std::fmt::Display for ChannelError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Io(error) => error.fmt(f),
+            Self::TimeOut => f.write_str("no answer in time"),
+            Self::Stopped => f.write_str("the process ends"),
+            Self::Nonsense => f.write_str("what came is no message"),
+        }
+    }
+}
+
+impl From<io::Error> for ChannelError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+const HEADER_BYTES: usize = 16;
+/// Bytes that are read at once.
+const CHUNK_BYTES: usize = 64 * 1024;
+
+/// What comes from the other side is bounded by its role: only the first process sends streams.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    bytes: usize,
+    fds: usize,
+}
+
+/// What the second process says carries nothing.
+pub(super) const ORDERS: Bounds = Bounds { bytes: 0, fds: 0 };
+/// What the first one says.
+pub(super) const STREAMS: Bounds = Bounds {
+    bytes: MAX_STREAM_BYTES,
+    fds: MAX_STREAM_FDS,
+};
+
+/// The socket between the two.
+#[derive(Debug)]
+pub(super) struct Channel<'a> {
+    pub(super) stream: UnixStream,
+    pub(super) bounds: Bounds,
+    pub(super) stop: Option<&'a Stop>,
+}
+
+impl Channel<'_> {
+    pub(super) fn send(
+        &self,
+        kind: Kind,
+        bytes: &[u8],
+        fds: &[OwnedFd],
+        limit: Duration,
+    ) -> Result<(), ChannelError> {
+        let until = Instant::now() + limit;
+        let length = |length: usize| u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes();
+        let mut header = (kind as u32).to_le_bytes().to_vec();
+        header.extend(length(bytes.len()));
+        header.extend(length(fds.len()));
+        header.extend([0; 4]);
+        self.send_all(&header, until)?;
+        for few in fds.chunks(MAX_FDS) {
+            let few: Vec<BorrowedFd<'_>> = few.iter().map(AsFd::as_fd).collect();
+            self.send_fds(&few, until)?;
+        }
+        self.send_all(bytes, until)
+    }
+
+    fn send_all(&self, mut bytes: &[u8], until: Instant) -> Result<(), ChannelError> {
+        while !bytes.is_empty() {
+            self.wait(PollFlags::OUT, until)?;
+            match send(
+                &self.stream,
+                bytes,
+                SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+            ) {
+                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(ChannelError::Io(error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    fn send_fds(&self, fds: &[BorrowedFd<'_>], until: Instant) -> Result<(), ChannelError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        loop {
+            self.wait(PollFlags::OUT, until)?;
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(fds));
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match sendmsg(&self.stream, &[io::IoSlice::new(&[0])], &mut control, flags) {
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(ChannelError::Io(error.into())),
+            }
+        }
+    }
+
+    pub(super) fn receive(&self, limit: Duration) -> Result<Message, ChannelError> {
+        let until = Instant::now() + limit;
+        let header = self.receive_all(HEADER_BYTES, until)?;
+        let word = |at| u32_at(&header, at).ok_or(ChannelError::Nonsense);
+        let length = |at| word(at).map(|length| length as usize);
+        let kind = Kind::from_number(word(0)?).ok_or(ChannelError::Nonsense)?;
+        let (bytes, count) = (length(4)?, length(8)?);
+        if bytes > self.bounds.bytes || count > self.bounds.fds || word(12)? != 0 {
+            return Err(ChannelError::Nonsense);
+        }
+        let mut fds = Vec::new();
+        while fds.len() < count {
+            let expected = (count - fds.len()).min(MAX_FDS);
+            let piece = self.receive_piece(1, until)?;
+            if piece.truncated || piece.fds.len() != expected {
+                return Err(ChannelError::Nonsense);
+            }
+            fds.extend(piece.fds);
+        }
+        let bytes = self.receive_all(bytes, until)?;
+        Ok(Message { kind, bytes, fds })
+    }
+
+    /// Bytes that bring no descriptors.
+    fn receive_all(&self, count: usize, until: Instant) -> Result<Vec<u8>, ChannelError> {
+        let mut bytes = Vec::new();
+        while bytes.len() < count {
+            let piece = self.receive_piece((count - bytes.len()).min(CHUNK_BYTES), until)?;
+            if piece.truncated || !piece.fds.is_empty() {
+                return Err(ChannelError::Nonsense);
+            }
+            bytes.extend(piece.bytes);
+        }
+        Ok(bytes)
+    }
+
+    fn receive_piece(
+        &self,
+        wants: usize,
+        until: Instant,
+    ) -> Result<crate::server::Piece, ChannelError> {
+        loop {
+            self.wait(PollFlags::IN, until)?;
+            match receive_piece(&self.stream, wants, RecvFlags::DONTWAIT)? {
+                None => {}
+                Some(piece) if piece.bytes.is_empty() => {
+                    return Err(ChannelError::Io(io::ErrorKind::UnexpectedEof.into()));
+                }
+                Some(piece) => return Ok(piece),
+            }
+        }
+    }
+
+    fn wait(&self, flags: PollFlags, until: Instant) -> Result<(), ChannelError> {
+        let mut fds = vec![PollFd::new(&self.stream, flags)];
+        fds.extend(self.stop.map(|stop| PollFd::new(stop.fd(), PollFlags::IN)));
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).unwrap_or_default();
+            match poll(&mut fds, Some(&left)) {
+                Ok(0) => return Err(ChannelError::TimeOut),
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(ChannelError::Io(error.into())),
+            }
+            let came = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
+            return if came(1) {
+                Err(ChannelError::Stopped)
+            } else {
+                Ok(())
+            };
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! A guest's devices handed over from one process to another, while the guest runs.
+//!
+//! [`Handed`] is all that has to cross, as values, and its stream of bytes and descriptors; `offer` is the process that has the devices,
+//! `take` the one that takes them over. Decision 0020 says what this shows of a live migration and what it does not.
+//!
+//! | from | message | |
+//! |---|---|---|
+//! | the second | copy | as often as it likes |
+//! | the first | stream | each device at the end of a turn of its own, and on it goes |
+//! | the second | stop | |
+//! | the first | stream | all devices stand still before the first of them is copied |
+//! | the second | rebuilt | the confirmation |
+//! | the first | gone | it has let go of all of the guest's memory and of every socket |
+//!
+//! A stream is checked whole before anything of it is used. Until the confirmation has come the devices are the first one's: whatever happens to the
+//! second, or takes it too long, the first goes on with them, and says `kept` to whoever is still there. From the confirmation on they are the second one's.
+
+mod attend;
+mod attention;
+mod bytes;
+mod channel;
+mod error;
+mod offer;
+mod state;
+mod take;
+
+pub(crate) use attend::attend;
+pub(crate) use attention::{Answer, Attention, Called, Order};
+pub use error::{StateError, TakeOverError, Unmovable};
+pub use offer::Limits;
+pub(crate) use offer::{Offer, Offered, offer};
+pub use state::{
+    CommonState, FunctionState, Handed, HandedDevice, MAX_STREAM_BYTES, Own, PvState, QueueSlot,
+    RangeState, SessionState, VERSION,
+};
+pub(crate) use take::Take;
+pub use take::Taken;
+
+/// Name of the socket at which the first process waits for a second one.
+pub const CONTROL: &str = "control.sock";

@@ -1,0 +1,104 @@
+//! The process that takes the devices over.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use super::channel::{Channel, ChannelError, Kind, STREAMS};
+use super::{Handed, TakeOverError};
+
+/// What a take-over has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// Copies made, and rebuilt, while the devices worked.
+    pub copies: u32,
+    /// From the first of them to the stop.
+    pub copying: Duration,
+    /// Requests that the devices completed in that time, the IOMMU's aside.
+    pub meanwhile: u64,
+    /// How long no process had the devices at work: from asking for the stop until they are served here.
+    pub pause: Duration,
+    /// Of that: until they stood still and their state was here,
+    pub stopping: Duration,
+    /// and until they were rebuilt. The rest is the first process's letting go.
+    pub rebuilding: Duration,
+    /// Bytes of the last stream.
+    pub bytes: usize,
+}
+
+/// How long the second process waits for an answer: longer than the first one takes to give up.
+const ANSWER: Duration = Duration::from_secs(40);
+
+/// The conversation with the first process.
+#[derive(Debug)]
+pub(crate) struct Take {
+    channel: Channel<'static>,
+}
+
+/// Devices that stand still elsewhere until they are confirmed, or this is dropped.
+#[derive(Debug)]
+pub(crate) struct Taking {
+    take: Take,
+    pub(crate) bytes: usize,
+}
+
+impl From<ChannelError> for TakeOverError {
+    fn from(error: ChannelError) -> Self {
+        match error {
+            ChannelError::Io(error) => Self::Io(error),
+            ChannelError::TimeOut | ChannelError::Stopped => Self::TimeOut,
+            ChannelError::Nonsense => Self::Message,
+        }
+    }
+}
+
+impl Take {
+    pub(crate) fn connect(control: &Path) -> Result<Self, TakeOverError> {
+        Ok(Self {
+            channel: Channel {
+                stream: UnixStream::connect(control)?,
+                bounds: STREAMS,
+                stop: None,
+            },
+        })
+    }
+
+    /// The devices as they are while they work, each by itself.
+    pub(crate) fn copy(&self) -> Result<Handed, TakeOverError> {
+        self.ask(Kind::Copy).map(|(handed, _)| handed)
+    }
+
+    /// Has them stand still.
+    pub(crate) fn stop(self) -> Result<(Taking, Handed), TakeOverError> {
+        let (handed, bytes) = self.ask(Kind::Stop)?;
+        Ok((Taking { take: self, bytes }, handed))
+    }
+
+    fn ask(&self, kind: Kind) -> Result<(Handed, usize), TakeOverError> {
+        self.channel.send(kind, &[], &[], ANSWER)?;
+        let answer = self.channel.receive(ANSWER)?;
+        match answer.kind {
+            Kind::Stream => Ok((
+                Handed::decode(&answer.bytes, answer.fds)?,
+                answer.bytes.len(),
+            )),
+            Kind::Refused => Err(TakeOverError::Refused(answer.text())),
+            Kind::Kept => Err(TakeOverError::Kept(answer.text())),
+            _ => Err(TakeOverError::Message),
+        }
+    }
+}
+
+impl Taking {
+    /// They are rebuilt here. When this returns, the first process has let go of them.
+    pub(crate) fn confirm(self) -> Result<(), TakeOverError> {
+        let channel = &self.take.channel;
+        channel.send(Kind::Rebuilt, &[], &[], ANSWER)?;
+        let answer = channel.receive(ANSWER)?;
+        match answer.kind {
+            Kind::Gone => Ok(()),
+            Kind::Kept => Err(TakeOverError::Kept(answer.text())),
+            _ => Err(TakeOverError::Message),
+        }
+    }
+}

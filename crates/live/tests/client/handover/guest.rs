@@ -1,0 +1,320 @@
+//! A guest by hand over real sockets: an IOMMU's driver and a disk's.
+
+use std::fs::{self, File};
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ringfence_live::daemon::{Daemon, Devices, Log};
+use ringfence_live::handover::Limits;
+use ringfence_live::server::Event;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use crate::rig::*;
+
+/// Endpoint of the disk.
+const ENDPOINT: u32 = 0x20;
+const DOMAIN: u32 = 1;
+/// What IOVAs are away from the addresses behind them.
+pub(super) const AWAY: u64 = 1 << 44;
+const IOMMU_QUEUE: u64 = 0x4_0000;
+const EVENT_QUEUE: u64 = 0x5_0000;
+const FAULT: u64 = 0x7_0000;
+const DATA: u64 = 0x1_0000;
+
+/// A directory of its own, removed at the end.
+pub(super) struct Dir(pub(super) PathBuf);
+
+impl Dir {
+    pub(super) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("rf-ho-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("disk.img"), image()).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn image() -> Vec<u8> {
+    (0..DISK_SECTORS * 512).map(|at| (at / 512) as u8).collect()
+}
+
+pub(super) fn log() -> Log {
+    Arc::new(|device, event| {
+        if let Event::Refused(why) = event {
+            panic!("{device}: {why}");
+        }
+    })
+}
+
+pub(super) fn daemon(dir: &Dir, limits: Limits) -> Daemon {
+    let devices = Devices {
+        disk: Some(dir.0.join("disk.img")),
+        entropy: true,
+        ..Devices::default()
+    };
+    let mut daemon = Daemon::start(&dir.0, &devices, &log()).unwrap();
+    daemon.offer_hand_over(limits, &log()).unwrap();
+    daemon
+}
+
+/// Ends it and waits.
+pub(super) fn end(daemon: Daemon) {
+    daemon.stopper().stop();
+    daemon.join().unwrap();
+}
+
+/// A client of one device.
+pub(super) struct Remote {
+    pub(super) stream: UnixStream,
+    ram: File,
+}
+
+impl Remote {
+    pub(super) fn connect(path: &Path, ram: &File) -> Self {
+        let mut remote = Self {
+            stream: UnixStream::connect(path).unwrap(),
+            ram: ram.try_clone().unwrap(),
+        };
+        assert_eq!(remote.ask(VERSION, b"\0\0\0\0{}\0", &[]).0, 0);
+        let map = [words(&[32, 3]), longs(&[0, 0, RAM_BYTES])].concat();
+        let ram = remote.ram.try_clone().unwrap();
+        assert_eq!(remote.ask(DMA_MAP, &map, &[ram.as_fd()]).0, 0);
+        remote
+    }
+
+    pub(super) fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let part = IoSlice::new(bytes);
+        let sent = sendmsg(&self.stream, &[part], &mut control, SendFlags::empty());
+        assert_eq!(sent.unwrap(), bytes.len());
+    }
+
+    /// Error number and body of the next reply.
+    pub(super) fn receive(&mut self) -> (u32, Vec<u8>) {
+        let mut header = [0; 16];
+        self.stream.read_exact(&mut header).unwrap();
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
+        let mut body = vec![0; word(4) as usize - 16];
+        self.stream.read_exact(&mut body).unwrap();
+        (word(12), body)
+    }
+
+    pub(super) fn ask(
+        &mut self,
+        command: u16,
+        body: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> (u32, Vec<u8>) {
+        self.send(&encode(7, command, 0, body), fds);
+        self.receive()
+    }
+
+    fn set(&mut self, offset: u64, data: &[u8]) {
+        let fixed = [longs(&[offset]), words(&[0, data.len() as u32])].concat();
+        let body = [fixed, data.to_vec()].concat();
+        assert_eq!(self.ask(REGION_WRITE, &body, &[]).0, 0);
+    }
+
+    pub(super) fn register(&mut self, offset: u64, bytes: u32) -> Vec<u8> {
+        let body = [longs(&[offset]), words(&[0, bytes])].concat();
+        self.ask(REGION_READ, &body, &[]).1[16..].to_vec()
+    }
+
+    fn negotiate(&mut self, features: u64) {
+        let features = features | 1 << 32;
+        for status in [0, 1, 3] {
+            self.set(0x14, &[status]);
+        }
+        for half in 0..2u32 {
+            self.set(0x08, &half.to_le_bytes());
+            self.set(0x0c, &((features >> (32 * half)) as u32).to_le_bytes());
+        }
+        self.set(0x14, &[11]);
+    }
+
+    fn enable(&mut self, index: u16, at: u64) {
+        self.set(0x16, &index.to_le_bytes());
+        self.set(0x18, &16u16.to_le_bytes());
+        self.set(0x1a, &index.to_le_bytes());
+        for (register, address) in [(0x20, at), (0x28, at + 0x1000), (0x30, at + 0x2000)] {
+            self.set(register, &(address as u32).to_le_bytes());
+            self.set(register + 4, &((address >> 32) as u32).to_le_bytes());
+        }
+        self.set(0x1c, &1u16.to_le_bytes());
+    }
+
+    pub(super) fn ring(&mut self, queue: u64) {
+        self.set(0x3000 + 4 * queue, &(queue as u16).to_le_bytes());
+    }
+}
+
+/// The guest.
+pub(super) struct Guest {
+    pub(super) ram: File,
+    pub(super) iommu: Remote,
+    pub(super) disk: Remote,
+    pub(super) interrupt: OwnedFd,
+    asked: u16,
+    pub(super) requests: u16,
+}
+
+impl Guest {
+    /// Both drivers have begun, and the disk reaches all of memory, `AWAY` from where it is.
+    pub(super) fn boot(dir: &Dir) -> Self {
+        let ram = sealed(RAM_BYTES);
+        let iommu = Remote::connect(&dir.0.join("iommu.sock"), &ram);
+        let disk = Remote::connect(&dir.0.join("blk.sock"), &ram);
+        let interrupt = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let mut guest = Self {
+            ram,
+            iommu,
+            disk,
+            interrupt,
+            asked: 0,
+            requests: 0,
+        };
+        guest.iommu.negotiate(0b10111);
+        guest.iommu.enable(0, IOMMU_QUEUE);
+        guest.iommu.enable(1, EVENT_QUEUE);
+        guest.iommu.set(0x14, &[15]);
+        assert_eq!(guest.ask_iommu(1, &words(&[DOMAIN, ENDPOINT, 0, 0])), 0);
+        assert_eq!(guest.map(AWAY, RAM_BYTES, 0), 0);
+        guest.disk.negotiate(1 << 33);
+        guest.disk.enable(0, QUEUE + AWAY);
+        let vector = [words(&[24, 0x24, 2, 0, 1])].concat();
+        let events = guest.interrupt.as_fd();
+        guest.disk.send(&encode(7, SET_IRQS, 0, &vector), &[events]);
+        assert_eq!(guest.disk.receive().0, 0);
+        guest.disk.set(0x14, &[15]);
+        guest
+    }
+
+    pub(super) fn poke(&self, at: u64, bytes: &[u8]) {
+        self.ram.write_all_at(bytes, at).unwrap();
+    }
+
+    pub(super) fn peek(&self, at: u64, bytes: usize) -> Vec<u8> {
+        let mut buffer = vec![0; bytes];
+        self.ram.read_exact_at(&mut buffer, at).unwrap();
+        buffer
+    }
+
+    /// A request to the IOMMU; its status.
+    fn ask_iommu(&mut self, kind: u8, body: &[u8]) -> u8 {
+        let (at, reply) = (0x6_0000u64, 0x6_1000u64);
+        self.poke(at, &[vec![kind, 0, 0, 0], body.to_vec()].concat());
+        self.poke(reply, &[0xee; 4]);
+        self.poke(IOMMU_QUEUE, &descriptor(at, 4 + body.len() as u32, NEXT, 1));
+        self.poke(IOMMU_QUEUE + 16, &descriptor(reply, 4, WRITE, 0));
+        let slot = u64::from(self.asked % 16);
+        self.asked += 1;
+        self.poke(IOMMU_QUEUE + 0x1004 + 2 * slot, &[0, 0]);
+        self.poke(IOMMU_QUEUE + 0x1002, &self.asked.to_le_bytes());
+        self.iommu.ring(0);
+        // A register's answer comes after the doorbell's work.
+        self.iommu.register(0x14, 1);
+        self.peek(reply, 1)[0]
+    }
+
+    pub(super) fn map(&mut self, start: u64, bytes: u64, to: u64) -> u8 {
+        let range = longs(&[start, start + bytes - 1, to]);
+        self.ask_iommu(3, &[words(&[DOMAIN]), range, words(&[3])].concat())
+    }
+
+    pub(super) fn unmap(&mut self, start: u64, bytes: u64) -> u8 {
+        let range = longs(&[start, start + bytes - 1]);
+        self.ask_iommu(4, &[words(&[DOMAIN]), range, vec![0; 4]].concat())
+    }
+
+    /// Makes a read of `sector` available, and does not ring.
+    pub(super) fn offer(&mut self, sector: u64) {
+        self.poke(0x8000, &request(0, sector));
+        self.poke(0x9000, &[0xee]);
+        self.poke(DATA, &[0xee; 512]);
+        let descriptors = [
+            descriptor(0x8000 + AWAY, 16, NEXT, 1),
+            descriptor(DATA + AWAY, 512, NEXT | WRITE, 2),
+            descriptor(0x9000 + AWAY, 1, WRITE, 0),
+        ];
+        self.poke(QUEUE, &descriptors.concat());
+        let slot = u64::from(self.requests % 16);
+        self.requests += 1;
+        self.poke(QUEUE + 0x1004 + 2 * slot, &[0, 0]);
+        self.poke(QUEUE + 0x1002, &self.requests.to_le_bytes());
+    }
+
+    /// The read that was offered last is done, once, and its interrupt has come.
+    pub(super) fn has_read(&mut self, sector: u64) {
+        self.disk.register(0x14, 1);
+        assert_eq!(self.peek(QUEUE + 0x2002, 2), self.requests.to_le_bytes());
+        assert_eq!(self.peek(0x9000, 1), [0]);
+        assert_eq!(self.peek(DATA, 512), [sector as u8; 512]);
+        let mut events = [0; 8];
+        rustix::io::read(&self.interrupt, &mut events).unwrap();
+        assert_eq!(u64::from_ne_bytes(events), 1, "interrupts");
+    }
+
+    pub(super) fn read(&mut self, sector: u64) {
+        self.offer(sector);
+        self.disk.ring(0);
+        self.has_read(sector);
+    }
+
+    /// The disk does not reach what is unmapped, and the IOMMU's driver is told where.
+    pub(super) fn is_stopped_at(&mut self, at: u64) {
+        assert_eq!(self.unmap(AWAY, RAM_BYTES), 0);
+        assert_eq!(self.map(AWAY, DATA, 0), 0);
+        let used = self.peek(EVENT_QUEUE + 0x2002, 1)[0];
+        let given = u16::from(used) + 1;
+        self.poke(EVENT_QUEUE, &descriptor(FAULT, 24, WRITE, 0));
+        let slot = u64::from(used % 16);
+        self.poke(EVENT_QUEUE + 0x1004 + 2 * slot, &[0, 0]);
+        self.poke(EVENT_QUEUE + 0x1002, &given.to_le_bytes());
+        self.iommu.ring(1);
+        self.offer(1);
+        self.disk.ring(0);
+        self.disk.register(0x14, 1);
+        assert_eq!(self.peek(0x9000, 1), [1], "an error");
+        while self.peek(EVENT_QUEUE + 0x2002, 2) != given.to_le_bytes() {
+            // Its thread has yet to look.
+            self.iommu.register(0x14, 1);
+        }
+        let report = self.peek(FAULT, 24);
+        assert_eq!(report[8..12], ENDPOINT.to_le_bytes());
+        assert_eq!(report[16..24], at.to_le_bytes());
+        let _ = rustix::io::read(&self.interrupt, &mut [0; 8]);
+        assert_eq!(self.unmap(AWAY, DATA), 0);
+        assert_eq!(self.map(AWAY, RAM_BYTES, 0), 0);
+    }
+
+    pub(super) fn stopped_at() -> u64 {
+        DATA + AWAY
+    }
+
+    /// Where a process has this guest's memory mapped.
+    pub(super) fn mapped_in(&self, process: &str) -> Vec<String> {
+        use std::os::unix::fs::MetadataExt;
+        let inode = format!(" {} ", self.ram.metadata().unwrap().ino());
+        let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+        let ours = maps.lines().filter(|line| line.contains("memfd:guest"));
+        let ours = ours.filter(|line| line.contains(&inode));
+        let range = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
+        ours.map(range).collect()
+    }
+}

@@ -1,0 +1,233 @@
+//! Hand-overs that fail: the first process goes on.
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use ringfence_live::handover::{Handed, Limits};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use super::guest::{Dir, Guest, daemon, end};
+use crate::rig::words;
+
+const COPY: u32 = 1;
+const STOP: u32 = 2;
+const REBUILT: u32 = 3;
+const STREAM: u32 = 4;
+const KEPT: u32 = 6;
+const REFUSED: u32 = 7;
+
+/// The second process's side, by hand.
+pub(super) struct Second(pub(super) UnixStream);
+
+impl Second {
+    pub(super) fn connect(dir: &Dir) -> Self {
+        Self(UnixStream::connect(dir.0.join("control.sock")).unwrap())
+    }
+
+    fn say(&mut self, kind: u32) {
+        self.0.write_all(&words(&[kind, 0, 0, 0])).unwrap();
+    }
+
+    fn hear(&mut self) -> (u32, Vec<u8>, Vec<OwnedFd>) {
+        let mut header = [0; 16];
+        self.0.read_exact(&mut header).unwrap();
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
+        let mut fds = Vec::new();
+        while fds.len() < word(8) as usize {
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut byte = [0];
+            let part = std::io::IoSliceMut::new(&mut byte);
+            recvmsg(&self.0, &mut [part], &mut control, RecvFlags::empty()).unwrap();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(few) = message {
+                    fds.extend(few);
+                }
+            }
+        }
+        let mut bytes = vec![0; word(4) as usize];
+        self.0.read_exact(&mut bytes).unwrap();
+        (word(0), bytes, fds)
+    }
+
+    /// What is sent while the devices work.
+    pub(super) fn copy(&mut self) -> (Vec<u8>, Vec<OwnedFd>) {
+        self.say(COPY);
+        let (kind, bytes, fds) = self.hear();
+        assert_eq!(kind, STREAM);
+        (bytes, fds)
+    }
+}
+
+/// A client of the disk that waits for an answer which cannot come while devices stand still.
+fn waits(guest: &mut Guest) {
+    guest.offer(6);
+    let bell = [crate::rig::longs(&[0x3000]), words(&[0, 2]), vec![0, 0]];
+    let bell = crate::rig::encode(7, crate::rig::REGION_WRITE, 0, &bell.concat());
+    guest.disk.send(&bell, &[]);
+}
+
+fn is_served(guest: &mut Guest) {
+    assert_eq!(guest.disk.receive().0, 0);
+    guest.has_read(6);
+    guest.read(8);
+    guest.is_stopped_at(Guest::stopped_at());
+}
+
+#[test]
+fn a_second_that_goes_away_changes_nothing() {
+    let dir = Dir::new("away");
+    let first = daemon(&dir, Limits::default());
+    let mut guest = Guest::boot(&dir);
+    // Without a word; after a copy; after the stop; and twice, as it must not matter.
+    for round in 0..8 {
+        let mut second = Second::connect(&dir);
+        if round % 4 > 0 {
+            second.copy();
+        }
+        let stopped = round % 4 > 1;
+        if stopped {
+            second.say(STOP);
+            assert_eq!(second.hear().0, STREAM);
+            waits(&mut guest);
+        }
+        if round % 4 == 3 {
+            // In the middle of a word.
+            second.0.write_all(&[3, 0]).unwrap();
+        }
+        drop(second);
+        if stopped {
+            is_served(&mut guest);
+        }
+        guest.read(round);
+    }
+    end(first);
+}
+
+#[test]
+fn a_second_that_says_nothing_or_nonsense_is_not_waited_for() {
+    let dir = Dir::new("silent");
+    let limits = Limits {
+        rebuild: Duration::from_millis(30),
+        ..Limits::default()
+    };
+    let first = daemon(&dir, limits);
+    let mut guest = Guest::boot(&dir);
+    // Nothing; a copy instead of the confirmation; what is no message; one that carries what it may not.
+    for nonsense in [
+        vec![],
+        words(&[COPY, 0, 0, 0]),
+        words(&[99, 0, 0, 0]),
+        words(&[REBUILT, 1, 0, 0]),
+        words(&[REBUILT, 0, 1, 0]),
+        words(&[REBUILT, 0, 0, 1]),
+    ] {
+        let mut second = Second::connect(&dir);
+        second.say(STOP);
+        assert_eq!(second.hear().0, STREAM);
+        waits(&mut guest);
+        second.0.write_all(&nonsense).unwrap();
+        let (kind, why, _) = second.hear();
+        assert_eq!(kind, KEPT, "{}", String::from_utf8_lossy(&why));
+        is_served(&mut guest);
+        // Too late.
+        let _ = second.0.write_all(&words(&[REBUILT, 0, 0, 0]));
+        guest.read(2);
+    }
+    // A confirmation of nothing.
+    let mut second = Second::connect(&dir);
+    second.say(REBUILT);
+    assert_eq!(second.hear().0, REFUSED);
+    guest.read(3);
+    end(first);
+}
+
+#[test]
+fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
+    let dir = Dir::new("stuck");
+    let limits = Limits {
+        stop: Duration::from_millis(30),
+        ..Limits::default()
+    };
+    let first = daemon(&dir, limits);
+    let mut guest = Guest::boot(&dir);
+    // The entropy device's client asks and does not read: its thread waits to answer.
+    let rng = super::guest::Remote::connect(&dir.0.join("rng.sock"), &guest.ram);
+    let body = [crate::rig::longs(&[0]), words(&[7, 256])].concat();
+    let question = crate::rig::encode(7, crate::rig::REGION_READ, 0, &body);
+    rng.stream.set_nonblocking(true).unwrap();
+    let mut full = 0;
+    while full < 50 {
+        match rustix::net::send(&rng.stream, &question, rustix::net::SendFlags::empty()) {
+            Ok(_) => full = 0,
+            // Full for good when the device takes no more.
+            Err(_) => {
+                full += 1;
+                std::thread::yield_now();
+                guest.read(1);
+            }
+        }
+    }
+    for asked in [COPY, STOP] {
+        let mut second = Second::connect(&dir);
+        second.say(asked);
+        let (kind, why, _) = second.hear();
+        let why = String::from_utf8_lossy(&why).into_owned();
+        assert!(matches!(kind, KEPT | REFUSED), "{why}");
+        assert!(why.starts_with("rng does not come"), "{why}");
+        guest.read(4);
+    }
+    drop(rng);
+    guest.read(5);
+    end(first);
+}
+
+#[test]
+fn only_the_owner_may_ask() {
+    let dir = Dir::new("owner");
+    let first = daemon(&dir, Limits::default());
+    let about = std::fs::metadata(dir.0.join("control.sock")).unwrap();
+    assert_eq!(about.permissions().mode() & 0o777, 0o600);
+    end(first);
+}
+
+/// Every piece of a stream, and every stream with one bit changed, is refused whole; meanwhile the first process serves.
+#[test]
+fn a_stream_that_was_cut_or_changed_is_refused_whole() {
+    let dir = Dir::new("changed");
+    let first = daemon(&dir, Limits::default());
+    let mut guest = Guest::boot(&dir);
+    let (bytes, fds) = Second::connect(&dir).copy();
+    for length in 0..bytes.len() {
+        let cut = Handed::decode(&bytes[..length], Vec::new());
+        assert!(cut.is_err(), "{length} bytes");
+    }
+    for bit in 0..bytes.len() * 8 {
+        let mut changed = bytes.clone();
+        changed[bit / 8] ^= 1 << (bit % 8);
+        let refused = Handed::decode(&changed, Vec::new()).unwrap_err();
+        let refused = format!("{refused:?}");
+        assert!(
+            ["NoStream", "Checksum"].contains(&refused.as_str()),
+            "bit {bit}: {refused}"
+        );
+        if bit % 1000 == 0 {
+            guest.read(bit as u64 / 1000 % 200);
+        }
+    }
+    let mut few = fds;
+    few.pop();
+    assert!(Handed::decode(&bytes, few).is_err(), "a descriptor too few");
+    let (bytes, mut fds) = Second::connect(&dir).copy();
+    fds.push(std::fs::File::open("/dev/null").unwrap().into());
+    assert!(Handed::decode(&bytes, fds).is_err(), "one too many");
+    let (bytes, fds) = Second::connect(&dir).copy();
+    assert!(
+        Handed::decode(&bytes, fds).is_ok(),
+        "and as it is it is taken"
+    );
+    end(first);
+}

@@ -1,0 +1,136 @@
+//! Hand-overs that succeed.
+
+use std::process::{Command, Stdio};
+
+use ringfence_live::daemon::{Daemon, Ended};
+use ringfence_live::handover::Limits;
+
+use super::guest::{Dir, Guest, daemon, end, log};
+use crate::rig::*;
+
+#[test]
+fn devices_go_on_elsewhere_without_the_client_seeing_it() {
+    let dir = Dir::new("on");
+    let mut first = daemon(&dir, Limits::default());
+    let mut guest = Guest::boot(&dir);
+    guest.read(3);
+    for round in 0..3u64 {
+        let before = guest.mapped_in("self");
+        assert_eq!(before.len(), 2, "two clients share the memory");
+        // Made available, and not rung for; and a part of the message that will.
+        guest.offer(10 + round);
+        let bell = [longs(&[0x3000]), words(&[0, 2]), vec![0, 0]].concat();
+        let bell = encode(7, REGION_WRITE, 0, &bell);
+        let (now, later) = bell.split_at(5 + 7 * round as usize);
+        guest.disk.send(now, &[]);
+        let (second, taken) = Daemon::take_over(&dir.0, 0, &log()).unwrap();
+        assert_eq!(first.join().unwrap(), Ended::HandedOver);
+        assert_eq!(taken.copies, 1);
+        let after = guest.mapped_in("self");
+        assert_eq!(
+            after.len(),
+            2,
+            "the first one's are gone: {before:?}, {after:?}"
+        );
+        assert!(
+            before.iter().all(|range| !after.contains(range)),
+            "{before:?} {after:?}"
+        );
+        guest.disk.send(later, &[]);
+        assert_eq!(guest.disk.receive().0, 0);
+        guest.has_read(10 + round);
+        guest.read(20 + round);
+        guest.is_stopped_at(Guest::stopped_at());
+        guest.read(30 + round);
+        first = second;
+    }
+    // Another client is served as well, and the sockets are cleared away at the end.
+    drop(guest);
+    let mut guest = Guest::boot(&dir);
+    guest.read(7);
+    drop(guest);
+    end(first);
+    for name in ["blk", "iommu", "rng", "metrics", "control"] {
+        assert!(!dir.0.join(format!("{name}.sock")).exists(), "{name}");
+    }
+}
+
+#[test]
+fn descriptors_of_a_message_that_is_under_way_go_with_it() {
+    use std::os::fd::AsFd;
+    let dir = Dir::new("part");
+    let first = daemon(&dir, Limits::default());
+    let mut guest = Guest::boot(&dir);
+    let more = sealed(4096);
+    let map = [words(&[32, 3]), longs(&[0, 1 << 30, 4096])].concat();
+    let map = encode(7, DMA_MAP, 0, &map);
+    guest.disk.send(&map[..20], &[more.as_fd()]);
+    let (second, _) = Daemon::take_over(&dir.0, 0, &log()).unwrap();
+    assert_eq!(first.join().unwrap(), Ended::HandedOver);
+    guest.disk.send(&map[20..], &[]);
+    assert_eq!(guest.disk.receive().0, 0, "it had its descriptor");
+    guest.read(5);
+    end(second);
+}
+
+/// The second process of the test below.
+#[test]
+#[ignore = "started by another test"]
+fn second_process() {
+    let Ok(dir) = std::env::var("RF_HAND_OVER_DIR") else {
+        return;
+    };
+    let (daemon, _) = Daemon::take_over(dir.as_ref(), 0, &log()).unwrap();
+    println!("taken");
+    // Until the test lets go of this process's input.
+    let _ = std::io::stdin().read_line(&mut String::new());
+    end(daemon);
+}
+
+#[test]
+fn the_first_process_has_nothing_of_the_guests_memory_mapped_when_the_second_begins() {
+    use std::io::BufRead;
+    let dir = Dir::new("two");
+    let first = daemon(&dir, Limits::default());
+    let mut guest = Guest::boot(&dir);
+    guest.read(3);
+    assert_eq!(guest.mapped_in("self").len(), 2);
+    let mut second = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "handover::taken::second_process"])
+        .args(["--ignored", "--nocapture"])
+        .env("RF_HAND_OVER_DIR", &dir.0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = std::io::BufReader::new(second.stdout.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().contains("taken")));
+    // This process lives, and serves nothing any more.
+    assert_eq!(first.join().unwrap(), Ended::HandedOver);
+    assert_eq!(guest.mapped_in("self"), [""; 0]);
+    assert_eq!(guest.mapped_in(&second.id().to_string()).len(), 2);
+    guest.read(4);
+    guest.is_stopped_at(Guest::stopped_at());
+    drop(second.stdin.take());
+    assert!(second.wait().unwrap().success());
+}
+
+#[test]
+fn it_is_copied_while_requests_are_completed() {
+    let dir = Dir::new("busy");
+    let first = daemon(&dir, Limits::default());
+    let mut guest = Guest::boot(&dir);
+    let path = dir.0.clone();
+    let taking = std::thread::spawn(move || Daemon::take_over(&path, 100, &log()).unwrap());
+    let mut reads = 0;
+    while !taking.is_finished() {
+        guest.read(reads % 200);
+        reads += 1;
+    }
+    let (second, taken) = taking.join().unwrap();
+    assert_eq!(first.join().unwrap(), Ended::HandedOver);
+    assert!(taken.meanwhile >= 100, "{taken:?}");
+    assert!(taken.copies > 1, "{taken:?}");
+    guest.read(9);
+    end(second);
+}

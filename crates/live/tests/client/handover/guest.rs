@@ -59,7 +59,12 @@ pub(super) fn log() -> Log {
 }
 
 pub(super) fn daemon(dir: &Dir, limits: Limits) -> Daemon {
+    daemon_of(dir, limits, false)
+}
+
+pub(super) fn daemon_of(dir: &Dir, limits: Limits, paravirtual: bool) -> Daemon {
     let devices = Devices {
+        paravirtual,
         disk: Some(dir.0.join("disk.img")),
         entropy: true,
         ..Devices::default()
@@ -73,6 +78,11 @@ pub(super) fn daemon(dir: &Dir, limits: Limits) -> Daemon {
 pub(super) fn end(daemon: Daemon) {
     daemon.stopper().stop();
     daemon.join().unwrap();
+}
+
+fn pages(start: u64, bytes: u64) -> Vec<u8> {
+    let pages = (start..start + bytes).step_by(4096);
+    longs(&pages.collect::<Vec<u64>>())
 }
 
 /// A client of one device.
@@ -170,6 +180,8 @@ pub(super) struct Guest {
     pub(super) iommu: Remote,
     pub(super) disk: Remote,
     pub(super) interrupt: OwnedFd,
+    /// The IOMMU is the para-virtual one.
+    para: bool,
     asked: u16,
     pub(super) requests: u16,
 }
@@ -177,8 +189,14 @@ pub(super) struct Guest {
 impl Guest {
     /// Both drivers have begun, and the disk reaches all of memory, `AWAY` from where it is.
     pub(super) fn boot(dir: &Dir) -> Self {
+        Self::boot_with(dir, false)
+    }
+
+    /// The same, with the para-virtual IOMMU.
+    pub(super) fn boot_with(dir: &Dir, para: bool) -> Self {
         let ram = sealed(RAM_BYTES);
-        let iommu = Remote::connect(&dir.0.join("iommu.sock"), &ram);
+        let front = if para { "pviommu.sock" } else { "iommu.sock" };
+        let iommu = Remote::connect(&dir.0.join(front), &ram);
         let disk = Remote::connect(&dir.0.join("blk.sock"), &ram);
         let interrupt = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let mut guest = Self {
@@ -186,14 +204,18 @@ impl Guest {
             iommu,
             disk,
             interrupt,
+            para,
             asked: 0,
             requests: 0,
         };
-        guest.iommu.negotiate(0b10111);
+        guest.iommu.negotiate(if para { 1 } else { 0b10111 });
         guest.iommu.enable(0, IOMMU_QUEUE);
         guest.iommu.enable(1, EVENT_QUEUE);
         guest.iommu.set(0x14, &[15]);
-        assert_eq!(guest.ask_iommu(1, &words(&[DOMAIN, ENDPOINT, 0, 0])), 0);
+        if !para {
+            let attach = [words(&[1, DOMAIN, ENDPOINT, 0, 0])].concat();
+            assert_eq!(guest.ask_iommu(&attach, 4), 0);
+        }
         assert_eq!(guest.map(AWAY, RAM_BYTES, 0), 0);
         guest.disk.negotiate(1 << 33);
         guest.disk.enable(0, QUEUE + AWAY);
@@ -215,13 +237,14 @@ impl Guest {
         buffer
     }
 
-    /// A request to the IOMMU; its status.
-    fn ask_iommu(&mut self, kind: u8, body: &[u8]) -> u8 {
-        let (at, reply) = (0x6_0000u64, 0x6_1000u64);
-        self.poke(at, &[vec![kind, 0, 0, 0], body.to_vec()].concat());
+    /// A request to the IOMMU, whose answer has so many bytes; its status.
+    fn ask_iommu(&mut self, request: &[u8], answer: u32) -> u8 {
+        let (at, reply) = (0x6_0000u64, 0x6_2000u64);
+        self.poke(at, request);
         self.poke(reply, &[0xee; 4]);
-        self.poke(IOMMU_QUEUE, &descriptor(at, 4 + body.len() as u32, NEXT, 1));
-        self.poke(IOMMU_QUEUE + 16, &descriptor(reply, 4, WRITE, 0));
+        let read = descriptor(at, request.len() as u32, NEXT, 1);
+        self.poke(IOMMU_QUEUE, &read);
+        self.poke(IOMMU_QUEUE + 16, &descriptor(reply, answer, WRITE, 0));
         let slot = u64::from(self.asked % 16);
         self.asked += 1;
         self.poke(IOMMU_QUEUE + 0x1004 + 2 * slot, &[0, 0]);
@@ -233,13 +256,28 @@ impl Guest {
     }
 
     pub(super) fn map(&mut self, start: u64, bytes: u64, to: u64) -> u8 {
+        if self.para {
+            let header = [
+                longs(&[ENDPOINT.into()]),
+                words(&[0, (bytes / 4096) as u32, 0, 0]),
+            ];
+            let lists = [pages(start, bytes), pages(to, bytes)];
+            return self.ask_iommu(&[header.concat(), lists.concat()].concat(), 1);
+        }
         let range = longs(&[start, start + bytes - 1, to]);
-        self.ask_iommu(3, &[words(&[DOMAIN]), range, words(&[3])].concat())
+        self.ask_iommu(&[words(&[3, DOMAIN]), range, words(&[3])].concat(), 4)
     }
 
     pub(super) fn unmap(&mut self, start: u64, bytes: u64) -> u8 {
+        if self.para {
+            let header = [
+                longs(&[ENDPOINT.into()]),
+                words(&[1, (bytes / 4096) as u32]),
+            ];
+            return self.ask_iommu(&[header.concat(), pages(start, bytes)].concat(), 1);
+        }
         let range = longs(&[start, start + bytes - 1]);
-        self.ask_iommu(4, &[words(&[DOMAIN]), range, vec![0; 4]].concat())
+        self.ask_iommu(&[words(&[4, DOMAIN]), range, vec![0; 4]].concat(), 4)
     }
 
     /// Makes a read of `sector` available, and does not ring.
@@ -296,7 +334,8 @@ impl Guest {
             self.iommu.register(0x14, 1);
         }
         let report = self.peek(FAULT, 24);
-        assert_eq!(report[8..12], ENDPOINT.to_le_bytes());
+        let place = if self.para { 0 } else { 8 };
+        assert_eq!(report[place..place + 4], ENDPOINT.to_le_bytes());
         assert_eq!(report[16..24], at.to_le_bytes());
         let _ = rustix::io::read(&self.interrupt, &mut [0; 8]);
         assert_eq!(self.unmap(AWAY, DATA), 0);

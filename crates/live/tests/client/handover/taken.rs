@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use ringfence_live::daemon::{Daemon, Ended};
 use ringfence_live::handover::Limits;
 
-use super::guest::{Dir, Guest, daemon, end, log};
+use super::guest::{AWAY, Dir, Guest, daemon, daemon_of, end, log};
 use crate::rig::*;
 
 #[test]
@@ -71,6 +71,29 @@ fn descriptors_of_a_message_that_is_under_way_go_with_it() {
     assert_eq!(guest.disk.receive().0, 0, "it had its descriptor");
     guest.read(5);
     end(second);
+}
+
+#[test]
+fn what_the_para_virtual_iommu_maps_goes_over_as_records() {
+    let dir = Dir::new("para");
+    let mut first = daemon_of(&dir, Limits::default(), true);
+    let mut guest = Guest::boot_with(&dir, true);
+    guest.read(3);
+    for round in 0..3 {
+        let before = guest.mapped_in("self");
+        let (second, _) = Daemon::take_over(&dir.0, 0, &log()).unwrap();
+        assert_eq!(first.join().unwrap(), Ended::HandedOver);
+        let after = guest.mapped_in("self");
+        assert!(before.iter().all(|range| !after.contains(range)));
+        guest.read(20 + round);
+        // The second one knows what is mapped: it is not mapped again, and can be unmapped.
+        assert_eq!(guest.map(AWAY, 4096, 0), 5, "mapped already");
+        guest.is_stopped_at(Guest::stopped_at());
+        guest.read(30 + round);
+        first = second;
+    }
+    drop(guest);
+    end(first);
 }
 
 /// The second process of the test below.

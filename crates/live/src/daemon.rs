@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use ringfence_softiommu::iotlb::IotlbLimits;
 use ringfence_types::DeviceId;
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::caps::{Caps, Complaints};
 use crate::counters::{DeviceCounters, prometheus};
 use crate::dma::Direct;
 use crate::errant::{Errant, Misbehaviour, Tried};
@@ -57,6 +57,8 @@ pub struct Devices {
     pub paravirtual: bool,
     /// For tests: how the para-virtual IOMMU answers wrongly.
     pub misanswer: Option<Misanswer>,
+    /// What the guest can make this process keep.
+    pub caps: Caps,
     /// Whether there is an entropy device.
     pub entropy: bool,
     /// A network device.
@@ -186,6 +188,7 @@ impl Daemon {
             let counters = daemon.count(BLK.1);
             let mut disk =
                 Blk::new(file, devices.read_only, Arc::clone(&counters)).map_err(at(path))?;
+            disk.keep_within(&devices.caps, complaints(BLK.1, log));
             if let (Some(program), Some(Behind::Virtio(unit))) = (&devices.isolate, &iommu) {
                 let front = front(program, disk, devices, unit, &counters, log);
                 let front = front.map_err(at(path))?;
@@ -200,7 +203,7 @@ impl Daemon {
                     ));
                 }
                 if devices.back_end.is_some() {
-                    daemon.back_end(BLK, disk, counters, log)?;
+                    daemon.back_end(BLK, disk, &devices.caps, counters, log)?;
                 } else {
                     daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
                 }
@@ -254,8 +257,10 @@ impl Daemon {
         log: &Log,
     ) -> Result<Iommu, (PathBuf, io::Error)> {
         let counters = self.count(IOMMU);
-        let iommu = Iommu::new(Arc::clone(&counters)).map_err(|e| (self.machine.dir.clone(), e))?;
+        let iommu = Iommu::within(&devices.caps, Arc::clone(&counters))
+            .map_err(|e| (self.machine.dir.clone(), e))?;
         let mut device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
+        device.complain(complaints(IOMMU, log));
         if let Some(path) = &devices.requests {
             device.record(Recorder::create(path).map_err(|error| (path.clone(), error))?);
         }
@@ -320,6 +325,7 @@ impl Daemon {
         &mut self,
         (slot, name): (Slot, &'static str),
         device: D,
+        caps: &Caps,
         counters: Arc<DeviceCounters>,
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
@@ -328,7 +334,7 @@ impl Daemon {
         let (stop, log) = (self.stop.clone(), Arc::clone(log));
         let settings = Settings {
             device: DeviceId::new(slot.address()),
-            iotlb: IotlbLimits::default(),
+            iotlb: caps.iotlb(),
         };
         let report: Report = Arc::new(move |event| log(name, event));
         self.threads.push(thread::spawn(move || {
@@ -453,6 +459,11 @@ impl Daemon {
     pub fn stopper(&self) -> Stop {
         self.stop.clone()
     }
+}
+
+fn complaints(name: &'static str, log: &Log) -> Complaints {
+    let log = Arc::clone(log);
+    Complaints::new(move |refused| log(name, &Event::Refused(refused)))
 }
 
 /// For local use, and for one device.

@@ -160,6 +160,10 @@ impl Misbehaviour {
             return;
         };
         self.left.remove(at);
+        if errant == Errant::WriteReadOnly {
+            // What was read is the harder to stop: an IOTLB has it.
+            reach(dma, Access::Read, iova);
+        }
         let through = match (errant, &mut self.other) {
             (Errant::Foreign, Some(other)) => reach(other, access, iova),
             (Errant::AfterRevoke, _) => {

@@ -125,12 +125,65 @@ pub(crate) struct DeviceArgs {
     /// made), each with :N, the requests before
     #[arg(long, value_name = "HOW:N", help_heading = "Devices")]
     pub misanswer: Option<Misanswer>,
+    /// Limits.
+    #[command(flatten)]
+    pub caps: CapArgs,
     /// Memory of the guest in MiB
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=16384), help_heading = "Devices")]
     pub memory: u32,
     /// Processors of the guest
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16), help_heading = "Devices")]
     pub cpus: u32,
+}
+
+/// What a guest can make this process keep. What it asks beyond is refused to it, and said a few times on standard error.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limits of a guest")]
+pub(crate) struct CapArgs {
+    /// Mappings that its IOMMU driver can have, of all domains together
+    #[arg(long, value_name = "N", default_value_t = 1 << 16, value_parser = positive)]
+    pub max_mappings: usize,
+    /// Domains
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
+    pub max_domains: usize,
+    /// Tables of a domain, 4 KiB each; one maps 2 MiB
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = tables)]
+    pub max_tables: usize,
+    /// Descriptors of the disk's queue, a power of two
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = queue)]
+    pub max_queue: u16,
+    /// KiB of one request to the disk
+    #[arg(long, value_name = "KIB", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(4..=1 << 22))]
+    pub max_request: u64,
+    /// Pages of 4 KiB that a vhost-user back-end keeps translations of
+    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = positive)]
+    pub max_iotlb: usize,
+    /// Translations that it asks for at a time
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
+    pub max_misses: usize,
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    at_least(1, text)
+}
+
+/// One page takes a table of each level.
+fn tables(text: &str) -> Result<usize, String> {
+    at_least(4, text)
+}
+
+fn at_least(least: usize, text: &str) -> Result<usize, String> {
+    let most = 1 << 30;
+    let number = text.parse().ok();
+    number
+        .filter(|number| (least..=most).contains(number))
+        .ok_or_else(|| format!("it has to be from {least} to {most}"))
+}
+
+fn queue(text: &str) -> Result<u16, String> {
+    let size = text.parse().ok();
+    size.filter(|size: &u16| size.is_power_of_two() && (4..=1024).contains(size))
+        .ok_or_else(|| "it has to be a power of two from 4 to 1024".into())
 }
 
 /// What to do with guests.

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Devices, Ended, Log};
 use ringfence_live::handover::Limits;
 use ringfence_live::isolate::{Program, simulate};
@@ -99,6 +100,15 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<Devices,
         requests: args.requests.clone(),
         untranslated: args.no_iommu,
         back_end: args.vhost_user,
+        caps: Caps {
+            mappings: args.caps.max_mappings,
+            domains: args.caps.max_domains,
+            tables: args.caps.max_tables,
+            queue_size: args.caps.max_queue,
+            request_bytes: args.caps.max_request << 10,
+            iotlb_pages: args.caps.max_iotlb,
+            iotlb_misses: args.caps.max_misses,
+        },
         paravirtual: false,
         misanswer: args.misanswer,
         net: args.net.clone(),

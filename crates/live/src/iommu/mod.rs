@@ -26,6 +26,7 @@ pub use record::Recorder;
 pub use translated::Translated;
 
 use self::watched::Watched;
+use crate::caps::Caps;
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::isolate::Grants;
@@ -78,16 +79,31 @@ impl std::fmt::Debug for Iommu {
 }
 
 impl Iommu {
-    /// An IOMMU whose endpoints reach nothing until they are attached.
+    /// An IOMMU whose endpoints reach nothing until they are attached, within the default [`Caps`].
     ///
     /// # Errors
     /// If the host has no descriptors left.
     pub fn new(counters: Arc<DeviceCounters>) -> io::Result<Self> {
+        Self::within(&Caps::default(), counters)
+    }
+
+    /// The same, within these.
+    ///
+    /// # Errors
+    /// If the host has no descriptors left.
+    pub fn within(caps: &Caps, counters: Arc<DeviceCounters>) -> io::Result<Self> {
         let mut options = Options::default();
+        options.limits.mappings = caps.mappings;
+        options.limits.domains = caps.domains;
+        let limits = Limits {
+            domains: caps.domains,
+            tables: caps.tables,
+            ..Limits::default()
+        };
         if let Some(input) = IovaRange::inclusive(Iova::ZERO, Iova::new(LAST_IOVA)) {
             options.input = input;
         }
-        let sink = IommuSink::new(Limits::default(), GuestMemoryMmap::default());
+        let sink = IommuSink::new(limits, GuestMemoryMmap::default());
         let unit = Device::new(options, Watched::new(sink)).map_err(io::Error::other)?;
         let faults = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {

@@ -14,6 +14,7 @@ use virtio_queue::Queue;
 use super::chain::{Chain, MAX_SEGMENTS, Segments};
 use super::turn::{Done, Turn, serve_chains};
 use super::{Device, QueueBroken};
+use crate::caps::{Caps, Complaints};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::errant::Misbehaviour;
@@ -46,6 +47,24 @@ enum Status {
     Unsupported = 2,
 }
 
+/// A request that asks for more than one may; the driver sees an I/O error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLong {
+    /// Its bytes.
+    pub bytes: u64,
+    /// How many there may be.
+    pub most: u64,
+}
+
+impl std::fmt::Display for TooLong {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { bytes, most } = self;
+        write!(f, "a request of {bytes} bytes, at most {most}")
+    }
+}
+
+impl std::error::Error for TooLong {}
+
 /// A disk.
 #[derive(Debug)]
 pub struct Blk {
@@ -55,6 +74,9 @@ pub struct Blk {
     write_through: bool,
     buffer: Vec<u8>,
     misbehaviour: Option<Misbehaviour>,
+    queue_sizes: [u16; 1],
+    request_bytes: u64,
+    complaints: Complaints,
     counters: Arc<DeviceCounters>,
 }
 
@@ -66,6 +88,7 @@ impl Blk {
     pub fn new(file: File, read_only: bool, counters: Arc<DeviceCounters>) -> io::Result<Self> {
         // Seeking tells the size of block devices too.
         let bytes = io::Seek::seek(&mut &file, io::SeekFrom::End(0))?;
+        let caps = Caps::default();
         Ok(Self {
             file,
             sectors: bytes / SECTOR_BYTES,
@@ -73,6 +96,9 @@ impl Blk {
             write_through: true,
             buffer: Vec::new(),
             misbehaviour: None,
+            queue_sizes: [caps.queue_size],
+            request_bytes: caps.request_bytes,
+            complaints: Complaints::default(),
             counters,
         })
     }
@@ -105,6 +131,13 @@ impl Blk {
         }
         disk.sectors = sectors;
         Ok(disk)
+    }
+
+    /// Keeps it within `caps`; `complaints` hears of what is not.
+    pub fn keep_within(&mut self, caps: &Caps, complaints: Complaints) {
+        self.queue_sizes = [caps.queue_size];
+        self.request_bytes = caps.request_bytes;
+        self.complaints = complaints;
     }
 
     /// Makes it misbehave, to see what stops it.
@@ -149,6 +182,12 @@ impl Blk {
         else {
             return (Status::IoError, 0);
         };
+        let bytes = chain.readable.bytes().max(chain.writable.bytes());
+        if bytes > self.request_bytes {
+            let most = self.request_bytes;
+            self.complaints.say(&TooLong { bytes, most });
+            return (Status::IoError, 0);
+        }
         match kind {
             T_IN => self.read(sector, &mut chain.writable, dma),
             T_OUT if self.read_only => (Status::IoError, 0),
@@ -260,7 +299,7 @@ impl Device for Blk {
     }
 
     fn queue_sizes(&self) -> &[u16] {
-        &[256]
+        &self.queue_sizes
     }
 
     fn read_config(&self, offset: usize, data: &mut [u8]) {

@@ -5,11 +5,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ringfence_virtio_iommu::spec;
-use ringfence_virtio_iommu::{Handled, Queues, ServeError};
+use ringfence_virtio_iommu::{Handled, Queues, ServeError, Status};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemory;
 
 use super::{Awaited, Device, QueueBroken, Turn};
+use crate::caps::Complaints;
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::handover::{Own, Unmovable};
@@ -27,6 +28,7 @@ pub struct IommuDevice {
     faults_due: bool,
     counters: Arc<DeviceCounters>,
     recorder: Option<Recorder>,
+    complaints: Complaints,
 }
 
 impl IommuDevice {
@@ -38,7 +40,13 @@ impl IommuDevice {
             faults_due: false,
             counters,
             recorder: None,
+            complaints: Complaints::default(),
         }
+    }
+
+    /// Has somebody told of what the driver has too much of.
+    pub fn complain(&mut self, complaints: Complaints) {
+        self.complaints = complaints;
     }
 
     /// Has all requests written down.
@@ -157,11 +165,16 @@ impl IommuDevice {
         let announced = queue.avail_idx(memory, Ordering::Acquire)?.0 != queue.next_avail();
         let begun = Instant::now();
         let (iommu, counters) = (&self.iommu, &self.counters);
-        let recorder = &mut self.recorder;
+        let (recorder, complaints) = (&mut self.recorder, &mut self.complaints);
         let served =
             self.queues
                 .serve_requests(&mut iommu.unit(), queue, memory, |request, handled| {
                     counters.count_request(request, handled);
+                    if let Err(error) = &handled.result
+                        && error.status() == Some(Status::NoMem)
+                    {
+                        complaints.say(error);
+                    }
                     if let Some(recorder) = recorder {
                         recorder.add(request, handled.result.is_ok());
                     }

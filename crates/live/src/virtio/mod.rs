@@ -18,7 +18,7 @@ use crate::dma::Dma;
 use crate::handover::{Own, Unmovable};
 
 pub use transport::VirtioPci;
-pub use turn::{Done, Turn, serve_chains};
+pub use turn::{Done, TURN_BYTES, Turn, serve_chains};
 
 /// `VIRTIO_F_INDIRECT_DESC`.
 pub const F_INDIRECT_DESC: u64 = 1 << 28;

@@ -1,16 +1,19 @@
 //! One turn of a device at a queue.
 //!
 //! A driver that lets the device write over the ring's own index never runs out of chains. So a device serves at most as many chains a turn
-//! as the queue is long, and the next turn comes after whoever else waits for this thread.
+//! as the queue is long, or until it has had [`TURN_BYTES`] in hand, and the next turn comes after whoever else waits for this thread.
 
 use std::time::Instant;
 
 use virtio_queue::{Queue, QueueT};
 
 use super::QueueBroken;
-use super::chain::Chain;
+use super::chain::{Chain, Segments};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
+
+/// Bytes of chains after which a turn ends: what is asked of the device meanwhile waits for so many, and for one request more.
+pub const TURN_BYTES: u64 = 1 << 20;
 
 /// What became of a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,7 +49,11 @@ pub fn serve_chains<A: Dma>(
         return Ok(turn);
     }
     disabled?;
+    let mut bytes = 0_u64;
     for _ in 0..queue.size() {
+        if bytes >= TURN_BYTES {
+            break;
+        }
         let (avail, used) = (queue.next_avail(), queue.next_used());
         let chain = dma.settled(|memory| {
             queue.set_next_avail(avail);
@@ -65,6 +72,8 @@ pub fn serve_chains<A: Dma>(
             }
             continue;
         };
+        let both = [&chain.readable, &chain.writable].map(Segments::bytes);
+        bytes = both.into_iter().fold(bytes, u64::saturating_add);
         let begun = Instant::now();
         let done = serve(&mut chain, dma);
         let Done::Used(written) = done else {

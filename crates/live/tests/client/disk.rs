@@ -1,6 +1,9 @@
 //! The disk, by a driver: against a model, and with requests that no driver makes.
 
 use proptest::prelude::*;
+use ringfence_live::caps::{Caps, Complaints};
+use ringfence_live::server::Served;
+use ringfence_live::virtio::TURN_BYTES;
 
 use crate::rig::*;
 
@@ -60,6 +63,63 @@ fn kinds_of_request() {
     assert_eq!(ask(u32::MAX, 0, 512).0, 2);
     assert_eq!(&client.peek(DATA, 9), b"ringfence");
     assert_eq!(client.counters.requests.get(), 13);
+}
+
+#[test]
+fn what_one_request_may_ask_for() {
+    let counters: std::sync::Arc<ringfence_live::counters::DeviceCounters> =
+        std::sync::Arc::default();
+    let file = disk_file();
+    let mut disk =
+        ringfence_live::virtio::blk::Blk::new(file, false, std::sync::Arc::clone(&counters))
+            .unwrap();
+    let caps = Caps {
+        request_bytes: 8192,
+        queue_size: 64,
+        ..Caps::default()
+    };
+    let (sender, words) = std::sync::mpsc::channel();
+    disk.keep_within(
+        &caps,
+        Complaints::new(move |refused| sender.send(refused.to_string()).unwrap()),
+    );
+    let direct = ringfence_live::dma::Direct::default();
+    let mut client = Client::new(disk, direct, false, counters);
+    client.agree();
+    client.share_memory();
+    assert_eq!(client.register(0x18, 2), 64, "so much is offered");
+    client.begin(1 << 9);
+    // The status is not data.
+    assert_eq!(ask(&mut client, 1, IN, 0, 8192).0, 0);
+    assert_eq!(ask(&mut client, 2, IN, 0, 8704).0, 1);
+    assert_eq!(ask(&mut client, 3, OUT, 0, 8704).0, 1);
+    assert_eq!(ask(&mut client, 4, IN, 0, 512).0, 0);
+    let said: Vec<String> = words.try_iter().collect();
+    assert_eq!(said, ["a request of 8704 bytes, at most 8192"; 2]);
+}
+
+/// A turn ends after so many bytes; what is left is done when it is gone on with, with no doorbell.
+#[test]
+fn a_turn_is_bounded_by_bytes() {
+    let mut client = ready();
+    client.begin(1 << 9);
+    const BYTES: u32 = 128 << 10;
+    client.poke(HEADER, &request(IN, 0));
+    client.descriptor(0, HEADER, 16, NEXT, 1);
+    client.descriptor(1, DATA, BYTES, NEXT | WRITE, 2);
+    client.descriptor(2, STATUS, 1, WRITE, 0);
+    // All at once: only the last one rings.
+    for slot in 0..15_u64 {
+        client.poke(QUEUE + 0x1000 + 4 + 2 * slot, &[0, 0]);
+    }
+    client.offer(0, 15);
+    let first = TURN_BYTES.div_ceil(u64::from(BYTES)) as u16;
+    assert_eq!(client.used(), (first, BYTES + 1));
+    assert!(client.session.function().unfinished());
+    client.session.function().go_on();
+    assert_eq!(client.used().0, 15);
+    client.session.function().go_on();
+    assert!(!client.session.function().unfinished());
 }
 
 #[test]

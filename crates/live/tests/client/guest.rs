@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ringfence_live::caps::Caps;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::iommu::{GuestDma, Iommu, Translated};
 use ringfence_live::server::Served;
@@ -62,8 +63,12 @@ pub(crate) const EVENT_QUEUE: u64 = 0x5_0000;
 impl<D: Device> Guest<D> {
     /// With the device that `make` makes, which is called before its endpoint is added.
     pub(crate) fn with(make: impl FnOnce(&Iommu, Arc<DeviceCounters>) -> D) -> Self {
+        Self::within(&Caps::default(), make)
+    }
+
+    pub(crate) fn within(caps: &Caps, make: impl FnOnce(&Iommu, Arc<DeviceCounters>) -> D) -> Self {
         let counters = Arc::new(DeviceCounters::default());
-        let shared = Iommu::new(Arc::clone(&counters)).unwrap();
+        let shared = Iommu::within(caps, Arc::clone(&counters)).unwrap();
         let own = Arc::new(DeviceCounters::default());
         let device = make(&shared, Arc::clone(&own));
         let translated = shared.add_endpoint(DeviceId::new(ENDPOINT as u16)).unwrap();

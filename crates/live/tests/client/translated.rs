@@ -1,5 +1,6 @@
 //! A disk behind the IOMMU: it reaches what the guest maps for it, while it is mapped, and nothing else.
 
+use ringfence_live::caps::{Caps, Complaints};
 use ringfence_live::virtio::blk::Blk;
 
 use crate::guest::*;
@@ -8,7 +9,15 @@ use crate::rig::*;
 type Guest = crate::guest::Guest<Blk>;
 
 fn guest() -> Guest {
-    Guest::with(|_, counters| Blk::new(disk_file(), false, counters).unwrap())
+    guest_within(&Caps::default(), Complaints::default())
+}
+
+fn guest_within(caps: &Caps, complaints: Complaints) -> Guest {
+    let make = |_: &_, counters| Blk::new(disk_file(), false, counters).unwrap();
+    let mut guest = Guest::within(caps, make);
+    let unit = guest.iommu.session.function().device();
+    unit.complain(complaints);
+    guest
 }
 
 /// Rings, header, status: writable; a page for data at 0xb000.
@@ -188,4 +197,52 @@ fn requests_that_pile_up_are_all_answered() {
         guest.iommu.peek(IOMMU_QUEUE + 0x2002, 2),
         (size / 2).to_le_bytes()
     );
+}
+
+const NOMEM: u8 = 8;
+
+/// Each limit by itself: what is beyond is refused with a word, and what there was before works on.
+#[test]
+fn a_guest_that_wants_too_much_is_refused_and_its_disk_goes_on() {
+    let usual = Caps::default();
+    for (caps, word) in [
+        (
+            Caps {
+                mappings: 12,
+                ..usual
+            },
+            "too many mappings",
+        ),
+        (
+            Caps {
+                domains: 1,
+                ..usual
+            },
+            "too many domains",
+        ),
+        (Caps { tables: 8, ..usual }, "the sink: out of memory"),
+    ] {
+        let (sender, heard) = std::sync::mpsc::channel();
+        let complaints = Complaints::new(move |refused| sender.send(refused.to_string()).unwrap());
+        let mut guest = guest_within(&caps, complaints);
+        assert_eq!(guest.attach(), 0);
+        // The disk's rings and buffers.
+        assert_eq!(guest.map(AWAY, 0x2_0000, 0, READ_WRITE), 0);
+        guest.begin();
+        let mut refused = 0;
+        for n in 0..40_u64 {
+            let status = if caps.domains == 1 {
+                guest.ask(1, &words(&[DOMAIN + 1 + n as u32, ENDPOINT, 0, 0]))
+            } else {
+                guest.map((n + 1) << 30, 4096, 0, READ)
+            };
+            assert!([0, NOMEM].contains(&status), "{word}: {status}");
+            refused += usize::from(status == NOMEM);
+        }
+        let said: Vec<String> = heard.try_iter().collect();
+        assert!(refused > 16, "{word}: {refused}");
+        assert_eq!(said.len(), 16, "{word}: no more than a log bears");
+        assert!(said.iter().all(|said| said == word), "{said:?}");
+        assert_eq!(read(&mut guest, 1, 0xb000 + AWAY), Some(0), "{word}");
+    }
 }

@@ -57,9 +57,12 @@ impl Caps {
 /// Most words about one device: a guest must not fill its host's log.
 const WORDS: u32 = 16;
 
+/// Hears what was refused.
+type Tell = dyn Fn(&(dyn Error + 'static)) + Send;
+
 /// Says what was refused to a guest, as often as a log bears it.
 pub struct Complaints {
-    tell: Box<dyn Fn(&(dyn Error + 'static)) + Send>,
+    tell: Box<Tell>,
     left: u32,
 }
 

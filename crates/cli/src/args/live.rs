@@ -31,7 +31,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
     /// The IOMMU is the para-virtual one; the guest needs its module (`guest prepare --module pviommu`)
-    #[arg(long, conflicts_with = "no_iommu")]
+    #[arg(long, conflicts_with_all = ["no_iommu", "vhost_user"])]
     pub pviommu: bool,
     /// Take the devices over that another `serve` has in the directory, while their guest runs; the other one ends with exit code 4
     #[arg(long, conflicts_with_all = [

@@ -218,7 +218,7 @@ fn a_guest_that_wants_too_much_is_refused_and_its_disk_goes_on() {
                 domains: 1,
                 ..usual
             },
-            "too many domains",
+            "the sink: out of memory",
         ),
         (Caps { tables: 8, ..usual }, "the sink: out of memory"),
     ] {

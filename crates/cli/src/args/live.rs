@@ -191,7 +191,7 @@ fn queue(text: &str) -> Result<u16, String> {
 pub(crate) enum GuestCommand {
     /// Boot a guest, run a command in it, end with the command's exit code
     #[command(long_about = GUEST_RUN_LONG, after_help = GUEST_RUN_EXAMPLES)]
-    Run(GuestRunArgs),
+    Run(Box<GuestRunArgs>),
     /// Fetch and build what a guest needs, and print where it is
     #[command(long_about = GUEST_PREPARE_LONG, after_help = GUEST_PREPARE_EXAMPLES)]
     Prepare(GuestPrepareArgs),

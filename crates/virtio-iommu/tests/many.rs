@@ -149,3 +149,17 @@ fn up_and_down_and_every_other() {
     assert_eq!(both.count, 2);
     both.check();
 }
+
+/// What was removed last keeps its place; a longer mapping that begins there meets the next one, in the same leaf or another.
+#[test]
+fn a_place_that_is_free_again_has_no_more_room_than_before() {
+    let mut both = Both::new();
+    for page in 0..=200 {
+        both.map(page, page);
+    }
+    for page in 0..200 {
+        both.unmap(page, page);
+        both.map(page, page + 1);
+        both.map(page, page);
+    }
+}

@@ -61,6 +61,7 @@ pub const OUTCOMES: &[&str] = &[
     "reclaim: Mapped",
     "reclaim: NotPresent",
     "reclaim: NotInvalidated",
+    "reclaim: Lost",
     "reset",
     "migrated",
     "no host",
@@ -438,6 +439,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
                     Err(ReclaimError::Mapped { .. }) => "reclaim: Mapped",
                     Err(ReclaimError::NotPresent) => "reclaim: NotPresent",
                     Err(ReclaimError::NotInvalidated) => "reclaim: NotInvalidated",
+                    Err(ReclaimError::Lost) => "reclaim: Lost",
                     Err(ReclaimError::Corrupt) => panic!("a sound second stage is corrupt"),
                 });
             }

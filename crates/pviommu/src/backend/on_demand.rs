@@ -50,7 +50,7 @@ pub enum SetupError {
     Table(TableError),
 }
 
-/// Why a frame was not reclaimed. The page has it still, unless it had none.
+/// Why a frame was not reclaimed. The page has it still, unless it had none or has [`Lost`](Self::Lost) it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReclaimError {
     /// The page is no memory of this machine.
@@ -64,6 +64,8 @@ pub enum ReclaimError {
     NotPresent,
     /// The guest's processors may still reach it: the invalidation failed.
     NotInvalidated,
+    /// The same, and there was no table page left to put the frame back: the page has lost it, with what was in it. It is not handed out.
+    Lost,
     /// The second stage is not as it was written.
     Corrupt,
 }
@@ -84,6 +86,9 @@ impl fmt::Display for ReclaimError {
             Self::Mapped { mappings } => write!(f, "devices reach it by {mappings} mappings"),
             Self::NotPresent => f.write_str("the page has no frame"),
             Self::NotInvalidated => f.write_str("the invalidation failed"),
+            Self::Lost => f.write_str(
+                "the invalidation failed, and no table page was left to put the frame back",
+            ),
             Self::Corrupt => f.write_str("the second stage is corrupt"),
         }
     }
@@ -226,8 +231,8 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
             let back = self.second_stage.map(&self.memory, &self.tables, request);
             return Err(match back {
                 Ok(()) => ReclaimError::NotInvalidated,
-                // The frame is lost to both. It is not handed out.
-                Err(_) => ReclaimError::Corrupt,
+                // The table that led to it went with the entry, and its page waits for the invalidation.
+                Err(_) => ReclaimError::Lost,
             });
         }
         self.stats.reclaimed += 1;

@@ -80,6 +80,21 @@ errant() {
     done
     said 'ringfence_faults_total{device="pviommu"} 5' && said 'ringfence_strays_through_total{device="blk"} 0'
 }
+# The disk is a process, which is granted what the module maps: what it does on its own around that is stopped and named.
+apart() {
+    behind --module-args "cache=0" "$@" --isolate --errant stray:dead0000,after-revoke,write-read-only,read-write-only --metrics -- \
+        sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
+    [[ ${PIPESTATUS[0]} == 0 ]] || return 1
+    local class access at
+    for class in stray after-revoke write-read-only read-write-only; do
+        access=write
+        [[ $class != read-write-only ]] || access=read
+        at=$(sed -n "s/^ringfence: blk: errant $access ($class) at \(0x[0-9a-f]*\): stopped\$/\1/p" "$log")
+        [[ $at ]] || { echo "not tried or not stopped: $class"; return 1; }
+        said "0000:00:04.0 was stopped: a $access at $at" || return 1
+    done
+    said 'ringfence_faults_total{device="pviommu"} 4' && said 'ringfence_strays_through_total{device="blk"} 0'
+}
 kept() {
     behind --module-args "cache=1" "$@" --errant after-unmap --metrics -- sh -c "$READS" 2>&1 | grep -v 'service_seconds\|^#'
     said 'errant write (after-unmap) at .*: not stopped' && said 'strays_through_total{device="blk"} 1'
@@ -177,6 +192,9 @@ for kernel in $KERNELS; do
     try "files: $kernel, cached" files 1 --kernel "$kernel"
     try "files: $kernel, not cached, two processors" files 0 --kernel "$kernel" --cpus 2
     try "errant DMAs stopped and named: $kernel" errant --kernel "$kernel"
+    try "apart: files: $kernel, not cached" files 0 --kernel "$kernel" --isolate
+    try "apart: files: $kernel, cached, two processors" files 1 --kernel "$kernel" --cpus 2 --isolate
+    try "apart: errant DMAs stopped and named: $kernel" apart --kernel "$kernel"
     try "expired: $kernel" expired --kernel "$kernel"
     try "network between guests: $kernel" network --kernel "$kernel"
     try "counted: $kernel" counted --kernel "$kernel"

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use guest::*;
 use rig::*;
+use ringfence_live::iommu::Behind;
 use ringfence_live::isolate::{Front, Image, Program, start};
 use ringfence_live::virtio::Device;
 use ringfence_live::virtio::blk::Blk;
@@ -41,13 +42,14 @@ fn process() -> Guest<Front> {
             errant: &[],
         };
         let (grants, link) = start(&program, &image, &counters).unwrap();
-        let endpoint = iommu.set_apart(DeviceId::new(ENDPOINT as u16), grants);
+        let device = DeviceId::new(ENDPOINT as u16);
+        iommu.set_apart(device, grants);
         let disk = Blk::new(file.try_clone().unwrap(), false, Arc::clone(&counters)).unwrap();
         Front::new(
             disk,
             link,
-            iommu.clone(),
-            endpoint,
+            Behind::Virtio(iommu.clone()),
+            device,
             counters,
             Box::new(|_| {}),
         )

@@ -71,8 +71,6 @@ impl Devices {
         let apart = self.isolate.is_some();
         let why = if apart && (self.untranslated || self.back_end.is_some()) {
             "a process of its own is granted what an IOMMU of ours maps, and there is none"
-        } else if apart && self.paravirtual {
-            "a process of its own is granted what the virtio-iommu maps, not yet what the para-virtual one does"
         } else if apart && self.errant.contains(&Errant::Foreign) {
             "a disk in a process of its own has no other device to misbehave for it"
         } else if !apart && self.errant.contains(&Errant::AfterRevoke) {
@@ -189,8 +187,8 @@ impl Daemon {
             let mut disk =
                 Blk::new(file, devices.read_only, Arc::clone(&counters)).map_err(at(path))?;
             disk.keep_within(&devices.caps, complaints(BLK.1, log));
-            if let (Some(program), Some(Behind::Virtio(unit))) = (&devices.isolate, &iommu) {
-                let front = front(program, disk, devices, unit, &counters, log);
+            if let (Some(program), Some(behind)) = (&devices.isolate, &iommu) {
+                let front = front(program, disk, devices, behind, &counters, log);
                 let front = front.map_err(at(path))?;
                 daemon.attach(BLK, front, iommu.as_ref(), counters, log)?;
             } else {
@@ -481,7 +479,7 @@ fn front(
     program: &Program,
     disk: Blk,
     devices: &Devices,
-    iommu: &Iommu,
+    iommu: &Behind,
     counters: &Arc<DeviceCounters>,
     log: &Log,
 ) -> io::Result<Front> {
@@ -491,12 +489,13 @@ fn front(
         errant: &devices.errant,
     };
     let (grants, link) = isolate::start(program, &image, counters).map_err(io::Error::other)?;
-    let endpoint = iommu.set_apart(DeviceId::new(BLK.0.address()), grants);
+    let device = DeviceId::new(BLK.0.address());
+    iommu.set_apart(device, grants).map_err(io::Error::other)?;
     let (log, watched) = (Arc::clone(log), iommu.clone());
     let tell = move |said: &Said<'_>| match said {
         Said::Ended(breach) => {
             // The one who had to wait for it knows better why it has gone.
-            let cause = watched.with_grants(DeviceId::new(BLK.0.address()), Grants::take_breach);
+            let cause = watched.with_grants(device, Grants::take_breach);
             log(
                 BLK.1,
                 &Event::Ended(cause.flatten().as_ref().unwrap_or(breach)),
@@ -509,7 +508,7 @@ fn front(
         disk,
         link,
         iommu.clone(),
-        endpoint,
+        device,
         counters,
         Box::new(tell),
     ))

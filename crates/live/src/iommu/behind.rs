@@ -1,8 +1,10 @@
 //! Which of the two IOMMUs a device stands behind.
 
-use ringfence_types::DeviceId;
+use ringfence_types::{Access, DeviceId, Iova};
+use ringfence_virtio_iommu::{Denied, DeniedReason, EndpointId};
 
 use super::{AddError, Iommu, Translated};
+use crate::isolate::Grants;
 use crate::pviommu::PvIommu;
 
 /// An IOMMU. Clones are the same one.
@@ -34,6 +36,51 @@ impl Behind {
         match self {
             Self::Virtio(iommu) => iommu.another_reader(device),
             Self::Para(iommu) => iommu.reader(device).map_err(AddError::Unit),
+        }
+    }
+
+    /// The device of an endpoint that is yet to be added is the process that has these grants.
+    ///
+    /// # Errors
+    /// The para-virtual IOMMU was not told of such a device, or was told of its process already.
+    pub fn set_apart(&self, device: DeviceId, grants: Grants) -> Result<(), AddError> {
+        match self {
+            Self::Virtio(iommu) => iommu.set_apart(device, grants),
+            Self::Para(iommu) if iommu.set_apart(device, grants) => {}
+            Self::Para(_) => return Err(AddError::Apart(device)),
+        }
+        Ok(())
+    }
+
+    /// Does something with the grants of such a device.
+    pub fn with_grants<R>(
+        &self,
+        device: DeviceId,
+        with: impl FnOnce(&mut Grants) -> R,
+    ) -> Option<R> {
+        match self {
+            Self::Virtio(iommu) => iommu.with_grants(device, with),
+            Self::Para(iommu) => iommu.with_grants(device, with),
+        }
+    }
+
+    /// Tells the driver of an access that was stopped, as soon as it gives a buffer for that.
+    pub(crate) fn report(
+        &self,
+        device: DeviceId,
+        iova: Iova,
+        access: Access,
+        reason: DeniedReason,
+    ) {
+        match self {
+            Self::Virtio(iommu) => iommu.report(Denied {
+                endpoint: EndpointId::new(device.get().into()),
+                iova,
+                access,
+                reason,
+            }),
+            // It knows the reason by its own record.
+            Self::Para(iommu) => iommu.report(device, iova, access),
         }
     }
 }

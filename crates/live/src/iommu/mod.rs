@@ -59,6 +59,8 @@ pub enum AddError {
     Endpoint(EndpointError),
     /// The software IOMMU does.
     Unit(IommuError),
+    /// A process cannot stand for this device.
+    Apart(DeviceId),
 }
 
 impl std::fmt::Display for AddError {
@@ -66,6 +68,7 @@ impl std::fmt::Display for AddError {
         match self {
             Self::Endpoint(error) => error.fmt(f),
             Self::Unit(error) => error.fmt(f),
+            Self::Apart(device) => write!(f, "no process can stand for device {device}"),
         }
     }
 }
@@ -142,10 +145,9 @@ impl Iommu {
     }
 
     /// The device of an endpoint that is yet to be added is the process that has these grants.
-    pub fn set_apart(&self, device: DeviceId, grants: Grants) -> EndpointId {
+    pub fn set_apart(&self, device: DeviceId, grants: Grants) {
         let endpoint = EndpointId::new(device.get().into());
         self.unit().sink_mut().apart.add(endpoint, grants);
-        endpoint
     }
 
     /// Does something with the grants of such a device.

@@ -2,7 +2,7 @@
 
 use ringfence_softiommu::{Pin, Reader};
 use ringfence_types::{Access, DeviceId, Fault, FaultReason, IovaRange};
-use ringfence_virtio_iommu::{Denied, DeniedReason, EndpointId};
+use ringfence_virtio_iommu::{DeniedReason, EndpointId};
 use vm_memory::GuestMemoryMmap;
 
 use super::Behind;
@@ -53,10 +53,9 @@ impl Dma for Translated {
         // Whoever holds the IOMMU may be waiting for this very pin to end.
         drop(online);
         if let Some(fault) = fault {
-            match &self.iommu {
-                Behind::Virtio(iommu) => iommu.report(denied(endpoint(self.device), &fault)),
-                Behind::Para(iommu) => iommu.report(self.device, &fault),
-            }
+            let reason = reason(&fault);
+            self.iommu
+                .report(self.device, fault.iova, fault.access, reason);
         }
         result
     }
@@ -70,15 +69,10 @@ fn endpoint(device: DeviceId) -> EndpointId {
     EndpointId::new(device.get().into())
 }
 
-fn denied(endpoint: EndpointId, fault: &Fault) -> Denied {
-    Denied {
-        endpoint,
-        iova: fault.iova,
-        access: fault.access,
-        reason: match fault.reason {
-            FaultReason::Blocked => DeniedReason::Unattached,
-            FaultReason::ReadDenied | FaultReason::WriteDenied => DeniedReason::Permission,
-            _ => DeniedReason::NotMapped,
-        },
+fn reason(fault: &Fault) -> DeniedReason {
+    match fault.reason {
+        FaultReason::Blocked => DeniedReason::Unattached,
+        FaultReason::ReadDenied | FaultReason::WriteDenied => DeniedReason::Permission,
+        _ => DeniedReason::NotMapped,
     }
 }

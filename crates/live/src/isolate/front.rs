@@ -7,7 +7,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ringfence_virtio_iommu::{Denied, DeniedReason, EndpointId};
+use ringfence_types::DeviceId;
+use ringfence_virtio_iommu::DeniedReason;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use virtio_queue::Queue;
@@ -18,7 +19,7 @@ use super::wire::{MAX_BYTES, Order, Report};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::errant::Tried;
-use crate::iommu::Iommu;
+use crate::iommu::Behind;
 use crate::virtio::blk::Blk;
 use crate::virtio::{Awaited, Device, QueueBroken, Turn};
 
@@ -60,8 +61,8 @@ pub struct Front {
     /// Answers for what does not change: features and configuration.
     disk: Blk,
     link: Link,
-    iommu: Iommu,
-    endpoint: EndpointId,
+    iommu: Behind,
+    device: DeviceId,
     lanes: Vec<Lane>,
     resetting: bool,
     ended: bool,
@@ -71,17 +72,17 @@ pub struct Front {
 
 impl std::fmt::Debug for Front {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Front({}, {:?})", self.endpoint, self.link)
+        write!(f, "Front({}, {:?})", self.device, self.link)
     }
 }
 
 impl Front {
-    /// The front of the process at `link`, whose `disk` is like this one. What it says of stopped accesses is told as `endpoint`'s.
+    /// The front of the process at `link`, whose `disk` is like this one. What it says of stopped accesses is told as `device`'s.
     pub fn new(
         disk: Blk,
         link: Link,
-        iommu: Iommu,
-        endpoint: EndpointId,
+        iommu: Behind,
+        device: DeviceId,
         counters: Arc<DeviceCounters>,
         tell: Tell,
     ) -> Self {
@@ -90,7 +91,7 @@ impl Front {
             disk,
             link,
             iommu,
-            endpoint,
+            device,
             lanes,
             resetting: false,
             ended: false,
@@ -168,16 +169,14 @@ impl Front {
                 iova,
                 access,
                 permission,
-            } => self.iommu.report(Denied {
-                endpoint: self.endpoint,
-                iova,
-                access,
-                reason: if permission {
+            } => {
+                let reason = if permission {
                     DeniedReason::Permission
                 } else {
                     DeniedReason::NotMapped
-                },
-            }),
+                };
+                self.iommu.report(self.device, iova, access, reason);
+            }
             Report::Tried {
                 errant,
                 access,

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_softiommu::IommuError;
-use ringfence_types::{Access, DeviceId, Fault, IovaRange};
+use ringfence_types::{Access, DeviceId, Iova, IovaRange};
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
@@ -20,6 +20,7 @@ pub use unit::UnitError;
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::iommu::{Behind, Translated};
+use crate::isolate::Grants;
 
 /// The IOMMU. Clones are the same one.
 #[derive(Clone)]
@@ -67,6 +68,21 @@ impl PvIommu {
         Ok(Translated::new(Behind::Para(self.clone()), device, reader))
     }
 
+    /// One of its devices, which nothing is mapped for yet, is the process that has these grants. False if it is none of them, or was set apart before.
+    #[must_use = "the process may reach what its device does not"]
+    pub fn set_apart(&self, device: DeviceId, grants: Grants) -> bool {
+        self.unit().set_apart(device, grants)
+    }
+
+    /// Does something with the grants of such a device.
+    pub fn with_grants<R>(
+        &self,
+        device: DeviceId,
+        with: impl FnOnce(&mut Grants) -> R,
+    ) -> Option<R> {
+        self.unit().with_grants(device, with)
+    }
+
     /// What the IOMMU itself reaches memory through: directly. The memory that its client shares is the guest's.
     pub fn memory(&self) -> PvDma {
         PvDma {
@@ -87,9 +103,9 @@ impl PvIommu {
     }
 
     /// Tells the driver of an access that was stopped, as soon as it gives a buffer for that.
-    pub(crate) fn report(&self, device: DeviceId, fault: &Fault) {
+    pub(crate) fn report(&self, device: DeviceId, iova: Iova, access: Access) {
         let mut unit = self.unit();
-        if unit.report(device, fault.access, fault.iova) {
+        if unit.report(device, access, iova) {
             self.shared.counters.stale.add(1);
         }
         drop(unit);

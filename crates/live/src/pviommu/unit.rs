@@ -1,25 +1,21 @@
 //! The backend over the software IOMMU: a domain for each device, and the guest's memory as its client shares it.
 
 mod records;
+mod tables;
 
-use std::collections::VecDeque;
-
-use ringfence_pviommu::backend::{
-    Backend, BackendError, IoError, IoTables, Limits, Resident, Slot,
-};
+use ringfence_pviommu::backend::{Backend, BackendError, Limits, Resident, Slot};
 use ringfence_pviommu::wire::{Config, Devid, Event, Gpa, PAGE_BYTES, Status};
-use ringfence_softiommu::{IommuError, Limits as UnitLimits, MapReason, Reader, SoftIommu};
-use ringfence_types::{
-    Access, AddressRange, DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr,
-};
+use ringfence_softiommu::{IommuError, Reader};
+use ringfence_types::{Access, AddressRange, DeviceId, Iova, IovaRange};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use self::tables::Domains;
+use crate::isolate::Grants;
 
 /// The page at 0 is never mapped: drivers take its address for none. What the software IOMMU's tables can map ends the window.
 const WINDOW: (u64, u64) = (PAGE_BYTES, (1 << 48) - 1);
 /// Most pages of one request: 64 KiB of a map.
 const PAGES_MAX: u32 = 4096;
-/// Unmapped pages that are remembered, so that an access to one is counted as stale.
-const REMEMBERED: usize = 4096;
 
 /// Why there is no such unit.
 #[derive(Debug)]
@@ -78,16 +74,7 @@ impl Unit {
                 Config::new(window, PAGES_MAX, id(devices.first()), id(devices.last())).ok()
             })
             .ok_or(UnitError::Config)?;
-        let mut iommu = SoftIommu::new(UnitLimits::default(), GuestMemoryMmap::default());
-        for (device, number) in devices.iter().zip(0..) {
-            iommu.add_endpoint(*device)?;
-            iommu.create_domain(DomainId::new(number))?;
-        }
-        let tables = Domains {
-            iommu,
-            leaving: Vec::new(),
-            gone: VecDeque::new(),
-        };
+        let tables = Domains::new(&devices)?;
         let ids = devices.iter().copied().map(devid);
         let memory = Resident::new(Vec::new());
         let backend = Backend::new(config, Limits::default(), ids, memory, tables);
@@ -102,7 +89,28 @@ impl Unit {
         &mut self,
         device: DeviceId,
     ) -> Result<Reader<GuestMemoryMmap>, IommuError> {
-        self.backend.tables().iommu.reader(device)
+        self.backend.tables().reader(device)
+    }
+
+    /// What this device reaches is a process of its own, which has these grants. False if there is no such device.
+    pub(super) fn set_apart(&mut self, device: DeviceId, grants: Grants) -> bool {
+        let slot = self.slot(device);
+        slot.is_some_and(|slot| self.backend.tables().set_apart(slot, grants))
+    }
+
+    /// Does something with the grants of such a device.
+    pub(super) fn with_grants<R>(
+        &mut self,
+        device: DeviceId,
+        with: impl FnOnce(&mut Grants) -> R,
+    ) -> Option<R> {
+        let slot = self.slot(device)?;
+        self.backend.tables().grants(slot).map(with)
+    }
+
+    fn slot(&self, device: DeviceId) -> Option<Slot> {
+        let index = self.devices.iter().position(|one| *one == device)?;
+        u32::try_from(index).ok().map(Slot::new)
     }
 
     /// When it returns, no device holds anything of the memory before.
@@ -112,8 +120,7 @@ impl Unit {
             AddressRange::new(start, region.len())
         });
         *self.backend.backing() = Resident::new(ranges.collect());
-        // Whoever calls is no reader, so it is not refused.
-        let _ = self.backend.tables().iommu.set_memory(memory.clone());
+        self.backend.tables().set_memory(memory);
     }
 
     /// What the driver is told.
@@ -123,22 +130,16 @@ impl Unit {
 
     /// The driver begins: what it maps is what devices reach.
     pub(crate) fn start(&mut self) {
-        for (device, number) in self.devices.iter().zip(0..) {
-            let iommu = &mut self.backend.tables().iommu;
-            // Both are there, and whoever calls is no reader.
-            let _ = iommu.attach(*device, DomainId::new(number));
-        }
+        self.backend.tables().attach(&self.devices);
         self.running = true;
     }
 
     /// When it returns, devices reach nothing and no mapping is left.
     pub(crate) fn reset(&mut self) {
-        for device in &self.devices {
-            let _ = self.backend.tables().iommu.detach(*device);
-        }
-        // Nobody is attached any more, so nothing can be left due.
+        self.backend.tables().detach(&self.devices);
+        // Nobody is attached any more. What is left due is a process that hangs in the kernel: nothing is done for its device until it is gone.
         let _ = self.backend.reset();
-        self.backend.tables().gone.clear();
+        self.backend.tables().clear();
         self.running = false;
     }
 
@@ -162,73 +163,12 @@ impl Unit {
             self.backend.report(devid(device), access, iova);
         }
         let mapped = self.backend.mapping(devid(device), page(iova)).is_some();
-        let number = self.devices.iter().position(|one| *one == device);
-        let mut gone = self.backend.tables().gone.iter();
-        !mapped && gone.any(|(slot, at)| Some(slot.index()) == number && *at == page(iova))
+        let slot = self.slot(device);
+        !mapped && slot.is_some_and(|slot| self.backend.tables().was_mapped(slot, page(iova)))
     }
 
     /// The next event that the driver has not been told of.
     pub(crate) fn next_event(&mut self) -> Option<Event> {
         self.backend.next_event()
-    }
-}
-
-/// Each device's domain. What is unmapped stays until it is settled, so that one wait does for all of a request.
-struct Domains {
-    iommu: SoftIommu<GuestMemoryMmap>,
-    leaving: Vec<(Slot, Iova)>,
-    gone: VecDeque<(Slot, Iova)>,
-}
-
-fn domain_of(device: Slot) -> DomainId {
-    DomainId::new(u16::try_from(device.index()).unwrap_or(u16::MAX))
-}
-
-impl IoTables for Domains {
-    fn map(
-        &mut self,
-        device: Slot,
-        giova: Iova,
-        frame: PhysAddr,
-        direction: Direction,
-    ) -> Result<(), IoError> {
-        // Put back what has not left yet.
-        let waiting = self.leaving.iter().position(|one| *one == (device, giova));
-        if let Some(at) = waiting {
-            self.leaving.swap_remove(at);
-            return Ok(());
-        }
-        let range = IovaRange::new(giova, PAGE_BYTES).ok_or(IoError::Failed)?;
-        let domain = self.iommu.domain(domain_of(device));
-        let domain = domain.map_err(|_| IoError::Failed)?;
-        let mapped = domain.map(range, frame, direction.permissions());
-        mapped.map_err(|error| match error.reason {
-            MapReason::OutOfTables => IoError::NoRoom,
-            _ => IoError::Failed,
-        })
-    }
-
-    fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError> {
-        self.leaving.push((device, giova));
-        Ok(())
-    }
-
-    fn settle(&mut self, device: Slot) -> Result<(), IoError> {
-        let of_device = |(slot, _): &&(Slot, Iova)| *slot == device;
-        let pages = self.leaving.iter().filter(of_device);
-        let ranges = pages.filter_map(|(_, giova)| IovaRange::new(*giova, PAGE_BYTES));
-        let domain = self.iommu.domain(domain_of(device));
-        let domain = domain.map_err(|_| IoError::Failed)?;
-        domain.unmap_all(ranges).map_err(|_| IoError::Failed)?;
-        let Self { leaving, gone, .. } = self;
-        leaving.retain(|one| {
-            let left = one.0 == device;
-            if left {
-                gone.push_back(*one);
-            }
-            !left
-        });
-        gone.drain(..gone.len().saturating_sub(REMEMBERED));
-        Ok(())
     }
 }

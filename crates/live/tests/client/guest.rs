@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ringfence_live::caps::Caps;
 use ringfence_live::counters::DeviceCounters;
+use ringfence_live::dma::Dma;
 use ringfence_live::iommu::{GuestDma, Iommu, Translated};
 use ringfence_live::server::Served;
 use ringfence_live::virtio::Device;
@@ -40,21 +41,26 @@ impl Idle for ringfence_live::isolate::Front {
     }
 }
 
-pub(crate) struct Guest<D: Device> {
-    pub(crate) iommu: Client<IommuDevice, GuestDma>,
+/// The virtio-iommu's client.
+pub(crate) type Virtio = Client<IommuDevice, GuestDma>;
+
+/// A guest and its client for the IOMMU: this one's, or the para-virtual one's.
+pub(crate) struct Guest<D: Device, I = Virtio> {
+    pub(crate) iommu: I,
     pub(crate) disk: Client<D, Translated>,
     pub(crate) requests: u16,
 }
 
-trait Share {
-    fn share(&mut self);
-}
-
-impl<D: ringfence_live::virtio::Device, A: ringfence_live::dma::Dma> Share for Client<D, A> {
-    fn share(&mut self) {
-        self.agree();
-        self.share_memory();
-    }
+/// One guest: both see the same memory.
+pub(crate) fn share<D: Device, A: Dma, E: Device, B: Dma>(
+    iommu: &mut Client<D, A>,
+    disk: &mut Client<E, B>,
+) {
+    disk.ram = iommu.ram.try_clone().unwrap();
+    iommu.agree();
+    iommu.share_memory();
+    disk.agree();
+    disk.share_memory();
 }
 
 pub(crate) const IOMMU_QUEUE: u64 = 0x4_0000;
@@ -77,11 +83,7 @@ impl<D: Device> Guest<D> {
         let iommu = IommuDevice::new(shared.clone(), Arc::clone(&counters));
         let mut iommu = Client::new(iommu, shared.memory(), false, counters);
         let mut disk = Client::new(device, translated, true, own);
-        // One guest: both see the same memory.
-        disk.ram = iommu.ram.try_clone().unwrap();
-        for client in [&mut iommu as &mut dyn Share, &mut disk] {
-            client.share();
-        }
+        share(&mut iommu, &mut disk);
         // Input range, domain range, MAP and UNMAP, PROBE.
         iommu.negotiate(0b10111);
         iommu.enable(0, 16, IOMMU_QUEUE);
@@ -101,33 +103,6 @@ impl<D: Device> Guest<D> {
         assert_eq!(self.map(0xb000 + AWAY, 0x1000, 0xb000, READ_WRITE), 0);
         self.begin();
         self
-    }
-
-    /// Waits until the device has done what it was told to, or can do no more.
-    pub(crate) fn settle(&mut self)
-    where
-        D: Idle,
-    {
-        while !self.disk.session.function().device().idle() && self.wait() {}
-    }
-
-    /// Waits until the device has heard something from elsewhere. False if there is nothing to wait for, or nothing comes.
-    pub(crate) fn wait(&mut self) -> bool {
-        let function = self.disk.session.function();
-        let Some(awaited) = function.waits_for() else {
-            return false;
-        };
-        let limit = Timespec {
-            tv_sec: 30,
-            tv_nsec: 0,
-        };
-        let mut fds = [PollFd::from_borrowed_fd(awaited.fd, PollFlags::IN)];
-        let came = matches!(poll(&mut fds, Some(&limit)), Ok(1));
-        function.came();
-        while function.unfinished() {
-            function.go_on();
-        }
-        came
     }
 
     /// A request to the IOMMU; its status.
@@ -172,13 +147,6 @@ impl<D: Device> Guest<D> {
         self.ask(4, &body.concat())
     }
 
-    /// A disk that runs, all its addresses away.
-    pub(crate) fn begin(&mut self) {
-        self.disk.negotiate(ACCESS_PLATFORM);
-        self.disk.enable(0, 16, QUEUE + AWAY);
-        self.disk.set(0x14, &[15]);
-    }
-
     /// Gives the IOMMU a buffer for a fault.
     pub(crate) fn wait_for_a_fault(&mut self) {
         self.iommu
@@ -201,14 +169,59 @@ impl<D: Device> Guest<D> {
     }
 }
 
+impl<D: Device, I> Guest<D, I> {
+    /// Waits until the device has done what it was told to, or can do no more.
+    pub(crate) fn settle(&mut self)
+    where
+        D: Idle,
+    {
+        while !self.disk.session.function().device().idle() && self.wait() {}
+    }
+
+    /// Waits until the device has heard something from elsewhere. False if there is nothing to wait for, or nothing comes.
+    pub(crate) fn wait(&mut self) -> bool {
+        let function = self.disk.session.function();
+        let Some(awaited) = function.waits_for() else {
+            return false;
+        };
+        let limit = Timespec {
+            tv_sec: 30,
+            tv_nsec: 0,
+        };
+        let mut fds = [PollFd::from_borrowed_fd(awaited.fd, PollFlags::IN)];
+        let came = matches!(poll(&mut fds, Some(&limit)), Ok(1));
+        function.came();
+        while function.unfinished() {
+            function.go_on();
+        }
+        came
+    }
+
+    /// A disk that runs, all its addresses away.
+    pub(crate) fn begin(&mut self) {
+        self.start_disk(QUEUE + AWAY);
+    }
+
+    /// The same with its rings elsewhere.
+    pub(crate) fn start_disk(&mut self, queue: u64) {
+        self.disk.negotiate(ACCESS_PLATFORM);
+        self.disk.enable(0, 16, queue);
+        self.disk.set(0x14, &[15]);
+    }
+}
+
 /// A read of sector 0 into `data`; how it ended, if it did.
-pub(crate) fn read<D: Device + Idle>(guest: &mut Guest<D>, count: u16, data: u64) -> Option<u8> {
+pub(crate) fn read<D: Device + Idle, I>(
+    guest: &mut Guest<D, I>,
+    count: u16,
+    data: u64,
+) -> Option<u8> {
     read_bytes(guest, count, data, 512)
 }
 
 /// The same of so many bytes.
-pub(crate) fn read_bytes<D: Device + Idle>(
-    guest: &mut Guest<D>,
+pub(crate) fn read_bytes<D: Device + Idle, I>(
+    guest: &mut Guest<D, I>,
     count: u16,
     data: u64,
     bytes: u32,

@@ -4,23 +4,22 @@ use ringfence_live::errant::Errant;
 use ringfence_types::Iova;
 
 use crate::guest::*;
+use crate::para::Para;
 use crate::rig::*;
-use crate::{Apart, apart};
+use crate::{Apart, Boundary, apart};
 
-fn good() -> Apart {
-    apart("", &[], &disk_file())
-}
-
-fn mapped(apart: Apart) -> Apart {
-    Apart {
-        guest: apart.guest.mapped(),
-        ..apart
-    }
+fn good<I: Boundary>() -> Apart<I> {
+    apart("", &[], &disk_file()).mapped()
 }
 
 #[test]
 fn it_reads_and_counts() {
-    let mut apart = mapped(good());
+    it_reads_and_counts_behind::<Virtio>();
+    it_reads_and_counts_behind::<Para>();
+}
+
+fn it_reads_and_counts_behind<I: Boundary>() {
+    let mut apart = good::<I>();
     for count in 1..=5 {
         assert_eq!(read(&mut apart.guest, count, 0xb000 + AWAY), Some(0));
     }
@@ -35,17 +34,22 @@ fn it_reads_and_counts() {
 
 #[test]
 fn an_unmapped_page_is_out_of_reach_and_the_guest_is_told() {
-    let mut apart = mapped(good());
+    an_unmapped_page_is_out_of_reach_and_the_guest_is_told_behind::<Virtio>();
+    an_unmapped_page_is_out_of_reach_and_the_guest_is_told_behind::<Para>();
+}
+
+fn an_unmapped_page_is_out_of_reach_and_the_guest_is_told_behind<I: Boundary>() {
+    let mut apart = good::<I>();
     let guest = &mut apart.guest;
     assert_eq!(read(guest, 1, 0xb000 + AWAY), Some(0));
-    assert_eq!(guest.unmap(0xb000 + AWAY, 0x1000), 0);
+    assert_eq!(I::unmap(guest, 0xb000 + AWAY, 0x1000), 0);
     guest.disk.poke(0xb000, &[0; 512]);
-    guest.wait_for_a_fault();
+    I::wait_for_a_fault(guest);
     assert_eq!(read(guest, 2, 0xb000 + AWAY), Some(1));
     assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
-    assert_eq!(guest.fault(), Some((ENDPOINT, 0xb000 + AWAY)));
+    assert_eq!(I::fault(guest), Some((ENDPOINT, 0xb000 + AWAY)));
     // And comes back.
-    assert_eq!(guest.map(0xb000 + AWAY, 0x1000, 0xd000, READ_WRITE), 0);
+    assert_eq!(I::map(guest, 0xb000 + AWAY, 0x1000, 0xd000, READ_WRITE), 0);
     assert_eq!(read(guest, 3, 0xb000 + AWAY), Some(0));
     assert_ne!(guest.disk.peek(0xd000, 512), vec![0; 512]);
     assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
@@ -53,19 +57,24 @@ fn an_unmapped_page_is_out_of_reach_and_the_guest_is_told() {
 
 #[test]
 fn stray_accesses_and_wrong_directions_are_stopped() {
+    stray_accesses_and_wrong_directions_are_stopped_behind::<Virtio>();
+    stray_accesses_and_wrong_directions_are_stopped_behind::<Para>();
+}
+
+fn stray_accesses_and_wrong_directions_are_stopped_behind<I: Boundary>() {
     for (data, at) in [
         (0xb000, 0xb000),
         (0xdead_0000, 0xdead_0000),
         (0xbf00 + AWAY, 0xc000 + AWAY),
         (0xe000 + AWAY, 0xe000 + AWAY),
     ] {
-        let mut apart = mapped(good());
+        let mut apart = good::<I>();
         let guest = &mut apart.guest;
-        assert_eq!(guest.map(0xe000 + AWAY, 0x1000, 0xe000, READ), 0);
-        guest.wait_for_a_fault();
+        assert_eq!(I::map(guest, 0xe000 + AWAY, 0x1000, 0xe000, READ), 0);
+        I::wait_for_a_fault(guest);
         assert_eq!(read(guest, 1, data), Some(1), "{data:#x}");
         assert_eq!(guest.disk.peek(0xb000, 0x5000), vec![0; 0x5000]);
-        assert_eq!(guest.fault(), Some((ENDPOINT, at)), "{data:#x}");
+        assert_eq!(I::fault(guest), Some((ENDPOINT, at)), "{data:#x}");
         assert_eq!(read(guest, 2, 0xb000 + AWAY), Some(0), "the next is served");
     }
 }
@@ -73,9 +82,14 @@ fn stray_accesses_and_wrong_directions_are_stopped() {
 /// Two pages that lie elsewhere: the data is cut, and each part lands where its page is mapped.
 #[test]
 fn data_scatters_over_pages() {
-    let mut apart = mapped(good());
+    data_scatters_over_pages_behind::<Virtio>();
+    data_scatters_over_pages_behind::<Para>();
+}
+
+fn data_scatters_over_pages_behind<I: Boundary>() {
+    let mut apart = good::<I>();
     let guest = &mut apart.guest;
-    assert_eq!(guest.map(0xc000 + AWAY, 0x1000, 0xf000, READ_WRITE), 0);
+    assert_eq!(I::map(guest, 0xc000 + AWAY, 0x1000, 0xf000, READ_WRITE), 0);
     assert_eq!(read(guest, 1, 0xbf00 + AWAY), Some(0));
     let whole: Vec<u8> = (0..512u64).map(|i| (i / 7) as u8).collect();
     assert_eq!(guest.disk.peek(0xbf00, 256), whole[..256]);
@@ -84,10 +98,15 @@ fn data_scatters_over_pages() {
 
 #[test]
 fn detaching_takes_everything_and_attaching_brings_it() {
-    let mut apart = mapped(good());
+    detaching_takes_everything_and_attaching_brings_it_behind::<Virtio>();
+    detaching_takes_everything_and_attaching_brings_it_behind::<Para>();
+}
+
+fn detaching_takes_everything_and_attaching_brings_it_behind<I: Boundary>() {
+    let mut apart = good::<I>();
     let guest = &mut apart.guest;
     assert_eq!(read(guest, 1, 0xb000 + AWAY), Some(0));
-    assert_eq!(guest.detach(), 0);
+    I::withdraw(guest);
     guest.disk.poke(0xb000, &[0; 512]);
     assert_eq!(read(guest, 2, 0xb000 + AWAY), None);
     assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
@@ -95,12 +114,12 @@ fn detaching_takes_everything_and_attaching_brings_it() {
 
     // Another guest takes over: the process has forgotten the rings, and is the same one.
     guest.disk.set(0x14, &[0]);
-    assert_eq!(guest.attach(), 0);
+    I::again(guest);
     assert_eq!(
-        guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE),
+        I::map(guest, QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE),
         0
     );
-    assert_eq!(guest.map(0xb000 + AWAY, 0x1000, 0xb000, READ_WRITE), 0);
+    assert_eq!(I::map(guest, 0xb000 + AWAY, 0x1000, 0xb000, READ_WRITE), 0);
     guest.disk.poke(QUEUE, &[0; 0x3000]);
     guest.begin();
     assert_eq!(read(guest, 1, 0xb000 + AWAY), Some(0));
@@ -109,19 +128,24 @@ fn detaching_takes_everything_and_attaching_brings_it() {
 /// The guest's memory goes and comes, as while firmware runs: what was granted of it goes, too.
 #[test]
 fn other_memory_is_granted_anew() {
-    let mut apart = mapped(good());
+    other_memory_is_granted_anew_behind::<Virtio>();
+    other_memory_is_granted_anew_behind::<Para>();
+}
+
+fn other_memory_is_granted_anew_behind<I: Boundary>() {
+    let mut apart = good::<I>();
     let guest = &mut apart.guest;
     assert_eq!(read(guest, 1, 0xb000 + AWAY), Some(0));
-    let old = std::mem::replace(&mut guest.iommu.ram, sealed(RAM_BYTES));
-    assert_eq!(guest.iommu.unmap(0, RAM_BYTES, 0).errno, 0);
+    let old = std::mem::replace(I::ram(guest), sealed(RAM_BYTES));
+    I::unshare(guest);
     std::os::unix::fs::FileExt::write_all_at(&old, &[0; 512], 0xb000).unwrap();
     // No rings: nothing is served.
     assert_eq!(read(guest, 2, 0xb000 + AWAY), None);
     let mut bytes = [1; 512];
     std::os::unix::fs::FileExt::read_exact_at(&old, &mut bytes, 0xb000).unwrap();
     assert_eq!(bytes, [0; 512]);
-    guest.iommu.share_memory();
-    guest.disk.ram = guest.iommu.ram.try_clone().unwrap();
+    I::share(guest);
+    guest.disk.ram = I::ram(guest).try_clone().unwrap();
     guest.disk.set(0x14, &[0]);
     guest.begin();
     assert_eq!(read(guest, 1, 0xb000 + AWAY), Some(0));
@@ -131,12 +155,17 @@ fn other_memory_is_granted_anew() {
 /// The processor would allow it: whoever may write a page may read it. The table does not.
 #[test]
 fn what_is_for_writing_is_not_read() {
-    let mut apart = mapped(apart("", &[Errant::ReadWriteOnly], &disk_file()));
+    what_is_for_writing_is_not_read_behind::<Virtio>();
+    what_is_for_writing_is_not_read_behind::<Para>();
+}
+
+fn what_is_for_writing_is_not_read_behind<I: Boundary>() {
+    let mut apart = apart::<I>("", &[Errant::ReadWriteOnly], &disk_file()).mapped();
     let guest = &mut apart.guest;
-    assert_eq!(guest.map(0xe000 + AWAY, 0x1000, 0xe000, WRITE_ONLY), 0);
-    guest.wait_for_a_fault();
+    assert_eq!(I::map(guest, 0xe000 + AWAY, 0x1000, 0xe000, WRITE_ONLY), 0);
+    I::wait_for_a_fault(guest);
     assert_eq!(read(guest, 1, 0xe000 + AWAY), Some(0));
-    assert_eq!(guest.fault(), Some((ENDPOINT, 0xe000 + AWAY)));
+    assert_eq!(I::fault(guest), Some((ENDPOINT, 0xe000 + AWAY)));
     assert_ne!(guest.disk.peek(0xe000, 512), vec![0; 512]);
     let told = apart.told.lock().unwrap();
     assert!(
@@ -148,12 +177,17 @@ fn what_is_for_writing_is_not_read() {
 /// A device that goes on using what it was once told meets the page's own rights.
 #[test]
 fn the_page_itself_is_gone() {
+    the_page_itself_is_gone_behind::<Virtio>();
+    the_page_itself_is_gone_behind::<Para>();
+}
+
+fn the_page_itself_is_gone_behind<I: Boundary>() {
     for class in [Errant::AfterRevoke, Errant::AfterUnmap] {
-        let mut apart = mapped(apart("", &[class], &disk_file()));
+        let mut apart = apart::<I>("", &[class], &disk_file()).mapped();
         let guest = &mut apart.guest;
         // A large request, whose pages it keeps in mind.
         let (start, bytes) = (0x2_0000, 0x8000);
-        assert_eq!(guest.map(start + AWAY, bytes, start, READ_WRITE), 0);
+        assert_eq!(I::map(guest, start + AWAY, bytes, start, READ_WRITE), 0);
         let disk = &mut guest.disk;
         disk.poke(0x8000, &request(0, 0));
         disk.descriptor(0, 0x8000 + AWAY, 16, NEXT, 1);
@@ -162,12 +196,12 @@ fn the_page_itself_is_gone() {
         disk.offer(0, 1);
         guest.settle();
         assert_eq!(guest.disk.used().0, 1);
-        assert_eq!(guest.unmap(start + AWAY, bytes), 0);
+        assert_eq!(I::unmap(guest, start + AWAY, bytes), 0);
         guest.disk.poke(start, &[0; 512]);
-        guest.wait_for_a_fault();
+        I::wait_for_a_fault(guest);
         assert_eq!(read(guest, 2, 0xb000 + AWAY), Some(0));
         assert_eq!(guest.disk.peek(start, 512), vec![0; 512], "{class}");
-        assert_eq!(guest.fault(), Some((ENDPOINT, start + AWAY)), "{class}");
+        assert_eq!(I::fault(guest), Some((ENDPOINT, start + AWAY)), "{class}");
         let told = apart.told.lock().unwrap();
         let at = Iova::new(start + AWAY);
         assert_eq!(*told, [format!("errant write ({class}) at {at}: stopped")]);
@@ -177,14 +211,23 @@ fn the_page_itself_is_gone() {
 /// One round trip for a batch, and one call for each mapping.
 #[test]
 fn round_trips() {
-    let mut apart = mapped(good());
-    let counted = |apart: &Apart| {
+    round_trips_behind::<Virtio>();
+    round_trips_behind::<Para>();
+}
+
+fn round_trips_behind<I: Boundary>() {
+    let mut apart = good::<I>();
+    let counted = |apart: &Apart<I>| {
         let counters = &apart.guest.disk.counters;
         (counters.rounds.get(), counters.calls.get())
     };
     let before = counted(&apart);
-    assert_eq!(apart.guest.map(0x10_0000 + AWAY, 0x4_0000, 0, READ), 0);
-    assert_eq!(apart.guest.unmap(0x10_0000 + AWAY, 0x4_0000), 0);
+    assert_eq!(
+        I::map(&mut apart.guest, 0x10_0000 + AWAY, 0x4_0000, 0, READ),
+        0
+    );
+    assert_eq!(I::unmap(&mut apart.guest, 0x10_0000 + AWAY, 0x4_0000), 0);
     let after = counted(&apart);
-    assert_eq!((after.0 - before.0, after.1 - before.1), (2, 2));
+    let calls = if I::BY_PAGE { 2 * 0x40 } else { 2 };
+    assert_eq!((after.0 - before.0, after.1 - before.1), (2, calls));
 }

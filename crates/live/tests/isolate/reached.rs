@@ -6,8 +6,9 @@ use ringfence_live::dma::{Direct, Dma};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest::*;
+use crate::para::Para;
 use crate::rig::*;
-use crate::{Apart, apart};
+use crate::{Apart, Boundary, apart};
 
 const PAGES: u64 = RAM_BYTES / 4096;
 
@@ -51,21 +52,26 @@ fn native() -> u64 {
 fn a_process_gets_its_grants_and_a_thread_gets_everything() {
     let everything = native();
     assert_eq!(everything, RAM_BYTES);
+    looks_around::<Virtio>("the virtio-iommu", everything);
+    looks_around::<Para>("the para-virtual IOMMU", everything);
+}
 
+fn looks_around<I: Boundary>(behind: &str, everything: u64) {
     let image = disk_file();
-    let Apart { guest, iommu, told } = apart("reads-all", &[], &image);
-    mark(&guest.iommu.ram);
-    let mut guest = guest.mapped();
+    let mut apart: Apart<I> = apart("reads-all", &[], &image);
+    mark(I::ram(&mut apart.guest));
+    let mut apart = apart.mapped();
+    let guest = &mut apart.guest;
     // One page for reading only, and one that was there and went.
-    assert_eq!(guest.map(0xe000 + AWAY, 0x1000, 0xe000, READ), 0);
-    assert_eq!(guest.map(0xf000 + AWAY, 0x1000, 0xf000, READ_WRITE), 0);
-    assert_eq!(guest.unmap(0xf000 + AWAY, 0x1000), 0);
+    assert_eq!(I::map(guest, 0xe000 + AWAY, 0x1000, 0xe000, READ), 0);
+    assert_eq!(I::map(guest, 0xf000 + AWAY, 0x1000, 0xf000, READ_WRITE), 0);
+    assert_eq!(I::unmap(guest, 0xf000 + AWAY, 0x1000), 0);
     // Nine pages of rings and headers, which begin has written to since; the buffer; the page for reading.
     let granted: Vec<u64> = (QUEUE / 4096..0xc)
         .filter(|page| *page != 0xa)
         .chain([0xe])
         .collect();
-    mark(&guest.iommu.ram);
+    mark(I::ram(guest));
     guest.disk.ring(0);
     assert!(guest.wait());
     let word = |at: u64| {
@@ -78,7 +84,7 @@ fn a_process_gets_its_grants_and_a_thread_gets_everything() {
         .map(|n| word(512 + 8 * n) & !(1 << 63))
         .collect();
     println!(
-        "A31: of {RAM_BYTES} bytes of guest memory a thread reads {everything}; a process reads {} and writes {}; granted are {} and {}",
+        "A31: of {RAM_BYTES} bytes of guest memory a thread reads {everything}; a process behind {behind} reads {} and writes {}; granted are {} and {}",
         pages * 4096,
         written * 4096,
         granted.len() * 4096,
@@ -86,5 +92,4 @@ fn a_process_gets_its_grants_and_a_thread_gets_everything() {
     );
     assert_eq!(found, granted);
     assert_eq!(written, pages - 1, "not the page for reading");
-    drop((iommu, told));
 }

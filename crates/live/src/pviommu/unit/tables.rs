@@ -1,0 +1,181 @@
+//! Where a request takes effect: a domain of the software IOMMU for each device, and the grants of a device that is a process of its own.
+//!
+//! Whether a process keeps the rules is no business of the guest's driver: its requests succeed, and a process that breaks one is dead, reaches nothing, and
+//! its device asks to be reset.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use ringfence_pviommu::backend::{IoError, IoTables, Slot};
+use ringfence_pviommu::wire::PAGE_BYTES;
+use ringfence_softiommu::{IommuError, Limits, MapReason, Reader, SoftIommu};
+use ringfence_types::{DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr};
+use vm_memory::GuestMemoryMmap;
+
+use crate::isolate::{GrantError, Grants};
+
+/// Unmapped pages that are remembered, so that an access to one is counted as stale.
+const REMEMBERED: usize = 4096;
+
+/// Each device's domain. What is unmapped stays until it is settled, so that one wait does for all of a request.
+pub(super) struct Domains {
+    iommu: SoftIommu<GuestMemoryMmap>,
+    /// Of devices that are processes.
+    apart: BTreeMap<Slot, Grants>,
+    leaving: Vec<(Slot, Iova)>,
+    gone: VecDeque<(Slot, Iova)>,
+}
+
+fn domain_of(device: Slot) -> DomainId {
+    DomainId::new(u16::try_from(device.index()).unwrap_or(u16::MAX))
+}
+
+impl Domains {
+    /// Those of `devices`, in the order of their ids; nobody is attached.
+    pub(super) fn new(devices: &[DeviceId]) -> Result<Self, IommuError> {
+        let mut iommu = SoftIommu::new(Limits::default(), GuestMemoryMmap::default());
+        for (device, number) in devices.iter().zip(0..) {
+            iommu.add_endpoint(*device)?;
+            iommu.create_domain(DomainId::new(number))?;
+        }
+        Ok(Self {
+            iommu,
+            apart: BTreeMap::new(),
+            leaving: Vec::new(),
+            gone: VecDeque::new(),
+        })
+    }
+
+    pub(super) fn reader(
+        &mut self,
+        device: DeviceId,
+    ) -> Result<Reader<GuestMemoryMmap>, IommuError> {
+        self.iommu.reader(device)
+    }
+
+    /// The device is a process. False if it was one before.
+    pub(super) fn set_apart(&mut self, device: Slot, grants: Grants) -> bool {
+        let free = !self.apart.contains_key(&device);
+        if free {
+            self.apart.insert(device, grants);
+        }
+        free
+    }
+
+    pub(super) fn grants(&mut self, device: Slot) -> Option<&mut Grants> {
+        self.apart.get_mut(&device)
+    }
+
+    /// When it returns, no device holds anything of the memory before; a process that hangs in the kernel keeps the memory's pages, which are
+    /// nobody else's by that.
+    pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+        // Whoever calls is no reader, so it is not refused.
+        let _ = self.iommu.set_memory(memory.clone());
+        for grants in self.apart.values_mut() {
+            let _ = grants.set_memory(memory);
+        }
+    }
+
+    /// Each device reaches what its domain maps. A process is granted nothing else at any time.
+    pub(super) fn attach(&mut self, devices: &[DeviceId]) {
+        for (device, number) in devices.iter().zip(0..) {
+            // Both are there, and whoever calls is no reader.
+            let _ = self.iommu.attach(*device, DomainId::new(number));
+        }
+    }
+
+    /// No device reaches anything, but processes what they are granted.
+    pub(super) fn detach(&mut self, devices: &[DeviceId]) {
+        for device in devices {
+            let _ = self.iommu.detach(*device);
+        }
+    }
+
+    /// Nothing is mapped any more: processes lose their tables, and nobody remembers what was mapped.
+    pub(super) fn clear(&mut self) {
+        self.gone.clear();
+        for grants in self.apart.values_mut() {
+            grants.unmap_all();
+            let _ = grants.settle();
+        }
+    }
+
+    /// Whether `page` is among those that were unmapped last.
+    pub(super) fn was_mapped(&self, device: Slot, page: Iova) -> bool {
+        self.gone.contains(&(device, page))
+    }
+}
+
+impl IoTables for Domains {
+    fn map(
+        &mut self,
+        device: Slot,
+        giova: Iova,
+        frame: PhysAddr,
+        direction: Direction,
+    ) -> Result<(), IoError> {
+        // Put back what has not left yet.
+        let waiting = self.leaving.iter().position(|one| *one == (device, giova));
+        if let Some(at) = waiting {
+            self.leaving.swap_remove(at);
+            return Ok(());
+        }
+        let range = IovaRange::new(giova, PAGE_BYTES).ok_or(IoError::Failed)?;
+        let permissions = direction.permissions();
+        let mut apart = self.apart.get_mut(&device);
+        if let Some(grants) = &mut apart {
+            let granted = grants.map(range, frame, permissions);
+            granted.map_err(|error| match error {
+                GrantError::NoRoom => IoError::NoRoom,
+                GrantError::Unfit => IoError::Failed,
+            })?;
+        }
+        let domain = self.iommu.domain(domain_of(device));
+        let mapped = domain.map_err(|_| IoError::Failed).and_then(|domain| {
+            let mapped = domain.map(range, frame, permissions);
+            mapped.map_err(|error| match error.reason {
+                MapReason::OutOfTables => IoError::NoRoom,
+                _ => IoError::Failed,
+            })
+        });
+        if let (Err(_), Some(grants)) = (mapped, apart) {
+            grants.unmap(giova);
+        }
+        mapped
+    }
+
+    fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError> {
+        self.leaving.push((device, giova));
+        Ok(())
+    }
+
+    fn settle(&mut self, device: Slot) -> Result<(), IoError> {
+        let of_device = |(slot, _): &&(Slot, Iova)| *slot == device;
+        let pages = self.leaving.iter().filter(of_device);
+        let ranges = pages.filter_map(|(_, giova)| IovaRange::new(*giova, PAGE_BYTES));
+        let domain = self.iommu.domain(domain_of(device));
+        let domain = domain.map_err(|_| IoError::Failed)?;
+        domain.unmap_all(ranges).map_err(|_| IoError::Failed)?;
+        let Self {
+            apart,
+            leaving,
+            gone,
+            ..
+        } = self;
+        let mut apart = apart.get_mut(&device);
+        leaving.retain(|one| {
+            let left = one.0 == device;
+            if left {
+                if let Some(grants) = &mut apart {
+                    grants.unmap(one.1);
+                }
+                gone.push_back(*one);
+            }
+            !left
+        });
+        gone.drain(..gone.len().saturating_sub(REMEMBERED));
+        // A page is answered for when it is gone from the process, or the process is. One that hangs in the kernel holds the answer back.
+        apart
+            .map_or(Ok(()), Grants::settle)
+            .map_err(|_| IoError::Failed)
+    }
+}

@@ -6,7 +6,7 @@ mod live;
 
 #[cfg(feature = "live")]
 pub(crate) use live::{
-    DeviceArgs, GuestArgs, GuestJudgeArgs, GuestPrepareArgs, GuestReadsArgs, GuestRunArgs,
+    CapArgs, DeviceArgs, GuestArgs, GuestJudgeArgs, GuestPrepareArgs, GuestReadsArgs, GuestRunArgs,
     ModuleArgs,
 };
 pub(crate) use live::{GuestCommand, ServeArgs, TopArgs};

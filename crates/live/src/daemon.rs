@@ -1,6 +1,9 @@
 //! The devices of one guest, each on a socket and a thread of its own, and their counters on one more.
 
+mod ready;
 mod rebuild;
+
+pub use rebuild::{Here, Rebuilt};
 
 use std::fs::{self, File};
 use std::io;
@@ -16,12 +19,13 @@ use std::thread::{self, JoinHandle};
 use ringfence_types::DeviceId;
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use self::ready::Ready;
 use crate::caps::{Caps, Complaints};
 use crate::counters::{DeviceCounters, prometheus};
 use crate::dma::Direct;
 use crate::errant::{Errant, Misbehaviour, Tried};
 use crate::guest::{ForeignIommu, IOMMU, Machine, PVIOMMU, Slot};
-use crate::handover::{Attention, CONTROL, Limits, Offer, Offered, StateError, attend, offer};
+use crate::handover::{Attention, CONTROL, Limits, Offer, Offered, StateError, offer};
 use crate::iommu::{Behind, Iommu, Recorder};
 use crate::isolate::{self, Front, Grants, Image, Program, Said};
 use crate::left_behind;
@@ -115,15 +119,6 @@ pub struct Daemon {
     control: Option<UnixListener>,
     /// Another process has taken the devices over.
     gone: Arc<AtomicBool>,
-}
-
-/// A thread that has not begun.
-struct Ready(Box<dyn FnOnce() -> io::Result<()> + Send>);
-
-impl std::fmt::Debug for Ready {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Ready")
-    }
 }
 
 /// Why devices are no longer served.
@@ -365,16 +360,17 @@ impl Daemon {
         let bell = Attention::new()?;
         self.bells.push((name, bell.clone()));
         let (stop, log) = (self.stop.clone(), Arc::clone(log));
-        self.ready.push(Ready(Box::new(move || {
-            attend(post, &bell, &counters, &stop, |event| log(name, &event))
-        })));
+        let ready = Ready::new(name, post, bell, counters, stop, log);
+        self.ready.push(ready);
         Ok(())
     }
 
     /// All that is ready begins.
     fn launch(&mut self) {
         let ready = std::mem::take(&mut self.ready);
-        let threads = ready.into_iter().map(|Ready(serve)| thread::spawn(serve));
+        let threads = ready
+            .into_iter()
+            .map(|ready| thread::spawn(|| ready.serve()));
         self.threads.extend(threads);
         if let Some(Ok(listener)) = self.metrics.as_ref().map(UnixListener::try_clone) {
             let (stop, counters) = (self.stop.clone(), self.counters.clone());

@@ -7,12 +7,12 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use ringfence_live::caps::Caps;
-use ringfence_live::daemon::{Daemon, Devices, Ended, Log};
+use ringfence_live::daemon::{Daemon, Devices, Ended, Here, Log};
 use ringfence_live::handover::Limits;
 use ringfence_live::isolate::{Program, simulate};
 use ringfence_live::server::Event;
 
-use crate::args::{DeviceArgs, ServeArgs};
+use crate::args::{CapArgs, DeviceArgs, ServeArgs};
 use crate::failure::Failure;
 use crate::output::print;
 
@@ -52,7 +52,12 @@ fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
 }
 
 fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
-    let taken = Daemon::take_over(&args.dir, args.copy_until, &log());
+    let here = Here {
+        dir: &args.dir,
+        caps: &caps(&args.devices.caps),
+        log: &log(),
+    };
+    let taken = Daemon::take_over(here, args.copy_until);
     let (daemon, taken) = taken.map_err(|(path, error)| Failure::Io {
         path,
         source: io::Error::other(error),
@@ -100,19 +105,23 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<Devices,
         requests: args.requests.clone(),
         untranslated: args.no_iommu,
         back_end: args.vhost_user,
-        caps: Caps {
-            mappings: args.caps.max_mappings,
-            domains: args.caps.max_domains,
-            tables: args.caps.max_tables,
-            queue_size: args.caps.max_queue,
-            request_bytes: args.caps.max_request << 10,
-            iotlb_pages: args.caps.max_iotlb,
-            iotlb_misses: args.caps.max_misses,
-        },
+        caps: caps(&args.caps),
         paravirtual: false,
         misanswer: args.misanswer,
         net: args.net.clone(),
     })
+}
+
+fn caps(args: &CapArgs) -> Caps {
+    Caps {
+        mappings: args.max_mappings,
+        domains: args.max_domains,
+        tables: args.max_tables,
+        queue_size: args.max_queue,
+        request_bytes: args.max_request << 10,
+        iotlb_pages: args.max_iotlb,
+        iotlb_misses: args.max_misses,
+    }
 }
 
 /// Starts them; what they refuse goes to standard error.

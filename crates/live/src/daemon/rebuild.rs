@@ -1,6 +1,7 @@
 //! Devices out of what another process has handed over.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -11,13 +12,15 @@ use std::time::{Duration, Instant};
 use ringfence_types::DeviceId;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::{BLK, Daemon, IOMMU_SLOT, Log, METRICS, RNG};
+use super::ready::Ready;
+use super::{BLK, Daemon, IOMMU_SLOT, Log, METRICS, RNG, complaints};
+use crate::caps::Caps;
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::guest::{IOMMU, PVIOMMU, Slot};
 use crate::handover::{
     CONTROL, Handed, HandedDevice, Limits, Own, SessionState, StateError, Take, TakeOverError,
-    Taken,
+    Taken, Unmovable,
 };
 use crate::iommu::{Behind, Iommu};
 use crate::memory::GuestRam;
@@ -36,32 +39,59 @@ const BREATH: Duration = Duration::from_millis(20);
 /// The longest that is copied for want of requests.
 const COPYING: Duration = Duration::from_secs(120);
 
+/// What a process that takes devices over has itself.
+#[derive(Clone, Copy)]
+pub struct Here<'a> {
+    /// Where their sockets are.
+    pub dir: &'a Path,
+    /// What the guest can make this process keep. Devices that keep more, or whose queues are larger, are not taken over.
+    pub caps: &'a Caps,
+    /// Hears of them.
+    pub log: &'a Log,
+}
+
+impl std::fmt::Debug for Here<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { dir, caps, log: _ } = self;
+        write!(f, "Here({}, {caps:?})", dir.display())
+    }
+}
+
 impl Daemon {
-    /// Takes the devices over that another process serves in `dir`, from its guest's view without an interruption: it has them until they stand rebuilt
+    /// Takes the devices over that another process serves in the directory, from its guest's view without an interruption: it has them until they stand rebuilt
     /// here. They are copied, and rebuilt, while they work, at least once, and until `meanwhile` requests were completed; then they are stopped.
     ///
     /// # Errors
     /// [`TakeOverError`]: the other process goes on with them.
     pub fn take_over(
-        dir: &Path,
+        here: Here<'_>,
         meanwhile: u64,
-        log: &Log,
     ) -> Result<(Self, Taken), (PathBuf, TakeOverError)> {
-        let path = dir.join(CONTROL);
-        taken_over(dir, &path, meanwhile, log).map_err(|error| (path, error))
+        let path = here.dir.join(CONTROL);
+        taken_over(here, &path, meanwhile).map_err(|error| (path, error))
     }
 
     /// Whether what another process says it has could be served here. Nothing of it is.
     ///
     /// # Errors
     /// [`StateError`]: what is wrong with it.
-    pub fn rehearse(dir: &Path, handed: Handed, log: &Log) -> Result<(), StateError> {
-        Self::rebuild(dir, handed, log).map(drop)
+    pub fn rehearse(here: Here<'_>, handed: Handed) -> Result<Rebuilt, StateError> {
+        Self::rebuild(here, handed).map(Rebuilt)
+    }
+
+    /// Holds all of a take-over's conversation with the process at the other end of `first`, which lets go of its devices at the end of it, and serves
+    /// none of them.
+    ///
+    /// # Errors
+    /// [`TakeOverError`]: the other process goes on with them.
+    pub fn rehearse_take_over(first: UnixStream, here: Here<'_>) -> Result<Rebuilt, TakeOverError> {
+        let taken = converse(&Take::with(first), here, 0)?;
+        Ok(Rebuilt(taken.daemon))
     }
 
     /// The devices of `handed`, which stand still until they are [`launch`](Self::launch)ed.
-    pub(super) fn rebuild(dir: &Path, handed: Handed, log: &Log) -> Result<Self, StateError> {
-        let mut daemon = Self::empty(dir, None)?;
+    pub(super) fn rebuild(here: Here<'_>, handed: Handed) -> Result<Self, StateError> {
+        let mut daemon = Self::empty(here.dir, None)?;
         let is_iommu =
             |device: &HandedDevice| matches!(device.own, Own::Iommu { .. } | Own::PvIommu(_));
         let (mut fronts, fronted): (Vec<_>, Vec<_>) =
@@ -76,7 +106,7 @@ impl Daemon {
             let counters = daemon.count(place(&device.own).1);
             let unit = match &device.own {
                 Own::PvIommu(_) => Behind::Para(PvIommu::new(&behind, Arc::clone(&counters))?),
-                _ => Behind::Virtio(Iommu::new(Arc::clone(&counters))?),
+                _ => Behind::Virtio(Iommu::within(here.caps, Arc::clone(&counters))?),
             };
             Ok::<_, StateError>((unit, device, counters))
         });
@@ -88,22 +118,29 @@ impl Daemon {
             let endpoint = front
                 .as_ref()
                 .map(|(iommu, ..)| iommu.add_endpoint(id(&device)));
-            let dma = endpoint.transpose().map_err(std::io::Error::other)?;
+            let dma = endpoint.transpose().map_err(io::Error::other)?;
             let counters = daemon.count(name);
             rest.push((device, name, dma, counters));
         }
         if let Some((iommu, device, counters)) = front {
-            daemon.rebuild_iommu(&iommu, device, counters, log)?;
+            daemon.rebuild_iommu(&iommu, device, counters, here)?;
         }
         for (device, name, dma, counters) in rest {
             match dma {
-                Some(dma) => daemon.rebuild_device(device, name, dma, true, counters, log)?,
+                Some(dma) => daemon.rebuild_device(device, name, dma, true, counters, here)?,
                 None => {
-                    daemon.rebuild_device(device, name, Direct::default(), false, counters, log)?;
+                    daemon.rebuild_device(
+                        device,
+                        name,
+                        Direct::default(),
+                        false,
+                        counters,
+                        here,
+                    )?;
                 }
             }
         }
-        let names = [METRICS, CONTROL].map(|name| dir.join(name));
+        let names = [METRICS, CONTROL].map(|name| here.dir.join(name));
         let devices = daemon.bells.iter();
         let devices = devices.map(|(name, _)| daemon.machine.socket(name));
         daemon.sockets = devices.chain(names).collect();
@@ -117,27 +154,40 @@ impl Daemon {
         iommu: &Behind,
         device: HandedDevice,
         counters: Arc<DeviceCounters>,
-        log: &Log,
+        here: Here<'_>,
     ) -> Result<(), StateError> {
+        let begun = device.function.common.begun();
         match (iommu, device.own) {
             (Behind::Virtio(unit), Own::Iommu { snapshot }) => {
-                let face = IommuDevice::new(unit.clone(), Arc::clone(&counters));
+                let mut face = IommuDevice::new(unit.clone(), Arc::clone(&counters));
+                face.complain(complaints(IOMMU, here.log));
                 let function = VirtioPci::new(face, unit.memory(), false, Arc::clone(&counters));
                 let parts = (device.listener, device.function, device.session);
                 // The memory first: what mappings lead to has to be there.
                 let post = rebuild_post(function, parts)?;
                 unit.restore(&snapshot).map_err(StateError::Iommu)?;
+                // With another driver's features, or with none, requests would mean something else.
+                if !unit.has_accepted(begun.unwrap_or(0)) {
+                    return Err(StateError::Register {
+                        what: "virtio-iommu of another driver",
+                    });
+                }
                 self.machine.iommu = Some(IOMMU_SLOT);
-                self.prepare(IOMMU, post, counters, log)
+                self.prepare(IOMMU, post, counters, here.log)
             }
             (Behind::Para(unit), Own::PvIommu(state)) => {
                 let face = PvIommuDevice::new(unit.clone(), Arc::clone(&counters));
                 let function = VirtioPci::new(face, unit.memory(), false, Arc::clone(&counters));
                 let parts = (device.listener, device.function, device.session);
                 let post = rebuild_post(function, parts)?;
+                if state.running != begun.is_some() {
+                    return Err(StateError::Register {
+                        what: "para-virtual IOMMU of another driver",
+                    });
+                }
                 unit.unit().restore(&state)?;
                 self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
-                self.prepare(PVIOMMU, post, counters, log)
+                self.prepare(PVIOMMU, post, counters, here.log)
             }
             _ => Err(StateError::Register { what: "IOMMU" }),
         }
@@ -150,7 +200,7 @@ impl Daemon {
         dma: A,
         translated: bool,
         counters: Arc<DeviceCounters>,
-        log: &Log,
+        here: Here<'_>,
     ) -> Result<(), StateError> {
         let (slot, _) = place(&device.own);
         self.machine.devices.push((slot, name));
@@ -162,31 +212,81 @@ impl Daemon {
                 read_only,
                 sectors,
             } => {
-                let disk = Blk::restore(File::from(file), read_only, sectors, known)?;
+                let mut disk = Blk::restore(File::from(file), read_only, sectors, known)?;
+                disk.keep_within(here.caps, complaints(name, here.log));
                 let function = VirtioPci::new(disk, dma, translated, Arc::clone(&counters));
-                self.prepare(name, rebuild_post(function, parts)?, counters, log)
+                self.prepare(name, rebuild_post(function, parts)?, counters, here.log)
             }
             _ => {
                 let function =
                     VirtioPci::new(Rng::new(known), dma, translated, Arc::clone(&counters));
-                self.prepare(name, rebuild_post(function, parts)?, counters, log)
+                self.prepare(name, rebuild_post(function, parts)?, counters, here.log)
             }
         }
     }
 }
 
+/// Devices that were rebuilt and are not served.
+#[derive(Debug)]
+pub struct Rebuilt(Daemon);
+
+impl Rebuilt {
+    /// What a third process would be handed over.
+    ///
+    /// # Errors
+    /// [`Unmovable`].
+    pub fn save(&self) -> Result<Handed, Unmovable> {
+        let Self(daemon) = self;
+        let clone = |socket: &Option<UnixListener>| match socket {
+            Some(socket) => socket.as_fd().try_clone_to_owned(),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        };
+        Ok(Handed {
+            metrics: clone(&daemon.metrics)?,
+            control: clone(&daemon.control)?,
+            devices: daemon
+                .ready
+                .iter()
+                .map(Ready::save)
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// Devices that were taken over and stand still.
+struct Conversed {
+    daemon: Daemon,
+    asked: Instant,
+    /// The pause is not over yet.
+    taken: Taken,
+}
+
 fn taken_over(
-    dir: &Path,
+    here: Here<'_>,
     control: &Path,
     meanwhile: u64,
-    log: &Log,
 ) -> Result<(Daemon, Taken), TakeOverError> {
-    let take = Take::connect(control)?;
+    let Conversed {
+        mut daemon,
+        asked,
+        mut taken,
+    } = converse(&Take::connect(control)?, here, meanwhile)?;
+    daemon.launch();
+    taken.pause = asked.elapsed();
+    // They are here, whatever becomes of the next hand-over.
+    if let Err(error) = daemon.offer_hand_over(Limits::default(), here.log) {
+        (here.log)("hand-over", &Event::Kept(&error.to_string()));
+    }
+    Ok((daemon, taken))
+}
+
+/// When it returns devices, the other process has let go of them.
+fn converse(take: &Take, here: Here<'_>, meanwhile: u64) -> Result<Conversed, TakeOverError> {
     let begun = Instant::now();
     let first = take.copy()?;
     let before = first.requests();
     // Whatever would fail, fails here, while the devices work.
-    Daemon::rehearse(dir, first, log)?;
+    Daemon::rehearse(here, first)?;
     let mut copies = 1;
     let mut completed = 0;
     while completed < meanwhile {
@@ -196,7 +296,7 @@ fn taken_over(
         thread::sleep(BREATH);
         let handed = take.copy()?;
         completed = handed.requests().saturating_sub(before);
-        Daemon::rehearse(dir, handed, log)?;
+        Daemon::rehearse(here, handed)?;
         copies += 1;
     }
     let copying = begun.elapsed();
@@ -204,28 +304,23 @@ fn taken_over(
     let (taking, handed) = take.stop()?;
     let stopping = asked.elapsed();
     let meanwhile = handed.requests().saturating_sub(before);
-    let mut daemon = Daemon::rebuild(dir, handed, log)?;
+    let daemon = Daemon::rebuild(here, handed)?;
     let rebuilding = asked.elapsed().saturating_sub(stopping);
     let bytes = taking.bytes;
     taking.confirm()?;
-    daemon.launch();
-    let pause = asked.elapsed();
-    // They are here, whatever becomes of the next hand-over.
-    if let Err(error) = daemon.offer_hand_over(Limits::default(), log) {
-        log("hand-over", &Event::Kept(&error.to_string()));
-    }
-    Ok((
+    Ok(Conversed {
         daemon,
-        Taken {
+        asked,
+        taken: Taken {
             copies,
             copying,
             meanwhile,
-            pause,
+            pause: Duration::ZERO,
             stopping,
             rebuilding,
             bytes,
         },
-    ))
+    })
 }
 
 fn place(own: &Own) -> (Slot, &'static str) {

@@ -44,7 +44,11 @@ pub(crate) fn attend<F: Served>(
     }
 }
 
-fn save<F: Served>(post: &Post<F>) -> Result<HandedDevice, Unmovable> {
+/// What another process needs to serve it.
+///
+/// # Errors
+/// It cannot be handed over.
+pub(crate) fn save<F: Served>(post: &Post<F>) -> Result<HandedDevice, Unmovable> {
     let talk = post.conversation();
     let function = talk.map(|talk| talk.session.served()).or(post.alone());
     let function = function.ok_or(Unmovable::Keeps("a device that has failed"))?;

@@ -24,7 +24,7 @@ mod offer;
 mod state;
 mod take;
 
-pub(crate) use attend::attend;
+pub(crate) use attend::{attend, save};
 pub(crate) use attention::{Answer, Attention, Called, Order};
 pub use error::{StateError, TakeOverError, Unmovable};
 pub use offer::Limits;

@@ -37,8 +37,8 @@ pub(crate) struct Take {
 
 /// Devices that stand still elsewhere until they are confirmed, or this is dropped.
 #[derive(Debug)]
-pub(crate) struct Taking {
-    take: Take,
+pub(crate) struct Taking<'a> {
+    take: &'a Take,
     pub(crate) bytes: usize,
 }
 
@@ -54,13 +54,17 @@ impl From<ChannelError> for TakeOverError {
 
 impl Take {
     pub(crate) fn connect(control: &Path) -> Result<Self, TakeOverError> {
-        Ok(Self {
+        Ok(Self::with(UnixStream::connect(control)?))
+    }
+
+    pub(crate) fn with(stream: UnixStream) -> Self {
+        Self {
             channel: Channel {
-                stream: UnixStream::connect(control)?,
+                stream,
                 bounds: STREAMS,
                 stop: None,
             },
-        })
+        }
     }
 
     /// The devices as they are while they work, each by itself.
@@ -69,7 +73,7 @@ impl Take {
     }
 
     /// Has them stand still.
-    pub(crate) fn stop(self) -> Result<(Taking, Handed), TakeOverError> {
+    pub(crate) fn stop(&self) -> Result<(Taking<'_>, Handed), TakeOverError> {
         let (handed, bytes) = self.ask(Kind::Stop)?;
         Ok((Taking { take: self, bytes }, handed))
     }
@@ -89,7 +93,7 @@ impl Take {
     }
 }
 
-impl Taking {
+impl Taking<'_> {
     /// They are rebuilt here. When this returns, the first process has let go of them.
     pub(crate) fn confirm(self) -> Result<(), TakeOverError> {
         let channel = &self.take.channel;

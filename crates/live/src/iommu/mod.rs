@@ -182,6 +182,12 @@ impl Iommu {
         self.unit().restore(snapshot)
     }
 
+    /// Whether these are the features that the driver has accepted, those of the transport aside.
+    pub(crate) fn has_accepted(&self, features: u64) -> bool {
+        let unit = self.unit();
+        unit.accepted() == features & unit.features()
+    }
+
     /// What the IOMMU itself reaches memory through: directly. The memory that its client shares is the guest's.
     pub fn memory(&self) -> GuestDma {
         GuestDma {

@@ -19,6 +19,7 @@ use super::wire::{MAX_BYTES, Order, Report};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::errant::Tried;
+use crate::handover::{Own, Unmovable};
 use crate::iommu::Behind;
 use crate::virtio::blk::Blk;
 use crate::virtio::{Awaited, Device, QueueBroken, Turn};
@@ -223,6 +224,11 @@ impl Device for Front {
 
     fn activate(&mut self, features: u64) {
         self.order(&Order::Begin { features });
+    }
+
+    /// The process answers to this one, and to the grants that only this one keeps.
+    fn save(&self) -> Result<Own, Unmovable> {
+        Err(Unmovable::Keeps("a disk in a process of its own"))
     }
 
     /// When it returns the process has let go of its rings, or is to be dead.

@@ -128,8 +128,11 @@ impl Common {
         }
         let mut slots = Vec::new();
         for (slot, new) in self.slots.iter().zip(&state.queues) {
-            if new.queue.max_size != slot.queue.max_size() || !is_vector(new.vector) {
-                return Err(register("queue"));
+            if new.queue.max_size != slot.queue.max_size() {
+                return Err(register("largest size of a queue"));
+            }
+            if !is_vector(new.vector) {
+                return Err(register("queue's vector"));
             }
             let event_idx = state.accepted & super::F_EVENT_IDX != 0;
             if new.queue.ready && (!agreed || new.queue.event_idx_enabled != event_idx) {
@@ -313,5 +316,12 @@ impl Common {
     fn acceptable(&self) -> bool {
         let demanded = F_VERSION_1 | (self.offered & F_ACCESS_PLATFORM);
         self.accepted & demanded == demanded
+    }
+}
+
+impl CommonState {
+    /// What a driver has agreed on, if it has begun.
+    pub(crate) fn begun(&self) -> Option<u64> {
+        (self.status & DRIVER_OK != 0).then_some(self.accepted)
     }
 }

@@ -52,6 +52,11 @@ impl<S: Sink> Device<S> {
         self.accepted = features & DEVICE_FEATURES & self.features();
     }
 
+    /// Those of its features that the driver has accepted.
+    pub const fn accepted(&self) -> u64 {
+        self.accepted
+    }
+
     /// Copies the configuration from byte `offset` on into `bytes`; what lies behind it reads as 0.
     pub fn read_config(&self, offset: usize, bytes: &mut [u8]) {
         let config = self.config();

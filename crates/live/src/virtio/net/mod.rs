@@ -21,6 +21,7 @@ use super::turn::{Done, Turn, serve_chains};
 use super::{Awaited, Device, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
+use crate::handover::{Own, Unmovable};
 use crate::link::{Link, MAX_FRAME_BYTES, MIN_FRAME_BYTES, Receiving, Sending};
 use crate::wire::fields::copy_part;
 
@@ -329,6 +330,11 @@ impl<L: Link> Device for Net<L> {
 
     fn activate(&mut self, features: u64) {
         self.features = features;
+    }
+
+    /// The link's other side would see this one end, and what is half sent or received is the link's own.
+    fn save(&self) -> Result<Own, Unmovable> {
+        Err(Unmovable::Keeps("a network device, which has its link,"))
     }
 
     fn reset(&mut self) {

@@ -1,5 +1,17 @@
 //! Devices that go from one process to another while a client uses them.
 
+/// What a process has that takes devices over in this directory: nothing of its own.
+macro_rules! here {
+    ($dir:expr) => {
+        ringfence_live::daemon::Here {
+            dir: $dir,
+            caps: &ringfence_live::caps::Caps::default(),
+            log: &super::guest::log(),
+        }
+    };
+}
+
+mod first;
 mod guest;
 mod refused;
 mod stream;

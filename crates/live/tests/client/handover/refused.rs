@@ -1,15 +1,20 @@
 //! Hand-overs that fail: the first process goes on.
 
 use std::io::{Read, Write};
+use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use ringfence_live::daemon::{Daemon, Devices, NetOptions};
+use ringfence_live::errant::Errant;
 use ringfence_live::handover::{Handed, Limits};
+use ringfence_live::link::Address;
+use ringfence_live::virtio::pviommu::{How, Misanswer};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use super::guest::{Dir, Guest, daemon, end};
+use super::guest::{Dir, Guest, daemon, end, log};
 use crate::rig::words;
 
 const COPY: u32 = 1;
@@ -182,6 +187,101 @@ fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
     }
     drop(rng);
     guest.read(5);
+    end(first);
+}
+
+/// Devices that keep what cannot be handed over: whoever asks is told which and why, and they go on.
+#[test]
+fn a_device_that_cannot_be_handed_over_says_why() {
+    let dir = Dir::new("keeps");
+    let disk = || Devices {
+        disk: Some(dir.0.join("disk.img")),
+        ..Devices::default()
+    };
+    let keep = |name: &str| dir.0.join(name);
+    let net = NetOptions {
+        link: Address::Datagram {
+            local: keep("here"),
+            remote: keep("there"),
+        },
+        pairs: NonZeroU16::MIN,
+        mac: None,
+    };
+    let never = Misanswer {
+        after: 0,
+        how: How::Never,
+    };
+    let cases = [
+        (
+            "net: a network device, which has its link,",
+            Devices {
+                net: Some(net),
+                ..disk()
+            },
+        ),
+        (
+            "iommu: an IOMMU whose requests are written down",
+            Devices {
+                requests: Some(keep("requests")),
+                ..disk()
+            },
+        ),
+        (
+            "blk: a disk that misbehaves",
+            Devices {
+                errant: vec![Errant::AfterUnmap],
+                ..disk()
+            },
+        ),
+        (
+            "pviommu: an IOMMU that answers wrongly",
+            Devices {
+                paravirtual: true,
+                misanswer: Some(never),
+                ..disk()
+            },
+        ),
+    ];
+    for (expected, devices) in cases {
+        let mut first = Daemon::start(&dir.0, &devices, &log()).unwrap();
+        first.offer_hand_over(Limits::default(), &log()).unwrap();
+        for (asked, answer) in [(COPY, REFUSED), (STOP, KEPT), (COPY, REFUSED)] {
+            let mut second = Second::connect(&dir);
+            second.say(asked);
+            let (kind, why, _) = second.hear();
+            assert_eq!(kind, answer);
+            assert_eq!(
+                String::from_utf8_lossy(&why),
+                format!("{expected} cannot be handed over")
+            );
+        }
+        end(first);
+    }
+}
+
+/// Between the stop and the confirmation no device does anything: what it did would be done again elsewhere.
+#[test]
+fn devices_stand_still_until_they_are_confirmed() {
+    let dir = Dir::new("still");
+    let first = daemon(&dir, Limits::default());
+    let mut guest = Guest::boot(&dir);
+    let mut second = Second::connect(&dir);
+    second.say(STOP);
+    assert_eq!(second.hear().0, STREAM);
+    waits(&mut guest);
+    let mut answer = [rustix::event::PollFd::new(
+        &guest.disk.stream,
+        rustix::event::PollFlags::IN,
+    )];
+    let moment = rustix::event::Timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000_000,
+    };
+    // However long it is: nothing comes.
+    let answers = rustix::event::poll(&mut answer, Some(&moment)).unwrap();
+    assert_eq!(answers, 0, "it is served");
+    drop(second);
+    is_served(&mut guest);
     end(first);
 }
 

@@ -13,7 +13,7 @@ use ringfence_pviommu::wire::crc32c;
 use ringfence_types::{Iova, IovaRange};
 use virtio_queue::QueueState;
 
-use super::guest::{Dir, Guest, daemon, end, log};
+use super::guest::{Dir, Guest, daemon, end};
 use super::refused::Second;
 
 fn fd() -> OwnedFd {
@@ -186,7 +186,7 @@ fn a_stream_that_lies_is_refused_or_harmless() {
             lie[at] = value;
             lie.extend(crc32c(&lie).to_le_bytes());
             let rehearsed = Handed::decode(&lie, clones())
-                .and_then(|handed| Daemon::rehearse(&dir.0, handed, &log()));
+                .and_then(|handed| Daemon::rehearse(here!(&dir.0), handed));
             refused += usize::from(rehearsed.is_err());
         }
         if at % 100 == 0 {
@@ -198,9 +198,9 @@ fn a_stream_that_lies_is_refused_or_harmless() {
     let mut others = clones();
     others.rotate_left(1);
     let rotated = Handed::decode(&bytes, others).unwrap();
-    assert!(Daemon::rehearse(&dir.0, rotated, &log()).is_err());
+    assert!(Daemon::rehearse(here!(&dir.0), rotated).is_err());
     let whole = Handed::decode(&bytes, clones()).unwrap();
-    Daemon::rehearse(&dir.0, whole, &log()).unwrap();
+    Daemon::rehearse(here!(&dir.0), whole).unwrap();
     guest.read(1);
     end(first);
 }

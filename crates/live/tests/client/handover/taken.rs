@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use ringfence_live::daemon::{Daemon, Ended};
 use ringfence_live::handover::Limits;
 
-use super::guest::{AWAY, Dir, Guest, daemon, daemon_of, end, log};
+use super::guest::{AWAY, Dir, Guest, daemon, daemon_of, end};
 use crate::rig::*;
 
 #[test]
@@ -23,7 +23,7 @@ fn devices_go_on_elsewhere_without_the_client_seeing_it() {
         let bell = encode(7, REGION_WRITE, 0, &bell);
         let (now, later) = bell.split_at(5 + 7 * round as usize);
         guest.disk.send(now, &[]);
-        let (second, taken) = Daemon::take_over(&dir.0, 0, &log()).unwrap();
+        let (second, taken) = Daemon::take_over(here!(&dir.0), 0).unwrap();
         assert_eq!(first.join().unwrap(), Ended::HandedOver);
         assert_eq!(taken.copies, 1);
         let after = guest.mapped_in("self");
@@ -65,7 +65,7 @@ fn descriptors_of_a_message_that_is_under_way_go_with_it() {
     let map = [words(&[32, 3]), longs(&[0, 1 << 30, 4096])].concat();
     let map = encode(7, DMA_MAP, 0, &map);
     guest.disk.send(&map[..20], &[more.as_fd()]);
-    let (second, _) = Daemon::take_over(&dir.0, 0, &log()).unwrap();
+    let (second, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
     assert_eq!(first.join().unwrap(), Ended::HandedOver);
     guest.disk.send(&map[20..], &[]);
     assert_eq!(guest.disk.receive().0, 0, "it had its descriptor");
@@ -81,7 +81,7 @@ fn what_the_para_virtual_iommu_maps_goes_over_as_records() {
     guest.read(3);
     for round in 0..3 {
         let before = guest.mapped_in("self");
-        let (second, _) = Daemon::take_over(&dir.0, 0, &log()).unwrap();
+        let (second, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
         assert_eq!(first.join().unwrap(), Ended::HandedOver);
         let after = guest.mapped_in("self");
         assert!(before.iter().all(|range| !after.contains(range)));
@@ -103,7 +103,7 @@ fn second_process() {
     let Ok(dir) = std::env::var("RF_HAND_OVER_DIR") else {
         return;
     };
-    let (daemon, _) = Daemon::take_over(dir.as_ref(), 0, &log()).unwrap();
+    let (daemon, _) = Daemon::take_over(here!(dir.as_ref()), 0).unwrap();
     println!("taken");
     // Until the test lets go of this process's input.
     let _ = std::io::stdin().read_line(&mut String::new());
@@ -144,7 +144,7 @@ fn it_is_copied_while_requests_are_completed() {
     let first = daemon(&dir, Limits::default());
     let mut guest = Guest::boot(&dir);
     let path = dir.0.clone();
-    let taking = std::thread::spawn(move || Daemon::take_over(&path, 100, &log()).unwrap());
+    let taking = std::thread::spawn(move || Daemon::take_over(here!(&path), 100).unwrap());
     let mut reads = 0;
     while !taking.is_finished() {
         guest.read(reads % 200);

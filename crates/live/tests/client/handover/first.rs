@@ -1,0 +1,194 @@
+//! First processes that say something else than they should: the second takes nothing and serves nothing.
+
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use ringfence_live::caps::Caps;
+use ringfence_live::daemon::{Daemon, Here};
+use ringfence_live::handover::{Handed, Limits, Own, StateError, TakeOverError};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use super::guest::{Dir, Guest, daemon_of, end, log};
+use super::refused::Second;
+use crate::rig::words;
+
+const STREAM: u32 = 4;
+const GONE: u32 = 5;
+const KEPT: u32 = 6;
+
+/// The first process's side, by hand.
+struct First(UnixStream);
+
+impl First {
+    fn say(&self, kind: u32, bytes: &[u8], fds: &[OwnedFd]) {
+        let send = |bytes: &[u8], fds: &[BorrowedFd<'_>]| {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
+            let part = [IoSlice::new(bytes)];
+            sendmsg(&self.0, &part, &mut control, SendFlags::empty()).unwrap();
+        };
+        send(
+            &words(&[kind, bytes.len() as u32, fds.len() as u32, 0]),
+            &[],
+        );
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        fds.chunks(16).for_each(|few| send(&[0], few));
+        if !bytes.is_empty() {
+            send(bytes, &[]);
+        }
+    }
+
+    fn stream(&self, handed: Handed) {
+        let (bytes, fds) = handed.encode();
+        self.say(STREAM, &bytes, &fds);
+    }
+
+    /// What the second asked for, until it went.
+    fn asked(mut self) -> Vec<u32> {
+        let mut asked = Vec::new();
+        let _ = self.0.read_to_end(&mut asked);
+        let kinds = asked.chunks(16).map(|order| u32::from(order[0]));
+        kinds.collect()
+    }
+}
+
+/// What becomes of a second process to which all this is said.
+fn told(dir: &Dir, say: impl FnOnce(&First)) -> (Result<(), TakeOverError>, Vec<u32>) {
+    let (first, second) = UnixStream::pair().unwrap();
+    let first = First(first);
+    say(&first);
+    first.0.shutdown(std::net::Shutdown::Write).unwrap();
+    let result = Daemon::rehearse_take_over(second, here!(&dir.0));
+    (result.map(drop), first.asked())
+}
+
+fn copy(dir: &Dir) -> Handed {
+    let (bytes, fds) = Second::connect(dir).copy();
+    Handed::decode(&bytes, fds).unwrap()
+}
+
+/// One that cannot be used: an eventfd is a listener's.
+fn spoiled(dir: &Dir) -> Handed {
+    let mut handed = copy(dir);
+    handed.control = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    handed
+}
+
+#[test]
+fn devices_are_the_seconds_when_the_first_says_so_and_no_sooner() {
+    let dir = Dir::new("first");
+    let first = daemon_of(&dir, Limits::default(), false);
+    let mut guest = Guest::boot(&dir);
+    let both = |first: &First| {
+        first.stream(copy(&dir));
+        first.stream(copy(&dir));
+    };
+    let (result, asked) = told(&dir, |first| {
+        both(first);
+        first.say(GONE, &[], &[]);
+    });
+    assert!(result.is_ok(), "{result:?}");
+    assert_eq!(asked, [1, 2, 3]);
+    // It keeps them after all, or dies before it has let go of them.
+    let (result, asked) = told(&dir, |first| {
+        both(first);
+        first.say(KEPT, b"too late", &[]);
+    });
+    assert!(
+        matches!(&result, Err(TakeOverError::Kept(why)) if why == "too late"),
+        "{result:?}"
+    );
+    assert_eq!(asked, [1, 2, 3]);
+    let (result, _) = told(&dir, both);
+    assert!(matches!(result, Err(TakeOverError::Io(_))), "{result:?}");
+    // What cannot be rebuilt is neither stopped for nor confirmed.
+    let (result, asked) = told(&dir, |first| {
+        first.stream(spoiled(&dir));
+        first.stream(copy(&dir));
+        first.say(GONE, &[], &[]);
+    });
+    assert!(matches!(result, Err(TakeOverError::State(_))), "{result:?}");
+    assert_eq!(asked, [1]);
+    let (result, asked) = told(&dir, |first| {
+        first.stream(copy(&dir));
+        first.stream(spoiled(&dir));
+        first.say(GONE, &[], &[]);
+    });
+    assert!(matches!(result, Err(TakeOverError::State(_))), "{result:?}");
+    assert_eq!(asked, [1, 2]);
+    guest.read(3);
+    end(first);
+}
+
+#[test]
+fn an_iommu_and_its_driver_agree_or_are_refused() {
+    const DRIVER_OK: u8 = 4;
+    for para in [false, true] {
+        let dir = Dir::new(if para { "agree-para" } else { "agree" });
+        let first = daemon_of(&dir, Limits::default(), para);
+        let mut guest = Guest::boot_with(&dir, para);
+        let refused = |change: &dyn Fn(&mut Handed)| {
+            let mut handed = copy(&dir);
+            change(&mut handed);
+            match Daemon::rehearse(here!(&dir.0), handed) {
+                Ok(_) => None,
+                Err(error) => Some(error.to_string()),
+            }
+        };
+        assert_eq!(refused(&|_| {}), None);
+        let without = refused(&|handed| handed.devices[0].function.common.status &= !DRIVER_OK);
+        assert!(without.unwrap().contains("of another driver"));
+        if para {
+            let stopped = refused(&|handed| {
+                if let Own::PvIommu(state) = &mut handed.devices[0].own {
+                    state.running = false;
+                }
+            });
+            assert!(stopped.unwrap().contains("of another driver"));
+        } else {
+            // Without the feature to choose a domain's range of addresses.
+            let fewer = refused(&|handed| handed.devices[0].function.common.accepted &= !1);
+            assert!(fewer.unwrap().contains("of another driver"));
+        }
+        guest.read(3);
+        end(first);
+    }
+}
+
+/// The limits of a guest are those of the process that serves it.
+#[test]
+fn a_guest_with_more_than_the_second_allows_is_not_taken_over() {
+    let dir = Dir::new("caps");
+    let first = daemon_of(&dir, Limits::default(), false);
+    let mut guest = Guest::boot(&dir);
+    let refused = |caps: &Caps| {
+        let here = Here {
+            dir: &dir.0,
+            caps,
+            log: &log(),
+        };
+        Daemon::rehearse(here, copy(&dir)).err()
+    };
+    let with = |change: &dyn Fn(&mut Caps)| {
+        let mut caps = Caps::default();
+        change(&mut caps);
+        refused(&caps)
+    };
+    assert!(with(&|_| {}).is_none());
+    let queue = with(&|caps| caps.queue_size = 128).unwrap();
+    assert_eq!(
+        queue.to_string(),
+        "largest size of a queue: no driver could have set that"
+    );
+    for few in [
+        with(&|caps| caps.mappings = 0),
+        with(&|caps| caps.domains = 0),
+    ] {
+        assert!(matches!(few, Some(StateError::Iommu(_))), "{few:?}");
+    }
+    guest.read(3);
+    end(first);
+}

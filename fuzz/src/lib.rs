@@ -6,6 +6,7 @@
 
 pub mod corpus;
 pub mod drivers;
+pub mod handover;
 mod memory;
 pub mod parquet;
 mod pieces;
@@ -40,6 +41,11 @@ pub const TARGETS: &[Target] = &[
         name: "drivers",
         run: drivers::run,
         outcomes: drivers::OUTCOMES,
+    },
+    Target {
+        name: "handover",
+        run: handover::run,
+        outcomes: handover::OUTCOMES,
     },
     Target {
         name: "parquet",

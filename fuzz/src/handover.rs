@@ -1,0 +1,409 @@
+//! What the first process of a hand-over can say to the one that takes its devices over: anything at all, with descriptors of any kind, too few
+//! or too many of them.
+//!
+//! Input: messages. Of each: a byte of [flags](LIES), the kind of the message, the number of descriptors and a byte for each that says what it
+//! is, two bytes with the length of the body, the body. What is left over at the end is said as it is.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{self, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+
+use ringfence_live::MemoryError;
+use ringfence_live::caps::Caps;
+use ringfence_live::daemon::{Daemon, Here, Log};
+use ringfence_live::handover::{Handed, StateError, TakeOverError};
+use ringfence_pviommu::backend::RestoreError;
+use ringfence_pviommu::wire::crc32c;
+use ringfence_virtio_iommu::SnapshotError;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use crate::Reached;
+
+/// What the corpus reaches: every reason not to take devices over but the host's own and the clock's.
+pub const OUTCOMES: &[&str] = &[
+    "taken over",
+    "ended",
+    "no message",
+    "refused",
+    "kept",
+    "state: NoStream",
+    "state: Version",
+    "state: Truncated",
+    "state: TrailingBytes",
+    "state: Checksum",
+    "state: Descriptors",
+    "flag",
+    "kind of device",
+    "order of devices",
+    "devices",
+    "vectors",
+    "queues",
+    "ranges",
+    "bytes of a snapshot",
+    "bytes of records",
+    "bytes of events",
+    "bytes of a message",
+    "bytes of a range",
+    "descriptors of a message",
+    "sectors",
+    "socket",
+    "eventfd",
+    "disk",
+    "IOMMU",
+    "features",
+    "accepted features",
+    "status",
+    "configuration space",
+    "configuration's vector",
+    "interrupt status",
+    "number of queues",
+    "largest size of a queue",
+    "queue's vector",
+    "ready queue",
+    "queue's addresses",
+    "part of a message",
+    "events of the para-virtual IOMMU",
+    "para-virtual IOMMU without a driver",
+    "para-virtual IOMMU of another driver",
+    "virtio-iommu of another driver",
+    "memory: Overlap",
+    "memory: Unsealed",
+    "memory: Unmappable",
+    "snapshot: NoSnapshot",
+    "snapshot: other",
+    "snapshot: Refused",
+    "records: Stream",
+    "records: Refused",
+];
+
+/// Flags. The body's CRC-32C goes behind it.
+const SUM: u8 = 1;
+/// Descriptors and body are those of the message before; its own body is left out.
+const AGAIN: u8 = 2;
+/// The header lies about the bytes,
+const BYTES: u8 = 4;
+/// about the descriptors,
+const FDS: u8 = 8;
+/// or has something in its last word.
+const LAST: u8 = 16;
+/// The descriptors come with the header.
+const EARLY: u8 = 32;
+/// What makes a message none.
+const LIES: u8 = BYTES | FDS | LAST | EARLY;
+
+const COPY: u32 = 1;
+const STOP: u32 = 2;
+const REBUILT: u32 = 3;
+const STREAM: u32 = 4;
+/// Most descriptors that travel with a byte.
+const FEW: usize = 16;
+const RAM_BYTES: u64 = 1 << 20;
+const DISK_BYTES: u64 = 1 << 17;
+
+fn memory(bytes: u64, seals: SealFlags) -> File {
+    let fd = memfd_create("fuzz", MemfdFlags::ALLOW_SEALING).expect("memory");
+    ftruncate(&fd, bytes).expect("its size");
+    fcntl_add_seals(&fd, seals).expect("its seals");
+    File::from(fd)
+}
+
+/// What nobody can spoil, so that it is made once.
+struct Lasting {
+    listener: UnixListener,
+    soft: File,
+    directory: File,
+    datagram: UnixDatagram,
+    caps: Caps,
+    log: Log,
+}
+
+impl Lasting {
+    fn here(&self) -> Here<'_> {
+        Here {
+            dir: Path::new("/"),
+            caps: &self.caps,
+            log: &self.log,
+        }
+    }
+}
+
+thread_local! {
+    static LASTING: RefCell<Lasting> = RefCell::new({
+        let name = format!("rf-fuzz-{}-{:?}", std::process::id(), std::thread::current().id());
+        let address = SocketAddr::from_abstract_name(name).expect("short");
+        Lasting {
+            listener: UnixListener::bind_addr(&address).expect("a name of its own"),
+            soft: memory(RAM_BYTES, SealFlags::GROW),
+            directory: File::open("/").expect("a directory"),
+            datagram: UnixDatagram::unbound().expect("a socket"),
+            // Few tables: zeros of an allocator that has used the memory before take most of the time.
+            caps: Caps {
+                tables: 64,
+                ..Caps::default()
+            },
+            log: Arc::new(|_, _| {}),
+        }
+    });
+}
+
+/// What is handed over. Whoever refuses it has not touched it.
+struct Things {
+    ram: File,
+    disk: File,
+    event: OwnedFd,
+    client: UnixStream,
+    /// The other side of `client`.
+    guest: UnixStream,
+}
+
+impl Things {
+    fn new() -> Self {
+        let (client, guest) = UnixStream::pair().expect("sockets");
+        // What a client has sent and nobody has read.
+        rustix::io::write(&guest, b"?").expect("room");
+        Self {
+            ram: memory(RAM_BYTES, SealFlags::SHRINK | SealFlags::GROW),
+            disk: memory(DISK_BYTES, SealFlags::empty()),
+            event: eventfd(0, EventfdFlags::NONBLOCK).expect("an event"),
+            client,
+            guest,
+        }
+    }
+
+    fn get(&self, kind: u8, lasting: &Lasting) -> OwnedFd {
+        let fd = match kind & 7 {
+            0 => lasting.listener.as_fd(),
+            1 => self.client.as_fd(),
+            2 => self.event.as_fd(),
+            3 => self.ram.as_fd(),
+            4 => self.disk.as_fd(),
+            5 => lasting.soft.as_fd(),
+            6 => lasting.directory.as_fd(),
+            _ => lasting.datagram.as_fd(),
+        };
+        fd.try_clone_to_owned().expect("a copy")
+    }
+
+    /// Nothing was read, written, rung or kept.
+    fn are_untouched(self) {
+        let Self {
+            ram,
+            disk,
+            event,
+            client,
+            mut guest,
+        } = self;
+        for file in [&ram, &disk] {
+            // Of what was never touched there is no page.
+            assert_eq!(file.metadata().expect("about it").blocks(), 0, "touched");
+        }
+        // Refused as long as it is mapped anywhere so that it can be written.
+        fcntl_add_seals(&ram, SealFlags::WRITE).expect("no mapping is left");
+        let rung = rustix::io::read(&event, &mut [0; 8]);
+        assert_eq!(rung, Err(rustix::io::Errno::AGAIN), "an interrupt");
+        drop(client);
+        // As the last copy is closed with something unread in it; and nothing was said.
+        guest.set_nonblocking(true).expect("a socket");
+        let end = guest.read(&mut [0; 8]).map_err(|error| error.kind());
+        assert_eq!(end, Err(io::ErrorKind::ConnectionReset), "not closed");
+    }
+}
+
+/// One message of the first process.
+#[derive(Clone, Default)]
+struct Message {
+    flags: u8,
+    kind: u32,
+    fds: Vec<u8>,
+    body: Vec<u8>,
+}
+
+impl Message {
+    fn take(input: &mut &[u8], before: Option<&Self>) -> Option<Self> {
+        let ([flags, kind, count], rest) = input.split_first_chunk()?;
+        let (fds, rest) = rest.split_at_checked(usize::from(*count))?;
+        let (length, rest) = rest.split_first_chunk::<2>()?;
+        let length = usize::from(u16::from_le_bytes(*length)).min(rest.len());
+        let (body, rest) = rest.split_at(length);
+        *input = rest;
+        let mut message = Self {
+            flags: *flags,
+            kind: u32::from(*kind),
+            fds: fds.to_vec(),
+            body: body.to_vec(),
+        };
+        if *flags & AGAIN != 0
+            && let Some(before) = before
+        {
+            message.fds.clone_from(&before.fds);
+            message.body.clone_from(&before.body);
+        } else if *flags & SUM != 0 {
+            let sum = crc32c(&message.body);
+            message.body.extend(sum.to_le_bytes());
+        }
+        Some(message)
+    }
+
+    fn fds(&self, things: &Things, lasting: &Lasting) -> Vec<OwnedFd> {
+        let fds = self.fds.iter();
+        fds.map(|kind| things.get(*kind, lasting)).collect()
+    }
+
+    fn say(&self, to: &UnixStream, things: &Things, lasting: &Lasting) -> rustix::io::Result<()> {
+        let lie = |flag: u8| u32::from(self.flags & flag != 0);
+        let words = [
+            self.kind,
+            u32::try_from(self.body.len()).expect("short") + lie(BYTES),
+            u32::try_from(self.fds.len()).expect("few") + lie(FDS),
+            lie(LAST),
+        ];
+        let header = words.map(u32::to_le_bytes).concat();
+        let fds = self.fds(things, lasting);
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        let mut few = fds.chunks(FEW);
+        let early = if self.flags & EARLY != 0 {
+            few.next()
+        } else {
+            None
+        };
+        send(to, &header, early.unwrap_or_default())?;
+        for few in few {
+            send(to, &[0], few)?;
+        }
+        send(to, &self.body, &[])
+    }
+
+    /// Whether devices can be rebuilt from it, judged without the conversation.
+    fn is_sound(&self, things: &Things, lasting: &Lasting) -> bool {
+        let fds = self.fds(things, lasting);
+        self.kind == STREAM
+            && self.flags & LIES == 0
+            && Handed::decode(&self.body, fds)
+                .is_ok_and(|handed| Daemon::rehearse(lasting.here(), handed).is_ok())
+    }
+
+    /// The stream of devices that have not completed a request yet.
+    fn without_counts(&self, things: &Things, lasting: &Lasting) -> Vec<u8> {
+        let handed = Handed::decode(&self.body, self.fds(things, lasting));
+        let mut handed = handed.expect("was taken");
+        for device in &mut handed.devices {
+            device.requests = 0;
+        }
+        handed.encode().0
+    }
+}
+
+fn send(to: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FEW))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(to, &[IoSlice::new(bytes)], &mut control, flags).map(drop)
+}
+
+/// Runs one input.
+pub fn run(data: &[u8], reached: Reached<'_>) {
+    LASTING.with_borrow(|lasting| {
+        let things = Things::new();
+        conversation(data, &things, lasting, reached);
+        things.are_untouched();
+    });
+}
+
+fn conversation(mut data: &[u8], things: &Things, lasting: &Lasting, reached: Reached<'_>) {
+    let (second, mut first) = UnixStream::pair().expect("sockets");
+    let mut messages: Vec<Message> = Vec::new();
+    while let Some(message) = Message::take(&mut data, messages.last()) {
+        messages.push(message);
+    }
+    // Everything at once: the second process asks before it reads, and does not see the difference. What finds no room is not said.
+    for message in &messages {
+        if message.say(&first, things, lasting).is_err() {
+            break;
+        }
+    }
+    let _ = send(&first, data, &[]);
+    first.shutdown(std::net::Shutdown::Write).expect("open");
+    let result = Daemon::rehearse_take_over(second, lasting.here());
+    let mut said = Vec::new();
+    // What it did not read makes the end an error.
+    let _ = first.read_to_end(&mut said);
+    let (asked, rest) = said.as_chunks::<16>();
+    assert!(rest.is_empty(), "half a message");
+    let orders = [COPY, STOP, REBUILT];
+    assert!((1..=3).contains(&asked.len()), "asked too much");
+    for (order, asked) in orders.into_iter().zip(asked) {
+        assert_eq!(asked[..4], order.to_le_bytes());
+        assert_eq!(asked[4..], [0; 12], "carries nothing");
+    }
+    // It asks for the next thing when it has rebuilt what it was told, and never otherwise.
+    let answers = messages.iter().take(asked.len() - 1);
+    for message in answers {
+        assert!(message.is_sound(things, lasting), "went on after nonsense");
+    }
+    match result {
+        Ok(rebuilt) => {
+            assert_eq!(asked.len(), 3, "not confirmed");
+            let again = rebuilt.save().expect("they are as they were");
+            let expected = messages[1].without_counts(things, lasting);
+            assert_eq!(again.encode().0, expected, "other devices");
+            reached("taken over");
+        }
+        Err(TakeOverError::State(error)) => {
+            assert!(asked.len() < 3, "confirmed");
+            let _ = error.to_string();
+            reached(state(&error));
+        }
+        Err(TakeOverError::Io(_)) => reached("ended"),
+        Err(TakeOverError::Message) => reached("no message"),
+        Err(TakeOverError::Refused(_)) => reached("refused"),
+        Err(TakeOverError::Kept(_)) => reached("kept"),
+        Err(error @ TakeOverError::TimeOut) => panic!("waited: {error}"),
+    }
+}
+
+fn state(error: &StateError) -> &'static str {
+    match error {
+        StateError::NoStream => "state: NoStream",
+        StateError::Version(_) => "state: Version",
+        StateError::Truncated => "state: Truncated",
+        StateError::TrailingBytes(_) => "state: TrailingBytes",
+        StateError::Checksum => "state: Checksum",
+        StateError::Descriptors => "state: Descriptors",
+        StateError::BadValue { what, .. }
+        | StateError::NotA { what }
+        | StateError::Register { what } => what,
+        StateError::Memory(error) => match error {
+            MemoryError::Overlap { .. } => "memory: Overlap",
+            MemoryError::Unsealed { .. } => "memory: Unsealed",
+            MemoryError::Unmappable { .. } => "memory: Unmappable",
+            error => panic!("refused with {error}"),
+        },
+        StateError::Iommu(error) => match error {
+            SnapshotError::NoSnapshot => "snapshot: NoSnapshot",
+            SnapshotError::Refused(_) => "snapshot: Refused",
+            // All of them are reached by the corpus of `virtio_iommu`.
+            _ => "snapshot: other",
+        },
+        StateError::Records(error) => match error {
+            RestoreError::Stream(_) => "records: Stream",
+            RestoreError::Refused { .. } => "records: Refused",
+            error => panic!("refused with {error}"),
+        },
+        error => panic!("the host refuses: {error}"),
+    }
+}

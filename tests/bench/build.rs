@@ -5,12 +5,11 @@ use ringfence_dma::flush::{Flush, Never};
 use ringfence_dma::space::{Identity, Paged, Rings, Space, StaticTable};
 use ringfence_dma::{Dma, Platform};
 use ringfence_hw::RingLogic;
-use ringfence_iova::IovaAllocator;
 use ringfence_lab::Profile;
 use ringfence_lab::build::{Job, Recipe, ReplayTable, Single};
 use ringfence_lab::hardware::{Directed, Hardware, Riommu, Vtd};
 use ringfence_lab::machine::Machine;
-use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayRing};
+use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 use ringfence_lab::modes::TableKind;
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::replay::{Attached, Newcomer};
@@ -90,7 +89,7 @@ impl Job for Build {
 
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Box<dyn Bench>
     where
-        A: IovaAllocator + 'static,
+        A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {

@@ -12,12 +12,11 @@ use std::sync::atomic::Ordering;
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Paged;
 use ringfence_hw::RingLogic;
-use ringfence_iova::IovaAllocator;
 use ringfence_lab::build::{Job, Recipe, ReplayTable, dispatch};
 use ringfence_lab::compare::{Options, meter};
 use ringfence_lab::meter::{
-    Bench, Clock, FlushFor, FlushForRings, Idle, InvalidationQueue, Meter, ReplayRing, Replica,
-    cycles,
+    Bench, Clock, FlushFor, FlushForRings, Idle, InvalidationQueue, Meter, ReplayAlloc, ReplayRing,
+    Replica, cycles,
 };
 use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_lab::plan::{Plan, Planner, Step};
@@ -130,7 +129,7 @@ impl Job for MakeFull {
 
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
-        A: IovaAllocator + 'static,
+        A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {

@@ -1,6 +1,7 @@
 //! From a mode's row of answers to the types that carry them out: the one dispatch of a replay.
 //!
-//! Everything behind [`dispatch`] is monomorphised over the answers; in front of it there are only rows.
+//! Everything behind [`dispatch`] is monomorphised over the answers; in front of it there are only rows. What is timed goes there. What is
+//! judged goes through [`dispatch_by_parts`], where many modes have their types in common.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,8 +14,8 @@ use ringfence_dma::ring::{LiteralRing, SlotChoice};
 use ringfence_dma::space::{CachedTable, PlainTable, Reclaiming, Rounding, Translations};
 use ringfence_hw::{Literal, Repaired, RingLogic};
 use ringfence_iova::{
-    Bitmap, BitmapState, CachedTree, Capacity, Depot, Eiovar, FreeBsdTree, IovaAllocator,
-    LinuxRcache, Locked, MagazineLimits, Magazines, RcacheShared, TableBitmap, TableCursor,
+    Bitmap, BitmapState, CachedTree, Capacity, Depot, Eiovar, FreeBsdTree, LinuxRcache, Locked,
+    MagazineLimits, Magazines, RcacheShared, TableBitmap, TableCursor,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
@@ -26,7 +27,7 @@ use crate::any;
 use crate::error::LabError;
 use crate::hardware::{Calgary, Hardware, Vtd};
 use crate::hosted::{PviommuTable, VirtioTable};
-use crate::meter::{FlushFor, FlushForRings, ReplayRing};
+use crate::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing, Stubbed};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind, Who};
 use crate::ring::RingRecipe;
 
@@ -254,7 +255,7 @@ pub trait Job {
     /// For modes with an allocator and a table.
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
-        A: IovaAllocator + 'static,
+        A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static;
     /// For modes whose tables are rings.
@@ -282,6 +283,13 @@ pub(crate) type TableBits = TableBitmap<Rc<Arena>, Single<TableCursor>>;
 
 /// A table that gives empty pages back (FreeBSD).
 pub(crate) type Reclaimer = Reclaiming<SecondStage, Single<ReclaimingTable<SecondStage>>>;
+
+impl Stubbed for Tree {}
+impl Stubbed for Freelists {}
+impl Stubbed for Next {}
+impl Stubbed for Gas {}
+impl Stubbed for Rcache {}
+impl Stubbed for Product {}
 
 const WHOLE_SPACE: u64 = (1 << 36) - 1;
 /// The bitmap of the document covers 4 GiB, and so does a flat table.
@@ -363,9 +371,12 @@ pub(crate) fn queues() -> Queues {
 
 /// Calls the job with the types of `mode`. Rows without a name are put together from parts that dispatch at each operation
 /// (`any/`).
+///
+/// # Errors
+/// The mode is not built in.
 pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
     use Rounding::{Exact, PowerOfTwo};
-    use {Alloc as A, FlushKind as F, TableKind as T};
+    use {Alloc as A, FlushKind as F, TableKind as T, Who as W};
     fn recipe<A, T: ReplayTable, F>(
         mode: &Mode,
         alloc: fn(&Site<'_>) -> Result<A, LabError>,
@@ -382,25 +393,32 @@ pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
         }
     }
     let strict = || Strict;
-    if mode.who == Who::VirtioIommu {
-        return Ok(match (mode.alloc, mode.table, mode.flush) {
-            (A::LinuxRcache, T::Radix, F::PerUnmap) => job
-                .paged::<Rcache, VirtioTable, Strict>(recipe(mode, rcache, virtio, strict, Exact)),
-            (A::LinuxRcache, T::Radix, F::PerCpuQueue) => job
-                .paged::<Rcache, VirtioTable, Queues>(recipe(mode, rcache, virtio, queues, Exact)),
-            _ => return any::dispatch_virtio(mode, job),
-        });
-    }
-    if mode.who == Who::Pviommu {
-        return Ok(match (mode.alloc, mode.table, mode.flush) {
-            (A::LinuxRcache, T::Radix, F::PerUnmap) => job.paged::<Rcache, PviommuTable, Strict>(
-                recipe(mode, rcache, pviommu, strict, Exact),
-            ),
-            _ => return any::dispatch_pviommu(mode, job),
-        });
-    }
-    Ok(match (mode.alloc, mode.table, mode.flush) {
-        (A::Identity, table, F::Never) => job.identity(table),
+    let kernel = match mode.who {
+        W::Kernel | W::Host => (mode.alloc, mode.table, mode.flush),
+        W::VirtioIommu => {
+            return Ok(match (mode.alloc, mode.table, mode.flush) {
+                (A::LinuxRcache, T::Radix, F::PerUnmap) => job
+                    .paged::<Rcache, VirtioTable, Strict>(recipe(
+                        mode, rcache, virtio, strict, Exact,
+                    )),
+                (A::LinuxRcache, T::Radix, F::PerCpuQueue) => job
+                    .paged::<Rcache, VirtioTable, Queues>(recipe(
+                        mode, rcache, virtio, queues, Exact,
+                    )),
+                _ => return dispatch_by_parts(mode, job),
+            });
+        }
+        W::Pviommu => {
+            return Ok(match (mode.alloc, mode.table, mode.flush) {
+                (A::LinuxRcache, T::Radix, F::PerUnmap) => job
+                    .paged::<Rcache, PviommuTable, Strict>(recipe(
+                        mode, rcache, pviommu, strict, Exact,
+                    )),
+                _ => return dispatch_by_parts(mode, job),
+            });
+        }
+    };
+    Ok(match kernel {
         (A::CachedRbTree, T::Radix, F::PerUnmap) => {
             job.paged::<Tree, Plain, Strict>(recipe(mode, tree, plain, strict, PowerOfTwo))
         }
@@ -446,12 +464,28 @@ pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
             Burst::default,
             Exact,
         )),
-        (_, T::Ring, _) => rings(mode, Coherency::Coherent, job)?,
-        (_, T::RingNonCoherent, _) => rings(mode, Coherency::NonCoherent, job)?,
-        (_, T::RingLiteral, _) => literal_rings(mode, Coherency::Coherent, job)?,
-        (_, T::RingNonCoherentLiteral, _) => literal_rings(mode, Coherency::NonCoherent, job)?,
-        _ => return any::dispatch(mode, job),
+        _ => return dispatch_by_parts(mode, job),
     })
+}
+
+/// Calls the job with parts that dispatch at each operation, whether the mode has a name or not: for whoever judges and counts, and whom
+/// it serves to be compiled for few types. Identity and rings have no other parts.
+///
+/// # Errors
+/// The mode is not built in.
+pub fn dispatch_by_parts<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
+    use {Coherency as C, TableKind as T};
+    if !matches!(mode.who, Who::Kernel | Who::Host) {
+        return any::dispatch(mode, job);
+    }
+    match (mode.alloc, mode.table, mode.flush) {
+        (Alloc::Identity, table, FlushKind::Never) => Ok(job.identity(table)),
+        (_, T::Ring, _) => rings(mode, C::Coherent, job),
+        (_, T::RingNonCoherent, _) => rings(mode, C::NonCoherent, job),
+        (_, T::RingLiteral, _) => literal_rings(mode, C::Coherent, job),
+        (_, T::RingNonCoherentLiteral, _) => literal_rings(mode, C::NonCoherent, job),
+        _ => any::dispatch(mode, job),
+    }
 }
 
 fn rings<J: Job>(mode: &Mode, coherency: Coherency, job: J) -> Result<J::Output, LabError> {

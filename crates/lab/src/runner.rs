@@ -5,17 +5,16 @@ use ringfence_dma::flush::{Flush, Never};
 use ringfence_dma::space::{Identity, Paged, Rings, StaticTable};
 use ringfence_dma::{Platform, Space};
 use ringfence_hw::RingLogic;
-use ringfence_iova::IovaAllocator;
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::{DeviceIndex, Devices, MappingId};
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
 
-use crate::build::{Job, Recipe, ReplayTable, Single, dispatch};
+use crate::build::{Job, Recipe, ReplayTable, Single, dispatch, dispatch_by_parts};
 use crate::compare::Options;
 use crate::error::LabError;
 use crate::hardware::{Directed, Hardware, Riommu, Vtd};
 use crate::machine::{DATA_BYTES, Machine};
-use crate::meter::{FlushFor, FlushForRings, Meter, ReplayRing, Sets};
+use crate::meter::{FlushFor, FlushForRings, Meter, ReplayAlloc, ReplayRing, Sets};
 use crate::modes::{Mode, TableKind};
 use crate::oracle::Ownership;
 use crate::plan::Plan;
@@ -88,7 +87,7 @@ impl Attacker for Party {
     }
 }
 
-/// Makes the replays and the meter of one mode.
+/// Makes the replays of one mode.
 struct Assemble<'a> {
     options: &'a Options,
 }
@@ -103,14 +102,7 @@ pub struct Runner {
     pub meter: Option<Box<dyn Meter>>,
 }
 
-impl<'a> Assemble<'a> {
-    /// The maker of the meter, if there is to be one.
-    fn meter(&self) -> Option<MeterAlone<'a>> {
-        (self.options.repetitions > 0).then_some(MeterAlone {
-            options: self.options,
-        })
-    }
-
+impl Assemble<'_> {
     /// The passes under the oracle, without a meter.
     fn judges<H, S, F>(
         &self,
@@ -178,16 +170,12 @@ impl Job for Assemble<'_> {
         };
         let enabled = kind != TableKind::None;
         let attackers = || Party::pages(Reuse::Byte);
-        let mut runner = self.judges(enabled, Ownership::Byte, || Never, attackers, make)?;
-        if let Some(meter) = self.meter() {
-            runner.meter = Some(meter.identity(kind)?);
-        }
-        Ok(runner)
+        self.judges(enabled, Ownership::Byte, || Never, attackers, make)
     }
 
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
-        A: IovaAllocator + 'static,
+        A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
@@ -202,11 +190,7 @@ impl Job for Assemble<'_> {
             })
         };
         let attackers = || Party::pages(Reuse::Page);
-        let mut runner = self.judges(true, Ownership::Page, recipe.flush, attackers, make)?;
-        if let Some(meter) = self.meter() {
-            runner.meter = Some(meter.paged(recipe)?);
-        }
-        Ok(runner)
+        self.judges(true, Ownership::Page, recipe.flush, attackers, make)
     }
 
     /// The attackers of the other modes and two more. An entry of a ring's cache is overwritten by its successor's, so that a stale one is
@@ -226,11 +210,7 @@ impl Job for Assemble<'_> {
                 Ok((space, Directed::Table(rings)))
             })
         };
-        let mut runner = self.judges(true, Ownership::Page, recipe.flush, Party::rings, make)?;
-        if let Some(meter) = self.meter() {
-            runner.meter = Some(meter.rings(recipe)?);
-        }
-        Ok(runner)
+        self.judges(true, Ownership::Page, recipe.flush, Party::rings, make)
     }
 }
 
@@ -239,7 +219,11 @@ impl Job for Assemble<'_> {
 /// # Errors
 /// The mode is not built in, or no memory could be had.
 pub fn runner(mode: &Mode, options: &Options) -> Result<Runner, LabError> {
-    dispatch(mode, Assemble { options })?
+    let mut runner = dispatch_by_parts(mode, Assemble { options })??;
+    if options.repetitions > 0 {
+        runner.meter = Some(meter(mode, options)?);
+    }
+    Ok(runner)
 }
 
 /// Makes the meter alone.
@@ -259,7 +243,7 @@ impl Job for MeterAlone<'_> {
 
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
-        A: IovaAllocator + 'static,
+        A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {

@@ -1,4 +1,5 @@
-//! Parts that dispatch at each operation, for rows that nobody has named. Named modes never come here.
+//! Parts that dispatch at each operation. What is judged and counted goes through them in every mode with an allocator, so that there is one
+//! copy of it for many modes; what is timed, only in rows that nobody has named.
 
 mod alloc;
 mod flush;
@@ -13,7 +14,7 @@ use crate::build::{
 };
 use crate::error::LabError;
 use crate::hosted::{PviommuTable, VirtioTable};
-use crate::modes::{Alloc, FlushKind, Mode, TableKind};
+use crate::modes::{Alloc, FlushKind, Mode, TableKind, Who};
 use alloc::{AnyAlloc, AnyBitmap};
 use flush::AnyFlush;
 use table::AnyRadix;
@@ -52,7 +53,7 @@ fn flush_of(mode: &Mode) -> fn() -> AnyFlush {
 }
 
 /// Calls the job with parts that dispatch, for rows whose table a host keeps behind a virtio-iommu.
-pub(crate) fn dispatch_virtio<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
+fn dispatch_virtio<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
     use {Alloc as A, FlushKind as F, TableKind as T};
     match (mode.alloc, mode.table, mode.flush) {
         (
@@ -68,7 +69,7 @@ pub(crate) fn dispatch_virtio<J: Job>(mode: &Mode, job: J) -> Result<J::Output, 
 }
 
 /// Calls the job with parts that dispatch, for rows whose table a host keeps behind a para-virtual IOMMU.
-pub(crate) fn dispatch_pviommu<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
+fn dispatch_pviommu<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
     use {Alloc as A, FlushKind as F, TableKind as T};
     match (mode.alloc, mode.table, mode.flush) {
         (
@@ -86,6 +87,11 @@ pub(crate) fn dispatch_pviommu<J: Job>(mode: &Mode, job: J) -> Result<J::Output,
 /// Calls the job with parts that dispatch.
 pub(crate) fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
     use {Alloc as A, FlushKind as F, TableKind as T};
+    match mode.who {
+        Who::VirtioIommu => return dispatch_virtio(mode, job),
+        Who::Pviommu => return dispatch_pviommu(mode, job),
+        Who::Kernel | Who::Host => {}
+    }
     let flush = flush_of(mode);
     let not_built = || Err(LabError::NotBuilt(mode.name.clone()));
     Ok(match (mode.alloc, mode.table, mode.flush) {
@@ -102,6 +108,10 @@ pub(crate) fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabErro
             _,
         )
         | (_, _, F::Never | F::BurstLiteral) => return not_built(),
+        (A::Bitmap | A::BitmapLiteral, T::Radix, F::PerWrap) => {
+            let recipe = recipe(mode, alloc::bitmap_of, table::plain, || PerWrap);
+            job.paged::<AnyBitmap, AnyRadix, PerWrap>(recipe)
+        }
         (A::Bitmap | A::BitmapLiteral, T::CachedRadix, F::PerWrap) => {
             let recipe = recipe(mode, alloc::bitmap_of, table::cached, || PerWrap);
             job.paged::<AnyBitmap, AnyRadix, PerWrap>(recipe)

@@ -10,16 +10,16 @@ use crate::meter::Immediate;
 use crate::plan::{Plan, Step};
 
 /// The highest page of a 32-bit device.
-pub const TOP: u64 = 0xf_ffff;
+pub(super) const TOP: u64 = 0xf_ffff;
 
 /// Unmaps that a deferred mode collects: W of EIOVAR section 6.2.
-pub const W: usize = 250;
+pub(super) const W: usize = 250;
 
 /// The pages `lo..=hi`.
 ///
 /// # Errors
 /// There are none.
-pub fn pages(lo: u64, hi: u64) -> Result<PfnRange, LabError> {
+pub(super) fn pages(lo: u64, hi: u64) -> Result<PfnRange, LabError> {
     PfnRange::inclusive(Pfn::new(lo), Pfn::new(hi)).ok_or(LabError::Internal("pages"))
 }
 
@@ -27,7 +27,7 @@ pub fn pages(lo: u64, hi: u64) -> Result<PfnRange, LabError> {
 ///
 /// # Errors
 /// None that this invalidator could make.
-pub fn flushed(range: PfnRange) -> Result<Flushed, LabError> {
+pub(super) fn flushed(range: PfnRange) -> Result<Flushed, LabError> {
     let unmapped = Unmapped::attest_cleared(DomainId::new(1), range);
     let failed = LabError::Internal("an invalidator that does not fail");
     Pending::submit(&mut Immediate, Invalidation::Global, unmapped)
@@ -38,7 +38,7 @@ pub fn flushed(range: PfnRange) -> Result<Flushed, LabError> {
 
 /// Linux's tree, with EIOVAR's freelists in front if any.
 #[derive(Debug)]
-pub enum Store {
+pub(super) enum Store {
     /// The tree alone.
     Tree(CachedTree),
     /// With freelists.
@@ -50,7 +50,7 @@ impl Store {
     ///
     /// # Errors
     /// None.
-    pub fn new(lists: Option<Capacity>) -> Result<Self, LabError> {
+    pub(super) fn new(lists: Option<Capacity>) -> Result<Self, LabError> {
         let tree = CachedTree::new(pages(1, TOP)?);
         Ok(match lists {
             None => Self::Tree(tree),
@@ -82,7 +82,7 @@ impl Store {
     }
 
     /// Freed ranges that the freelists hold.
-    pub fn held(&self) -> usize {
+    pub(super) fn held(&self) -> usize {
         match self {
             Self::Tree(_) => 0,
             Self::Lists(lists) => lists.held(),
@@ -92,42 +92,42 @@ impl Store {
 
 /// What was counted over some allocations.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Counts {
+pub(super) struct Counts {
     /// Allocations.
-    pub allocs: u64,
+    pub(super) allocs: u64,
     /// Steps of their searches.
-    pub steps: u64,
+    pub(super) steps: u64,
     /// The longest.
-    pub longest: u32,
+    pub(super) longest: u32,
     /// Allocations that found a freed range in a list.
-    pub from_list: u64,
+    pub(super) from_list: u64,
     /// Freed ranges in the lists after each allocation and each deallocation, added up.
-    pub held: u64,
+    pub(super) held: u64,
     /// Deallocations.
-    pub frees: u64,
+    pub(super) frees: u64,
 }
 
 impl Counts {
     /// Steps of an allocation.
-    pub fn mean_steps(&self) -> f64 {
+    pub(super) fn mean_steps(&self) -> f64 {
         self.steps as f64 / self.allocs.max(1) as f64
     }
 
     /// Freed ranges that wait in the lists, over all allocations and deallocations: "every allocation and deallocation contributes to the
     /// average" (EIOVAR section 6.1).
-    pub fn mean_held(&self) -> f64 {
+    pub(super) fn mean_held(&self) -> f64 {
         self.held as f64 / (self.allocs + self.frees).max(1) as f64
     }
 
     /// Share of allocations that the lists satisfied.
-    pub fn hit_rate(&self) -> f64 {
+    pub(super) fn hit_rate(&self) -> f64 {
         self.from_list as f64 / self.allocs.max(1) as f64
     }
 }
 
 /// An allocator that is driven by plans.
 #[derive(Debug)]
-pub struct Driven {
+pub(super) struct Driven {
     store: Store,
     /// By slot.
     live: HashMap<u32, PfnRange>,
@@ -145,7 +145,7 @@ impl Driven {
     ///
     /// # Errors
     /// None.
-    pub fn new(lists: Option<Capacity>, batch: usize) -> Result<Self, LabError> {
+    pub(super) fn new(lists: Option<Capacity>, batch: usize) -> Result<Self, LabError> {
         Ok(Self {
             store: Store::new(lists)?,
             live: HashMap::new(),
@@ -160,7 +160,11 @@ impl Driven {
     ///
     /// # Errors
     /// The space is exhausted.
-    pub fn run(&mut self, plan: &Plan, mut each: impl FnMut(u32)) -> Result<Counts, LabError> {
+    pub(super) fn run(
+        &mut self,
+        plan: &Plan,
+        mut each: impl FnMut(u32),
+    ) -> Result<Counts, LabError> {
         let mut counts = Counts::default();
         for timed in &plan.steps {
             match timed.step {
@@ -205,12 +209,12 @@ impl Driven {
     }
 
     /// Most addresses that were allocated at once.
-    pub fn most(&self) -> u64 {
+    pub(super) fn most(&self) -> u64 {
         self.most
     }
 
     /// Addresses that were allocated before and are free: their largest number, and their mean over all unmaps.
-    pub fn unused(&self) -> (u64, f64) {
+    pub(super) fn unused(&self) -> (u64, f64) {
         let (largest, sum, count) = self.unused;
         (largest, sum as f64 / count.max(1) as f64)
     }

@@ -24,39 +24,39 @@ use crate::plan::{Plan, Step, Timed};
 
 /// Nanoseconds between two calls of the API: a packet without protection takes 1816 cycles at 3.1 GHz and has two buffers, each mapped and
 /// unmapped (rIOMMU Fig. 7). Only timers see it.
-pub const CALL_NS: u64 = 146;
+pub(super) const CALL_NS: u64 = 146;
 
 /// The device whose calls are recorded.
 pub(super) const NIC: DeviceId = DeviceId::new(0x0300);
 
 /// What the calls of a run add up to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub(super) struct Traffic {
     /// Frames received and sent.
-    pub packets: u64,
+    pub(super) packets: u64,
     /// Frames received.
-    pub received: u64,
+    pub(super) received: u64,
     /// Bytes of data.
-    pub bytes: u64,
+    pub(super) bytes: u64,
 }
 
 /// One run: the calls, and the frames behind them.
 #[derive(Debug, Default)]
-pub struct Run {
+pub(super) struct Run {
     /// For layers whose device has one space.
-    pub plan: Plan,
+    pub(super) plan: Plan,
     /// By step, the ring it belongs to: for layers with a table for each.
-    pub lanes: Vec<u16>,
+    pub(super) lanes: Vec<u16>,
     /// Rings in the order in which they were first used.
-    pub rings: Vec<u16>,
+    pub(super) rings: Vec<u16>,
     /// The frames.
-    pub traffic: Traffic,
+    pub(super) traffic: Traffic,
 }
 
 impl Run {
     /// The same calls for layers that keep a ring's mappings in a table of its own: each ring is a device, numbered
     /// as they come.
-    pub fn by_ring(&self) -> Plan {
+    pub(super) fn by_ring(&self) -> Plan {
         let mut plan = Plan {
             steps: self.plan.steps.clone(),
             segments: self.plan.segments.clone(),
@@ -79,7 +79,7 @@ impl Run {
     }
 
     /// What the receive rings alone do: as many unmaps as maps, one by one.
-    pub fn receive_only(&self) -> Self {
+    pub(super) fn receive_only(&self) -> Self {
         let received = |lane: &u16| lane.is_multiple_of(2);
         let steps = self.plan.steps.iter().zip(&self.lanes);
         let steps = steps.filter(|(_, lane)| received(lane));
@@ -103,7 +103,8 @@ impl Run {
     }
 
     /// Bursts that ended.
-    pub fn bursts(&self) -> u64 {
+    #[cfg(test)]
+    pub(super) fn bursts(&self) -> u64 {
         let ends = |timed: &&Timed| matches!(timed.step, Step::EndBurst { .. });
         self.plan.steps.iter().filter(ends).count() as u64
     }
@@ -121,7 +122,7 @@ struct Log {
 }
 
 /// The place of a ring among a port's.
-pub fn lane(ring: Ring) -> u16 {
+pub(super) fn lane(ring: Ring) -> u16 {
     ring.queue * 2 + u16::from(ring.direction == ringfence_types::Direction::ToDevice)
 }
 
@@ -203,7 +204,7 @@ impl Log {
 }
 
 /// The layer without protection, with its calls noted.
-pub struct Tap<'a> {
+pub(super) struct Tap<'a> {
     layer: LayerApi<'a, Identity, Never, Buffer, Machine, Attachment, ()>,
     log: &'a mut Log,
 }
@@ -321,7 +322,7 @@ impl World for Unprotected {
 }
 
 /// A station whose runs are recorded.
-pub struct Capture<W> {
+pub(super) struct Capture<W> {
     world: Unprotected,
     station: Station<(Mapping<Buffer>, u32)>,
     workload: W,
@@ -334,7 +335,7 @@ impl<W: Workload> Capture<W> {
     ///
     /// # Errors
     /// No memory, or the port does not open.
-    pub fn new(adapter: Adapter, workload: W) -> Result<Self, LabError> {
+    pub(super) fn new(adapter: Adapter, workload: W) -> Result<Self, LabError> {
         Self::with(adapter, workload, BURST, PACKETS_PER_RUN)
     }
 
@@ -342,7 +343,12 @@ impl<W: Workload> Capture<W> {
     ///
     /// # Errors
     /// As [`Self::new`].
-    pub fn with(adapter: Adapter, workload: W, burst: u32, packets: u64) -> Result<Self, LabError> {
+    pub(super) fn with(
+        adapter: Adapter,
+        workload: W,
+        burst: u32,
+        packets: u64,
+    ) -> Result<Self, LabError> {
         let mut world = Unprotected::new()?;
         let bytes = Nic::<()>::buffer_bytes(&adapter, burst);
         let memory = PhysRange::new(PhysAddr::new(1 << 20), bytes.next_multiple_of(4096));
@@ -362,7 +368,7 @@ impl<W: Workload> Capture<W> {
     ///
     /// # Errors
     /// The workload cannot go on.
-    pub fn run(&mut self) -> Result<Run, LabError> {
+    pub(super) fn run(&mut self) -> Result<Run, LabError> {
         self.station
             .run(&mut self.world, &mut self.workload, self.packets)
             .map_err(LabError::Station)?;

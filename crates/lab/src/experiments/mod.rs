@@ -1,8 +1,8 @@
 //! The documents' experiments, each as a function that returns what it measured; [`Experiment`] runs one by its id and judges it.
 
-pub mod allocators;
+mod allocators;
 mod benchmarks;
-pub mod capture;
+mod capture;
 mod catalogue;
 mod counterfactual;
 mod figure;
@@ -13,7 +13,7 @@ mod owned;
 pub mod prefetch;
 pub mod printed;
 mod stream;
-pub mod timed;
+mod timed;
 mod x01_breakdown;
 mod x02_model;
 mod x03_benchmarks;

@@ -7,7 +7,6 @@ use ringfence_dma::flush::{Burst, Flush, LiteralBurst, Never};
 use ringfence_dma::ring::{LiteralRing, Ring, RingSetup, SlotChoice, Tables, lay_out};
 use ringfence_dma::space::{Identity, Paged, Rings, Space};
 use ringfence_hw::RingLogic;
-use ringfence_iova::IovaAllocator;
 use ringfence_memory::{Arena, Frames, WriteBack};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
@@ -18,7 +17,8 @@ use crate::Profile;
 use crate::build::{Job, Recipe, ReplayTable, dispatch};
 use crate::error::LabError;
 use crate::meter::{
-    Bench, Clock, FlushFor, FlushForRings, Idle, InvalidationQueue, ReplayRing, Replica,
+    Bench, Clock, FlushFor, FlushForRings, Idle, InvalidationQueue, ReplayAlloc, ReplayRing,
+    Replica,
 };
 use crate::modes::{Mode, TableKind};
 use crate::plan::Plan;
@@ -84,7 +84,7 @@ impl Job for MakeReplica {
 
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
-        A: IovaAllocator + 'static,
+        A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
@@ -145,7 +145,7 @@ where
 
 /// What is timed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Subject {
+pub(super) enum Subject {
     /// A mode that pages.
     Mode(Mode),
     /// Rings that the hardware snoops (`riommu`).
@@ -161,7 +161,7 @@ impl Subject {
     ///
     /// # Errors
     /// There is none of that name.
-    pub fn named(name: &str) -> Result<Self, LabError> {
+    pub(super) fn named(name: &str) -> Result<Self, LabError> {
         Ok(match name {
             "riommu" => Self::Rings,
             "riommu-" => Self::RingsNonCoherent,
@@ -173,18 +173,18 @@ impl Subject {
 
 /// What a run cost.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Cost {
+pub(super) struct Cost {
     /// Cycles that were executed, without the replay's own loop: each block of steps by its median over the repetitions, so that what
     /// else happens on the processor hardly counts.
-    pub executed: f64,
+    pub(super) executed: f64,
     /// The same of each repetition by itself, in the order in which they ran.
-    pub repetitions: Vec<f64>,
+    pub(super) repetitions: Vec<f64>,
     /// Largest less smallest repetition, as a share.
-    pub spread: f64,
+    pub(super) spread: f64,
     /// Invalidation commands.
-    pub invalidations: u64,
+    pub(super) invalidations: u64,
     /// Pairs of a map and an unmap: the larger number of either.
-    pub pairs: u64,
+    pub(super) pairs: u64,
 }
 
 impl Cost {
@@ -204,27 +204,27 @@ impl Cost {
     }
 
     /// Executed cycles of a map and an unmap.
-    pub fn executed_per_pair(&self) -> f64 {
+    pub(super) fn executed_per_pair(&self) -> f64 {
         self.executed / self.pairs.max(1) as f64
     }
 
     /// Cycles of a map and an unmap that `profile` charges.
-    pub fn charged_per_pair(&self, profile: &Profile) -> f64 {
+    pub(super) fn charged_per_pair(&self, profile: &Profile) -> f64 {
         self.invalidations_per_pair() * profile.invalidation_cycles as f64
     }
 
     /// Invalidation commands for a map and an unmap.
-    pub fn invalidations_per_pair(&self) -> f64 {
+    pub(super) fn invalidations_per_pair(&self) -> f64 {
         self.invalidations as f64 / self.pairs.max(1) as f64
     }
 
     /// Both.
-    pub fn per_pair(&self, profile: &Profile) -> f64 {
+    pub(super) fn per_pair(&self, profile: &Profile) -> f64 {
         self.executed_per_pair() + self.charged_per_pair(profile)
     }
 
     /// Both, in each repetition by itself.
-    pub fn each_per_pair(&self, profile: &Profile) -> Vec<f64> {
+    pub(super) fn each_per_pair(&self, profile: &Profile) -> Vec<f64> {
         let (pairs, charged) = (self.pairs.max(1) as f64, self.charged_per_pair(profile));
         let each = self.repetitions.iter();
         each.map(|executed| executed / pairs + charged).collect()
@@ -232,7 +232,7 @@ impl Cost {
 }
 
 /// Replicas of one subject, which go through the same runs.
-pub struct Timed {
+pub(super) struct Timed {
     subject: Subject,
     replicas: Vec<Box<dyn Driven>>,
 }
@@ -242,7 +242,11 @@ impl Timed {
     ///
     /// # Errors
     /// No memory, or the mode is not built in.
-    pub fn new(subject: Subject, profile: &Profile, repetitions: usize) -> Result<Self, LabError> {
+    pub(super) fn new(
+        subject: Subject,
+        profile: &Profile,
+        repetitions: usize,
+    ) -> Result<Self, LabError> {
         Self::written_back(subject, profile, repetitions, WriteBack::best())
     }
 
@@ -250,7 +254,7 @@ impl Timed {
     ///
     /// # Errors
     /// As for [`new`](Self::new), or this processor has no such instruction.
-    pub fn written_back(
+    pub(super) fn written_back(
         subject: Subject,
         profile: &Profile,
         repetitions: usize,
@@ -290,7 +294,7 @@ impl Timed {
     ///
     /// # Errors
     /// A map was refused.
-    pub fn run(&mut self, run: &Run) -> Result<Cost, LabError> {
+    pub(super) fn run(&mut self, run: &Run) -> Result<Cost, LabError> {
         let costs = run_in_turns(std::slice::from_mut(self), run)?;
         costs.into_iter().next().ok_or(LabError::Internal("a cost"))
     }
@@ -301,7 +305,7 @@ impl Timed {
 ///
 /// # Errors
 /// A map was refused.
-pub fn run_in_turns(subjects: &mut [Timed], run: &Run) -> Result<Vec<Cost>, LabError> {
+pub(super) fn run_in_turns(subjects: &mut [Timed], run: &Run) -> Result<Vec<Cost>, LabError> {
     let by_ring = run.by_ring();
     let loops = [&run.plan, &by_ring].map(own_loop);
     let plan = |subject: &Subject| match subject {

@@ -13,8 +13,8 @@ use super::driven::{
     stubbed, taped, untabled,
 };
 use super::{
-    Bench, Clock, Components, FlushFor, FlushForRings, Idle, Immediate, NoFind, Recorded,
-    ReplayRing, Replica, Tape, cycles,
+    Bench, Clock, Components, FlushFor, FlushForRings, Idle, Immediate, ReplayAlloc, ReplayRing,
+    Replica, Tape, cycles,
 };
 use crate::build::{HostOf, Recipe, ReplayTable};
 use crate::error::LabError;
@@ -105,7 +105,7 @@ impl Sets {
         repetitions: usize,
     ) -> Result<Self, LabError>
     where
-        A: ringfence_iova::IovaAllocator + 'static,
+        A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
@@ -119,18 +119,16 @@ impl Sets {
             recipe.allocator(memory, frames, table)
         };
         let no_find = move |memory: &Memory, frames: &TableFrames, table: Option<&T>| {
-            alloc(memory, frames, table).map(NoFind)
+            alloc(memory, frames, table).map(A::without_find)
         };
         let recorded = {
             let tape = Rc::clone(&tape);
-            move |_: &Memory, _: &TableFrames, _: Option<&T>| {
-                Ok(Recorded::<A::Returned>::new(Rc::clone(&tape)))
-            }
+            move |_: &Memory, _: &TableFrames, _: Option<&T>| Ok(A::recorded(Rc::clone(&tape)))
         };
         let flush = recipe.flush;
         let scout = replica(flush, alloc, site, answered::<T>)?;
-        // A host invalidates what it unmaps before it answers: the layer's own invalidation is nothing that could be taken away.
-        let remote = HostOf::<T>::REMOTE;
+        // A host invalidates what it unmaps before it answers: the layer's own invalidation is nothing that could be taken away. Asked
+        // where it decides, so that what there is not is not compiled.
         Self::new(repetitions, Rc::clone(&tape), scout, || {
             let tape = || recorded.clone();
             Ok(Set {
@@ -142,13 +140,13 @@ impl Sets {
                         None
                     },
                     Some(replica(flush, tape(), site, answered::<T>)?),
-                    if remote {
+                    if HostOf::<T>::REMOTE {
                         None
                     } else {
                         Some(untabled(flush, tape(), site, queued)?)
                     },
                     Some(untabled(flush, tape(), site, immediate)?),
-                    if remote {
+                    if HostOf::<T>::REMOTE {
                         None
                     } else {
                         Some(replica(flush, alloc, site, stubbed::<T>)?)

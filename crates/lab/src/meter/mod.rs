@@ -45,28 +45,27 @@ pub use metered::{CONFIG_NAMES, Meter, Sets};
 pub use queue::InvalidationQueue;
 pub use replica::{Bench, Idle, Replica};
 pub use ring_stubs::{FlushForRings, ReplayRing, TapedRings};
-pub use stubs::{Immediate, NoFind, NullTable, Recorded, Tape};
+pub use stubs::{Immediate, NoFind, NullTable, Recorded, ReplayAlloc, Stubbed, Tape};
 pub use tsc::cycles;
 
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::{Paged, Translations};
-use ringfence_iova::IovaAllocator;
 
 /// A flush policy that fits an allocator and a table, real or stubbed.
-pub trait FlushFor<A: IovaAllocator, T: Translations>:
+pub trait FlushFor<A: ReplayAlloc, T: Translations>:
     Flush<Paged<A, T>, u64>
-    + Flush<Paged<NoFind<A>, T>, u64>
-    + Flush<Paged<Recorded<A::Returned>, T>, u64>
-    + Flush<Paged<Recorded<A::Returned>, NullTable>, u64>
+    + Flush<Paged<A::NoFind, T>, u64>
+    + Flush<Paged<A::Recorded, T>, u64>
+    + Flush<Paged<A::Recorded, NullTable>, u64>
     + Flush<Paged<A, NullTable>, u64>
 {
 }
 
-impl<A: IovaAllocator, T: Translations, F> FlushFor<A, T> for F where
+impl<A: ReplayAlloc, T: Translations, F> FlushFor<A, T> for F where
     F: Flush<Paged<A, T>, u64>
-        + Flush<Paged<NoFind<A>, T>, u64>
-        + Flush<Paged<Recorded<A::Returned>, T>, u64>
-        + Flush<Paged<Recorded<A::Returned>, NullTable>, u64>
+        + Flush<Paged<A::NoFind, T>, u64>
+        + Flush<Paged<A::Recorded, T>, u64>
+        + Flush<Paged<A::Recorded, NullTable>, u64>
         + Flush<Paged<A, NullTable>, u64>
 {
 }

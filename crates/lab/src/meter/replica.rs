@@ -11,7 +11,9 @@ use ringfence_dma::{
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_trace::{DeviceIndex, MappingId};
-use ringfence_types::{DeviceId, Direction, Invalidator, Iova, Nanos, PfnRange, PhysRange};
+use ringfence_types::{
+    DeviceId, Direction, DomainId, Invalidator, Iova, Nanos, PfnRange, PhysRange,
+};
 
 use super::{Clock, Tape};
 use crate::error::LabError;
@@ -123,14 +125,16 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
     fn attach(&mut self, device: DeviceIndex) -> Result<Attached, LabError> {
         let (platform, make) = (&self.platform, &mut self.make);
         let id = DeviceId::new(device.0);
-        let at = self.dma.attach(id, Iova::new(u64::MAX), |domain| {
+        // Behind a pointer: replicas of equal spaces on different platforms share one copy of what calls it.
+        let make: &mut dyn FnMut(DomainId) -> Result<S, LabError> = &mut |domain| {
             let newcomer = Newcomer {
                 domain,
                 device: id,
                 row: device,
             };
             make(&newcomer, platform)
-        });
+        };
+        let at = self.dma.attach(id, Iova::new(u64::MAX), make);
         let at = at.map_err(|error| match error {
             AttachError::Space(error) => error,
             _ => LabError::TooManyDevices,
@@ -224,9 +228,7 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
                     let at = attached.towards(direction);
                     let _ = self
                         .dma
-                        .end_burst(own, &mut self.platform, at, direction, |buffer| {
-                            black_box(buffer);
-                        });
+                        .end_burst(own, &mut self.platform, at, direction, keep);
                     if !self.stalled.is_empty() {
                         self.retry(device, direction, tape);
                     }
@@ -425,6 +427,12 @@ fn make_room(
         attached.resize(devices, None);
     }
     Ok(())
+}
+
+/// Takes a buffer that comes back. A function, which all replicas have in common, and no closure, which each would have of its own.
+#[inline]
+fn keep(buffer: u64) {
+    black_box(buffer);
 }
 
 /// What became of a map.

@@ -138,6 +138,36 @@ impl<A: IovaAllocator> IovaAllocator for NoFind<A> {
     }
 }
 
+/// An allocator that a replay can have, and what stands in for it in replicas.
+pub trait ReplayAlloc: IovaAllocator + Sized + 'static {
+    /// The same, asked for no find.
+    type NoFind: IovaAllocator<Returned = Self::Returned> + 'static;
+    /// What plays its answers.
+    type Recorded: IovaAllocator<Returned = Self::Returned> + 'static;
+
+    /// From now on it is asked for no find.
+    fn without_find(self) -> Self::NoFind;
+
+    /// Plays `tape`.
+    fn recorded(tape: Rc<Tape>) -> Self::Recorded;
+}
+
+/// An allocator whose stubs are types of their own, so that nothing is asked at a timed operation.
+pub trait Stubbed: IovaAllocator + 'static {}
+
+impl<A: Stubbed> ReplayAlloc for A {
+    type NoFind = NoFind<A>;
+    type Recorded = Recorded<A::Returned>;
+
+    fn without_find(self) -> NoFind<A> {
+        NoFind(self)
+    }
+
+    fn recorded(tape: Rc<Tape>) -> Recorded<A::Returned> {
+        Recorded::new(tape)
+    }
+}
+
 /// A table that is not there.
 #[derive(Debug)]
 pub struct NullTable(pub DomainId);

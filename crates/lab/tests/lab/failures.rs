@@ -7,12 +7,13 @@ use ringfence_devices::{Observer, Request};
 use ringfence_dma::Platform;
 use ringfence_dma::space::Paged;
 use ringfence_hw::{RingLogic, Stats};
-use ringfence_iova::IovaAllocator;
 use ringfence_lab::build::{Job, Recipe, ReplayTable, dispatch};
 use ringfence_lab::compare::{Options, compare};
 use ringfence_lab::hardware::{Directed, Hardware, Vtd};
 use ringfence_lab::machine::Machine;
-use ringfence_lab::meter::{Bench, Clock, FlushFor, FlushForRings, Immediate, ReplayRing, Replica};
+use ringfence_lab::meter::{
+    Bench, Clock, FlushFor, FlushForRings, Immediate, ReplayAlloc, ReplayRing, Replica,
+};
 use ringfence_lab::modes::TableKind;
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::plan::Plan;
@@ -112,7 +113,7 @@ impl Job for OnFickle<'_> {
 
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Outcomes
     where
-        A: IovaAllocator + 'static,
+        A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
@@ -184,7 +185,7 @@ impl Job for Cramped<'_> {
 
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
-        A: IovaAllocator + 'static,
+        A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {

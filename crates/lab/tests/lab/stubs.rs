@@ -5,13 +5,12 @@ use std::rc::Rc;
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::{Paged, Space};
 use ringfence_hw::RingLogic;
-use ringfence_iova::IovaAllocator;
 use ringfence_lab::LabError;
 use ringfence_lab::build::{HostOf, Job, MakeTable, Recipe, ReplayTable, dispatch};
 use ringfence_lab::hardware::Host;
 use ringfence_lab::meter::{
-    Bench, Clock, FlushFor, FlushForRings, Immediate, InvalidationQueue, NoFind, NullTable,
-    Recorded, ReplayRing, Replica, Tape, TapedRings,
+    Bench, Clock, FlushFor, FlushForRings, Immediate, InvalidationQueue, NullTable, ReplayAlloc,
+    ReplayRing, Replica, Tape, TapedRings,
 };
 use ringfence_lab::modes::{Mode, TableKind, Who};
 use ringfence_lab::plan::Plan;
@@ -72,7 +71,7 @@ impl Job for AllReplicas<'_> {
 
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
     where
-        A: IovaAllocator + 'static,
+        A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static,
     {
@@ -98,7 +97,7 @@ impl Job for AllReplicas<'_> {
         });
         let recorded = {
             let tape = Rc::clone(&tape);
-            move || Recorded::<A::Returned>::new(Rc::clone(&tape))
+            move || A::recorded(Rc::clone(&tape))
         };
         let (recorded_a, recorded_at) = (recorded.clone(), recorded);
         let others = vec![
@@ -107,7 +106,7 @@ impl Job for AllReplicas<'_> {
                 answers(flush(), bench(queued), plan, None, move |of, bench| {
                     let table = table(recipe.table, of, bench)?;
                     let alloc = recipe.allocator(&bench.arena, &bench.frames, Some(&table))?;
-                    Ok(Paged::new(NoFind(alloc), table, rounding))
+                    Ok(Paged::new(alloc.without_find(), table, rounding))
                 })
                 .0,
             ),

@@ -237,16 +237,34 @@ impl<F: Format> ReclaimingTable<F> {
         mem: &M,
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
-        let sink = || UnmapSink(self.table.coherency, self.reclaim);
-        let (unmapped, _) = self.table.unmap_with(mem, range, sink(), InParent)?;
+        let unmapped = self.clear(mem, range)?;
+        Ok((unmapped, self.unlink(mem, range)))
+    }
+
+    /// The first half of [`unmap`](Self::unmap): every table page stays linked. Until [`unlink`](Self::unlink), what was cleared can be mapped
+    /// again without a frame.
+    #[inline]
+    pub fn clear<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        range: PfnRange,
+    ) -> Result<Unmapped, UnmapError> {
+        let sink = UnmapSink(self.table.coherency, self.reclaim);
+        let (unmapped, _) = self.table.unmap_with(mem, range, sink, InParent)?;
+        Ok(unmapped)
+    }
+
+    /// The second half of [`unmap`](Self::unmap): unlinks the table pages on the way to `range` that are empty.
+    #[inline]
+    pub fn unlink<M: PhysMemory + ?Sized>(&mut self, mem: &M, range: PfnRange) -> CachedLevels {
         let before = self.retired.len();
-        let mut sink = sink();
+        let mut sink = UnmapSink(self.table.coherency, self.reclaim);
         self.unlink_empty(mem, range, &mut sink);
         if self.retired.len() == before {
-            return Ok((unmapped, CachedLevels::Leaves));
+            return CachedLevels::Leaves;
         }
         sink.finish(mem);
-        Ok((unmapped, CachedLevels::All))
+        CachedLevels::All
     }
 
     /// The pages unlinked since the last time. They are pending until they are [released](Retired::release); dropped, for ever.

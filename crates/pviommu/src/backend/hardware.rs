@@ -3,35 +3,114 @@
 use alloc::vec::Vec;
 
 use ringfence_pgtable::{
-    Coherency, Context, MapError, MapRequest, SecondStage, Table, TableError, Translation,
+    Coherency, Context, Cursor, Level, MapError, MapRequest, Reclaim, ReclaimingTable, Retired,
+    SecondStage, TableError, Translation, walk,
 };
 use ringfence_types::{
-    Batch, CachedLevels, Direction, DomainId, FrameSource, Invalidation, Invalidator, Iova,
-    Pending, Pfn, PfnRange, PhysAddr, PhysMemory, Unmapped,
+    Batch, CachedLevels, Direction, DomainId, FrameSource, Invalidation, Invalidator, Iova, Pfn,
+    PfnRange, PhysAddr, PhysMemory, Unmapped,
 };
 
+use super::invalidate::invalidate;
 use super::{IoError, IoTables, Slot};
+use crate::wire::PAGE_BYTES;
 
 /// Runs of pages that are invalidated one by one. More at a time cost more than what else the domain has cached.
 const RUNS: usize = 8;
 
+/// Table pages that a device keeps although they are empty: 16 MiB, which lead to 8 GiB of addresses that are near each other.
+pub const KEPT_TABLES: u64 = 4096;
+
 /// A VT-d second-stage table for each device, with a domain of its own.
 ///
-/// Table pages stay linked until the tables are gone, as Linux's do: a driver that spreads its mappings over a wide window uses its host's frames up, and
-/// is answered `NO_ROOM`. The source of frames is the limit.
+/// Linux frees a table page only when one unmap covers all that it leads to, so pages of 4 KiB never do, and a guest that maps one page in each of many
+/// regions has its host's frames for as long as its device is there. Here a table page that an unmap leaves empty goes back as soon as the device
+/// has more than [`KEPT_TABLES`]; up to these they stay, for a driver that maps and unmaps one page would otherwise build and free a table each time. So a device
+/// holds at most the kept ones and those that lead to what is mapped, one a level below the root for each of the
+/// [`stretches`](super::Limits::stretches) that the backend allows.
 #[derive(Debug)]
 pub struct HardwareTables<M, S, I> {
     memory: M,
     frames: S,
     invalidator: I,
     tables: Vec<OfDevice>,
+    /// Bytes of a device's tables beyond which empty ones go.
+    kept: u64,
 }
 
 #[derive(Debug)]
 struct OfDevice {
-    table: Table<SecondStage>,
+    table: ReclaimingTable<SecondStage>,
     /// Cleared and not yet invalidated.
     cleared: Cleared,
+    /// Table pages that nothing leads to, if the walk caches could not be told.
+    owed: Option<Retired>,
+}
+
+impl OfDevice {
+    /// Waits until no walk cache leads to a table page that was unlinked, and frees those.
+    ///
+    /// # Errors
+    /// They stay, and what is mapped where they were may not be seen.
+    fn give_back<S: FrameSource, I: Invalidator>(
+        &mut self,
+        frames: &S,
+        invalidator: &mut I,
+    ) -> Result<(), IoError> {
+        let Some(retired) = self.owed.take() else {
+            return Ok(());
+        };
+        match invalidate(
+            invalidator,
+            Invalidation::Domain(self.table.domain()),
+            retired,
+        ) {
+            Ok(flushed) => {
+                Retired::release(flushed, frames);
+                Ok(())
+            }
+            Err(retired) => {
+                self.owed = Some(retired);
+                Err(IoError::Failed)
+            }
+        }
+    }
+
+    /// Whether the last table on the way to `giova` is linked.
+    #[cold]
+    fn leads_to<M: PhysMemory>(&self, memory: &M, giova: Iova) -> bool {
+        let format = self.table.format();
+        let root = Cursor::root(format, self.table.root());
+        let mut linked = false;
+        let _ = walk(format, memory, root, giova, |cursor| {
+            linked |= cursor.level() == Level::LEAF;
+        });
+        linked
+    }
+
+    /// Unlinks what is empty on the way to `ranges`, which no device reaches any more.
+    #[cold]
+    fn shed<M: PhysMemory, S: FrameSource, I: Invalidator>(
+        &mut self,
+        memory: &M,
+        frames: &S,
+        invalidator: &mut I,
+        ranges: &[PfnRange],
+    ) {
+        // While some wait for the walk caches, no others join them.
+        if self.give_back(frames, invalidator).is_err() {
+            return;
+        }
+        for range in ranges {
+            self.table.unlink(memory, *range);
+        }
+        let retired = self.table.take_retired();
+        if !retired.is_empty() {
+            self.owed = Some(retired);
+            // Tried again when a map needs a table, and when others are to go.
+            let _ = self.give_back(frames, invalidator);
+        }
+    }
 }
 
 /// Runs of one domain.
@@ -71,10 +150,13 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
         domains: &[DomainId],
     ) -> Result<Self, TableError> {
         let table = |domain: &DomainId| {
-            let table = Table::new(format, *domain, coherency, &memory, &frames)?;
+            let reclaim = Reclaim::FlushTouched;
+            let table =
+                ReclaimingTable::new(format, *domain, coherency, reclaim, &memory, &frames)?;
             Ok(OfDevice {
                 table,
                 cleared: Cleared::default(),
+                owed: None,
             })
         };
         let tables = domains.iter().map(table).collect::<Result<_, TableError>>();
@@ -83,7 +165,13 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
             memory,
             frames,
             invalidator,
+            kept: KEPT_TABLES * PAGE_BYTES,
         })
+    }
+
+    /// Each device keeps this many table pages, the root among them, before empty ones go back: [`KEPT_TABLES`] unless this is called.
+    pub const fn keep(&mut self, tables: u64) {
+        self.kept = tables.saturating_mul(PAGE_BYTES);
     }
 
     /// What the context entry of a device holds once its driver has set DRIVER_OK; before, it holds nothing.
@@ -98,7 +186,7 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
         })
     }
 
-    /// Bytes that all tables take.
+    /// Bytes that all linked tables take.
     pub fn table_bytes(&self) -> u64 {
         self.tables.iter().map(|one| one.table.table_bytes()).sum()
     }
@@ -125,25 +213,26 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
             pages: 1,
             permissions: direction.permissions(),
         };
+        // A walk cache that leads to a page unlinked before would hide what is mapped below a new one.
+        if of.owed.is_some() && !of.leads_to(&self.memory, giova) {
+            of.give_back(&self.frames, &mut self.invalidator)?;
+        }
         // The hardware caches nothing that is absent: there is nothing to invalidate.
         // A walk, and no cache of leaf tables: a guest's addresses lie too far apart for one.
-        of.table
-            .map(&self.memory, &self.frames, request)
-            .map_err(|error| match error {
-                MapError::OutOfFrames => IoError::NoRoom,
-                _ => IoError::Failed,
-            })
+        let mapped = of.table.map(&self.memory, &self.frames, request);
+        mapped.map_err(|error| match error {
+            MapError::OutOfFrames => IoError::NoRoom,
+            _ => IoError::Failed,
+        })
     }
 
     #[inline]
     fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError> {
         let of = self.tables.get_mut(device.index()).ok_or(IoError::Failed)?;
         let page = PfnRange::new(Pfn::containing(giova), 1).ok_or(IoError::Failed)?;
-        let (cleared, _) = of
-            .table
-            .unmap(&self.memory, page)
-            .map_err(|_| IoError::Failed)?;
-        of.cleared.add(cleared);
+        // Tables stay linked until the entries are known to be gone: what is put back needs no frame.
+        let cleared = of.table.clear(&self.memory, page);
+        of.cleared.add(cleared.map_err(|_| IoError::Failed)?);
         Ok(())
     }
 
@@ -155,22 +244,25 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
         if runs == 0 {
             return Ok(());
         }
+        let sheds = of.table.table_bytes() > self.kept;
+        let ranges: Vec<PfnRange> = match sheds {
+            true => of.cleared.0.iter().map(Unmapped::range).collect(),
+            false => Vec::new(),
+        };
         if runs > RUNS {
             let batch = core::mem::take(&mut of.cleared);
             let request = Invalidation::Domain(domain);
-            return match invalidate(&mut self.invalidator, request, batch) {
-                Ok(()) => Ok(()),
-                Err(batch) => {
-                    of.cleared = batch;
-                    Err(IoError::Failed)
-                }
-            };
+            // The addresses are the guest's: nothing is given back here.
+            if let Err(batch) = invalidate(&mut self.invalidator, request, batch) {
+                of.cleared = batch;
+                return Err(IoError::Failed);
+            }
         }
         while let Some(run) = of.cleared.0.pop() {
             let request = Invalidation::Pages {
                 domain,
                 range: run.range(),
-                // Table pages stay linked.
+                // Table pages are linked.
                 levels: CachedLevels::Leaves,
             };
             if let Err(run) = invalidate(&mut self.invalidator, request, run) {
@@ -178,24 +270,9 @@ impl<M: PhysMemory, S: FrameSource, I: Invalidator> IoTables for HardwareTables<
                 return Err(IoError::Failed);
             }
         }
-        Ok(())
-    }
-}
-
-/// Submits and waits. The batch comes back if that fails: it is still to be invalidated.
-#[inline]
-fn invalidate<I: Invalidator, B: Batch>(
-    invalidator: &mut I,
-    request: Invalidation,
-    batch: B,
-) -> Result<(), B> {
-    let pending = Pending::submit(invalidator, request, batch).map_err(|(batch, _)| batch)?;
-    match pending.wait(invalidator) {
-        // The addresses are the guest's: nothing is given back here.
-        Ok(flushed) => {
-            drop(flushed.into_batch());
-            Ok(())
+        if sheds {
+            of.shed(&self.memory, &self.frames, &mut self.invalidator, &ranges);
         }
-        Err((pending, _)) => Err(pending.abandon()),
+        Ok(())
     }
 }

@@ -10,10 +10,11 @@ use ringfence_pgtable::{
     Retired, SecondStage, TableError, WalkErrorKind, walk,
 };
 use ringfence_types::{
-    AddressRange, CachedLevels, DomainId, FrameSource, Invalidation, Invalidator, Iova, Pending,
-    Permissions, Pfn, PfnRange, PhysAddr, PhysMemory, Unmapped,
+    AddressRange, CachedLevels, DomainId, FrameSource, Invalidation, Invalidator, Iova,
+    Permissions, Pfn, PfnRange, PhysAddr, PhysMemory,
 };
 
+use super::invalidate::invalidate;
 use super::{Backing, LastTable, PagePool, PinError};
 use crate::wire::{Gpa, GuestPhysical, PAGE_BYTES};
 
@@ -50,7 +51,7 @@ pub enum SetupError {
     Table(TableError),
 }
 
-/// Why a frame was not reclaimed. The page has it still, unless it had none or has [`Lost`](Self::Lost) it.
+/// Why a frame was not reclaimed. The page has it still, if it had one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReclaimError {
     /// The page is no memory of this machine.
@@ -64,8 +65,6 @@ pub enum ReclaimError {
     NotPresent,
     /// The guest's processors may still reach it: the invalidation failed.
     NotInvalidated,
-    /// The same, and there was no table page left to put the frame back: the page has lost it, with what was in it. It is not handed out.
-    Lost,
     /// The second stage is not as it was written.
     Corrupt,
 }
@@ -86,9 +85,6 @@ impl fmt::Display for ReclaimError {
             Self::Mapped { mappings } => write!(f, "devices reach it by {mappings} mappings"),
             Self::NotPresent => f.write_str("the page has no frame"),
             Self::NotInvalidated => f.write_str("the invalidation failed"),
-            Self::Lost => f.write_str(
-                "the invalidation failed, and no table page was left to put the frame back",
-            ),
             Self::Corrupt => f.write_str("the second stage is corrupt"),
         }
     }
@@ -116,8 +112,8 @@ pub struct OnDemand<M, S: FrameSource, K, P = ()> {
     last: K,
     pager: P,
     regions: Vec<Region>,
-    /// Table pages of a reclaim whose invalidation failed.
-    owed: Vec<(Unmapped, Retired)>,
+    /// Table pages of the last reclaim, if the walk caches could not be told of them.
+    owed: Option<Retired>,
     stats: OnDemandStats,
 }
 
@@ -171,7 +167,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
             last,
             pager,
             regions,
-            owed: Vec::new(),
+            owed: None,
             stats: OnDemandStats::default(),
         })
     }
@@ -202,26 +198,24 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
             Some(0) => {}
             Some(&mut mappings) => return Err(ReclaimError::Mapped { mappings }),
         }
-        self.pay(processors)?;
+        let domain = Invalidation::Domain(self.second_stage.domain());
+        self.give_back(processors, domain)?;
         let address = Iova::new(page.get());
         let leaf = self.second_stage.lookup(&self.memory, address);
         let frame = leaf.ok_or(ReclaimError::NotPresent)?.base;
         let range = PfnRange::new(Pfn::containing(address), 1).ok_or(ReclaimError::NotMemory)?;
-        let (cleared, levels) = self
+        let cleared = self
             .second_stage
-            .unmap(&self.memory, range)
+            .clear(&self.memory, range)
             .map_err(|_| ReclaimError::Corrupt)?;
-        if levels == CachedLevels::All {
-            self.last.freed();
-        }
-        self.owed.push((cleared, self.second_stage.take_retired()));
-        let request = Invalidation::Pages {
-            domain: self.second_stage.domain(),
+        let domain = self.second_stage.domain();
+        let pages = |levels| Invalidation::Pages {
+            domain,
             range,
             levels,
         };
-        if self.invalidate(processors, request).is_err() {
-            // The processors may still use the frame: it stays behind the page.
+        if let Err(_cleared) = invalidate(processors, pages(CachedLevels::Leaves), cleared) {
+            // The processors may still use the frame: it stays behind the page. The tables that lead there are linked, so none is needed.
             let request = MapRequest {
                 iova: address,
                 pa: frame,
@@ -229,11 +223,13 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
                 permissions: Permissions::READ_WRITE,
             };
             let back = self.second_stage.map(&self.memory, &self.tables, request);
-            return Err(match back {
-                Ok(()) => ReclaimError::NotInvalidated,
-                // The table that led to it went with the entry, and its page waits for the invalidation.
-                Err(_) => ReclaimError::Lost,
-            });
+            return Err(back.map_or(ReclaimError::Corrupt, |()| ReclaimError::NotInvalidated));
+        }
+        if self.second_stage.unlink(&self.memory, range) == CachedLevels::All {
+            self.last.freed();
+            self.owed = Some(self.second_stage.take_retired());
+            // The frame is out of reach, whatever becomes of these: the next reclaim tries again first.
+            let _ = self.give_back(processors, pages(CachedLevels::All));
         }
         self.stats.reclaimed += 1;
         Ok(frame)
@@ -260,44 +256,28 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         self.second_stage.root()
     }
 
-    /// Invalidates what an earlier reclaim could not.
-    fn pay<I: Invalidator>(&mut self, processors: &mut I) -> Result<(), ReclaimError> {
-        if self.owed.is_empty() {
-            return Ok(());
-        }
-        let request = Invalidation::Domain(self.second_stage.domain());
-        self.invalidate(processors, request)
-            .map_err(|()| ReclaimError::NotInvalidated)
-    }
-
-    /// Waits for `request`, then frees the table pages it covers.
-    fn invalidate<I: Invalidator>(
+    /// Waits for `request`, then frees the table pages that were unlinked.
+    ///
+    /// # Errors
+    /// They stay.
+    fn give_back<I: Invalidator>(
         &mut self,
         processors: &mut I,
         request: Invalidation,
-    ) -> Result<(), ()> {
-        while let Some(batch) = self.owed.pop() {
-            let outcome = Pending::submit(processors, request, batch)
-                .map_err(|(batch, _)| batch)
-                .and_then(|pending| {
-                    pending
-                        .wait(processors)
-                        .map_err(|(pending, _)| pending.abandon())
-                });
-            match outcome {
-                Ok(flushed) => {
-                    let (cleared, tables) = flushed.split();
-                    // The address is the guest's, which keeps it.
-                    drop(cleared.into_batch());
-                    Retired::release(tables, &self.tables);
-                }
-                Err(batch) => {
-                    self.owed.push(batch);
-                    return Err(());
-                }
+    ) -> Result<(), ReclaimError> {
+        let Some(retired) = self.owed.take() else {
+            return Ok(());
+        };
+        match invalidate(processors, request, retired) {
+            Ok(flushed) => {
+                Retired::release(flushed, &self.tables);
+                Ok(())
+            }
+            Err(retired) => {
+                self.owed = Some(retired);
+                Err(ReclaimError::NotInvalidated)
             }
         }
-        Ok(())
     }
 
     /// The region and the number of the page in it.

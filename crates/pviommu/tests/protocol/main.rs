@@ -9,5 +9,6 @@ mod model;
 mod overcommit;
 mod rig;
 mod simulator;
+mod tables;
 mod vectors;
 mod wire;

@@ -16,8 +16,9 @@ use ringfence_pviommu::wire::{
     Config, Devid, Gpa, GuestPhysical, Status, encode_map, encode_unmap,
 };
 use ringfence_types::{
-    Access, AddressRange, DeviceId, Direction, DomainId, FaultReason, FrameSource, Invalidation,
-    InvalidationError, Invalidator, Iova, IovaRange, OutOfFrames, PhysAddr, PhysRange, Ticket,
+    Access, AddressRange, CachedLevels, DeviceId, Direction, DomainId, FaultReason, FrameSource,
+    Invalidation, InvalidationError, Invalidator, Iova, IovaRange, OutOfFrames, PhysAddr,
+    PhysRange, Ticket,
 };
 
 pub(crate) const PAGE: u64 = 4096;
@@ -67,11 +68,13 @@ impl FrameSource for Source {
     }
 }
 
-/// The unit, and a switch that makes its invalidations fail.
+/// The unit, and switches that make its invalidations fail.
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub(crate) hardware: VtdUnit,
     pub(crate) fails: Rc<Cell<bool>>,
+    /// Only those by which it would forget tables fail.
+    pub(crate) keeps_tables: Rc<Cell<bool>>,
     /// Invalidations that were submitted.
     pub(crate) submitted: u64,
 }
@@ -79,7 +82,14 @@ pub(crate) struct Unit {
 impl Invalidator for Unit {
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         self.submitted += 1;
-        if self.fails.get() {
+        let leaves = matches!(
+            request,
+            Invalidation::Pages {
+                levels: CachedLevels::Leaves,
+                ..
+            }
+        );
+        if self.fails.get() || (self.keeps_tables.get() && !leaves) {
             return Err(InvalidationError::Failed);
         }
         self.hardware.submit(request)
@@ -101,6 +111,7 @@ pub(crate) struct Rig<K = RepairedLastTable> {
     pub(crate) frames: Source,
     pub(crate) backend: Host<K>,
     pub(crate) fails: Rc<Cell<bool>>,
+    pub(crate) keeps_tables: Rc<Cell<bool>>,
     /// The guest's processors, as far as they cache the second stage.
     pub(crate) processors: Unit,
     devices: Vec<Devid>,
@@ -110,7 +121,7 @@ fn geometry(sets: u32, ways: u32) -> Geometry {
     Geometry::new(sets, ways).unwrap()
 }
 
-fn unit(fails: &Rc<Cell<bool>>) -> Unit {
+fn unit(fails: &Rc<Cell<bool>>, keeps_tables: &Rc<Cell<bool>>) -> Unit {
     // So large that it forgets nothing by itself.
     let config = UnitConfig {
         iotlb: geometry(64, 4),
@@ -123,6 +134,7 @@ fn unit(fails: &Rc<Cell<bool>>) -> Unit {
     Unit {
         hardware: VtdUnit::vtd(&config),
         fails: Rc::clone(fails),
+        keeps_tables: Rc::clone(keeps_tables),
         submitted: 0,
     }
 }
@@ -156,6 +168,7 @@ impl<K: LastTable> Rig<K> {
         let tables = source(TABLES, FRAMES - TABLES);
         let frames = source(FRAMES, ARENA - FRAMES);
         let fails = Rc::new(Cell::new(false));
+        let keeps_tables = Rc::new(Cell::new(false));
         let backing = OnDemand::new(
             Arc::clone(&arena),
             tables.clone(),
@@ -174,7 +187,7 @@ impl<K: LastTable> Rig<K> {
         let hardware = HardwareTables::new(
             Arc::clone(&arena),
             tables.clone(),
-            unit(&fails),
+            unit(&fails, &keeps_tables),
             SecondStage::new(Levels::Four),
             Coherency::Coherent,
             &domains,
@@ -196,8 +209,9 @@ impl<K: LastTable> Rig<K> {
             tables,
             frames,
             backend,
-            processors: unit(&fails),
+            processors: unit(&fails, &keeps_tables),
             fails,
+            keeps_tables,
             devices,
         }
     }

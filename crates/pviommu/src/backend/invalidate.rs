@@ -1,0 +1,15 @@
+//! An invalidation that is waited for.
+
+use ringfence_types::{Batch, Flushed, Invalidation, Invalidator, Pending};
+
+/// Submits and waits. The batch comes back if that fails: it is still to be invalidated.
+#[inline]
+pub(super) fn invalidate<I: Invalidator, B: Batch>(
+    invalidator: &mut I,
+    request: Invalidation,
+    batch: B,
+) -> Result<Flushed<B>, B> {
+    let pending = Pending::submit(invalidator, request, batch).map_err(|(batch, _)| batch)?;
+    let waited = pending.wait(invalidator);
+    waited.map_err(|(pending, _)| pending.abandon())
+}

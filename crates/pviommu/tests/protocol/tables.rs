@@ -1,0 +1,125 @@
+//! Tables of devices: those that lead nowhere go back, and only when no walk cache leads to them.
+
+use ringfence_pviommu::backend::{KEPT_TABLES, Limits, RepairedLastTable};
+use ringfence_pviommu::wire::{Config, Status};
+use ringfence_types::{Access, Direction, Iova, IovaRange};
+
+use crate::rig::{MEMORY, NIC, PAGE, Rig, WINDOW, memory};
+
+/// Pages that a table leads to, in bytes.
+const STRETCH: u64 = 2 << 20;
+
+/// One that may map anywhere in 256 GiB.
+fn wide() -> Rig {
+    let window = IovaRange::new(Iova::new(WINDOW), 1 << 38).unwrap();
+    let config = Config::new(window, 64, 0x10, 0x11).unwrap();
+    Rig::with(
+        config,
+        Limits::default(),
+        &memory(),
+        RepairedLastTable::default(),
+    )
+}
+
+fn map(rig: &mut Rig, giova: u64) -> Status {
+    rig.map(NIC, Direction::Bidirectional, &[(giova, MEMORY)])
+}
+
+/// A hostile guest maps one page in each of many regions, one after the other. Returns how many table pages the host holds at most.
+fn held(kept: Option<u64>, regions: u64) -> usize {
+    let mut rig = wide();
+    if let Some(kept) = kept {
+        rig.backend.tables().keep(kept);
+    }
+    rig.frame(MEMORY);
+    let before = rig.tables.0.outstanding();
+    let mut most = 0;
+    for region in 0..regions {
+        let giova = WINDOW + region * STRETCH;
+        assert_eq!(map(&mut rig, giova), Status::Ok);
+        most = most.max(rig.tables.0.outstanding() - before);
+        assert_eq!(rig.unmap(NIC, &[giova]), Status::Ok);
+    }
+    assert_eq!(rig.tables.0.wrong_frees(), 0);
+    most
+}
+
+#[test]
+fn tables_that_lead_nowhere_go_back() {
+    let regions = 20_000;
+    let (as_linux, ours, few) = (
+        held(Some(u64::MAX), regions),
+        held(None, regions),
+        held(Some(16), regions),
+    );
+    println!(
+        "a page in each of {regions} regions, one after the other: {as_linux} table pages if they stay, {ours} with {KEPT_TABLES} kept, {few} \
+         with 16"
+    );
+    assert!(as_linux as u64 >= regions);
+    // And those on the way to the page that is mapped.
+    assert!(ours as u64 <= KEPT_TABLES + 3, "{ours}");
+    assert!(few <= 16 + 3, "{few}");
+}
+
+/// A driver that works in few places builds its tables once.
+#[test]
+fn tables_that_are_used_again_stay() {
+    let mut rig = wide();
+    assert_eq!(map(&mut rig, WINDOW), Status::Ok);
+    let linked = rig.tables.0.outstanding();
+    let told = rig.backend.tables().invalidator().submitted;
+    for _ in 0..10 {
+        assert_eq!(rig.unmap(NIC, &[WINDOW]), Status::Ok);
+        assert_eq!(rig.tables.0.outstanding(), linked);
+        assert_eq!(map(&mut rig, WINDOW), Status::Ok);
+    }
+    let told = rig.backend.tables().invalidator().submitted - told;
+    assert_eq!(told, 10, "one invalidation for each unmap");
+}
+
+/// The unmap is done when the entry is gone. The table waits, and nothing is mapped where it would not be seen.
+#[test]
+fn a_table_that_walk_caches_lead_to_is_not_freed() {
+    let mut rig = wide();
+    rig.backend.tables().keep(0);
+    // Another stretch, so that the tables above stay.
+    assert_eq!(map(&mut rig, WINDOW + STRETCH), Status::Ok);
+    let linked = rig.tables.0.outstanding();
+    assert_eq!(map(&mut rig, WINDOW), Status::Ok);
+    assert!(rig.reach(NIC, WINDOW, Access::Read).is_ok());
+    rig.keeps_tables.set(true);
+    assert_eq!(rig.unmap(NIC, &[WINDOW]), Status::Ok);
+    assert!(rig.reach(NIC, WINDOW, Access::Read).is_err());
+    assert_eq!(rig.tables.0.outstanding(), linked + 1, "it waits");
+    for _ in 0..3 {
+        assert_eq!(map(&mut rig, WINDOW + PAGE), Status::Failed);
+        assert_eq!(rig.tables.0.outstanding(), linked + 1, "none but that");
+    }
+    // What is linked can be mapped in.
+    assert_eq!(map(&mut rig, WINDOW + STRETCH + PAGE), Status::Ok);
+    assert!(
+        rig.reach(NIC, WINDOW + STRETCH + PAGE, Access::Read)
+            .is_ok()
+    );
+    rig.keeps_tables.set(false);
+    assert_eq!(map(&mut rig, WINDOW + PAGE), Status::Ok);
+    assert!(rig.reach(NIC, WINDOW + PAGE, Access::Read).is_ok());
+    assert_eq!(rig.tables.0.outstanding(), linked + 1);
+    assert_eq!(rig.tables.0.wrong_frees(), 0);
+}
+
+/// Table pages of a failed unmap are still there: putting it back needs none.
+#[test]
+fn a_failed_unmap_needs_no_frame_to_be_put_back() {
+    let mut rig = wide();
+    rig.backend.tables().keep(0);
+    assert_eq!(map(&mut rig, WINDOW), Status::Ok);
+    rig.tables.0.fail_after(0);
+    rig.fails.set(true);
+    assert_eq!(rig.unmap(NIC, &[WINDOW]), Status::Failed);
+    assert!(rig.reach(NIC, WINDOW, Access::Read).is_ok());
+    rig.fails.set(false);
+    assert_eq!(rig.unmap(NIC, &[WINDOW]), Status::Ok);
+    assert_eq!(map(&mut rig, WINDOW), Status::NoRoom, "they have gone");
+}

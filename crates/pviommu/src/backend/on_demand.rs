@@ -172,18 +172,19 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         })
     }
 
-    /// The frame behind the page, which gets one if it has none: what a guest's processor asks for that met an absent entry. It is not pinned.
+    /// The frame behind the page that `page` lies in, which gets one if it has none: what a guest's processor asks for that met an absent entry. It is not pinned.
     ///
     /// # Errors
     /// [`PinError`].
     pub fn resolve(&mut self, page: Gpa) -> Result<PhysAddr, PinError> {
+        let page = page.align_down(PAGE_BYTES);
         if self.pins(page).is_none() {
             return Err(PinError::NotMemory);
         }
         self.frame(page)
     }
 
-    /// Takes the frame of a page away, while the guest runs. It is the caller's now: to be saved, for [`Pager::load`], and to be freed into
+    /// Takes the frame of the page that `page` lies in away, while the guest runs. It is the caller's now: to be saved, for [`Pager::load`], and to be freed into
     /// the source of frames.
     ///
     /// # Errors
@@ -193,6 +194,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         page: Gpa,
         processors: &mut I,
     ) -> Result<PhysAddr, ReclaimError> {
+        let page = page.align_down(PAGE_BYTES);
         match self.pins(page) {
             None => return Err(ReclaimError::NotMemory),
             Some(0) => {}

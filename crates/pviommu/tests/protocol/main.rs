@@ -1,5 +1,8 @@
 //! The wire format and the backend, on a machine whose IOMMU is the modelled one.
 
+#[path = "../rtc/cases.rs"]
+mod cases;
+
 mod answers;
 mod attacks;
 mod failures;
@@ -8,6 +11,7 @@ mod migration;
 mod model;
 mod overcommit;
 mod rig;
+mod side_by_side;
 mod simulator;
 mod tables;
 mod vectors;

@@ -18,7 +18,7 @@ use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, Source, WINDOW, config, map, memo
 
 /// A process: what is mapped into it, at addresses never used twice.
 #[derive(Debug, Default)]
-struct Process {
+pub(crate) struct Process {
     reached: BTreeMap<u64, (PhysAddr, Direction)>,
     revoked: Vec<u64>,
     next: u64,
@@ -58,15 +58,15 @@ impl Grants for Process {
     }
 }
 
-type Tables = SimulatedTables<Arc<Arena>, Source, Process>;
+pub(crate) type Tables = SimulatedTables<Arc<Arena>, Source, Process>;
 
-struct Host {
-    backend: Backend<Resident, Tables>,
+pub(crate) struct Host {
+    pub(crate) backend: Backend<Resident, Tables>,
     tables: Source,
     fails: Rc<Cell<bool>>,
 }
 
-fn host(room: usize) -> Host {
+pub(crate) fn host(room: usize) -> Host {
     let rig = Rig::new();
     let fails = Rc::new(Cell::new(false));
     let process = Process {
@@ -104,7 +104,7 @@ impl Host {
         Ok(frame.get() + at.offset_in(PAGE))
     }
 
-    fn granted(&mut self) -> usize {
+    pub(crate) fn granted(&mut self) -> usize {
         self.backend.tables().grants().reached.len()
     }
 }

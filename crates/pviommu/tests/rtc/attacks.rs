@@ -1,43 +1,10 @@
 //! Attacks A28 and A29 at the cache, the literal one beside the repaired ones, and how long a mapping stays.
 
 use ringfence_pviommu::rtc::residency::residency;
-use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, Key, LiteralRtc, Residency, Rtc};
-use ringfence_types::{Direction, Iova, PhysAddr};
+use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, LiteralRtc, Residency, Rtc};
+use ringfence_types::{Direction, Iova};
 
-fn key(page: u64, pages: u64, direction: Direction) -> Key {
-    Key::new(PhysAddr::new(page << 12), pages, direction).unwrap()
-}
-
-const GIOVA: Iova = Iova::new(0x7000_0000);
-
-/// A28: a page mapped for the device to write is released; then the device shall read it.
-fn direction_is_confused(cache: &mut impl Cache) -> bool {
-    let written = key(9, 1, Direction::FromDevice);
-    cache.insert(written, GIOVA).unwrap();
-    cache.release(written).unwrap();
-    cache.take(key(9, 1, Direction::ToDevice)) == Some(GIOVA)
-}
-
-/// A28: a page is mapped alone and released; then a buffer of four pages that begins there shall be mapped.
-fn range_is_confused(cache: &mut impl Cache) -> bool {
-    let alone = key(9, 1, Direction::ToDevice);
-    cache.insert(alone, GIOVA).unwrap();
-    cache.release(alone).unwrap();
-    cache.take(key(9, 4, Direction::ToDevice)) == Some(GIOVA)
-}
-
-/// A29: two buffers live in one page, one is released, the timer runs out.
-fn mapping_in_use_expires(cache: &mut impl Cache) -> bool {
-    let shared = key(9, 1, Direction::FromDevice);
-    cache.insert(shared, GIOVA).unwrap();
-    assert_eq!(cache.take(shared), Some(GIOVA), "the second buffer");
-    cache.release(shared).unwrap();
-    let mut gone = false;
-    for _ in 0..4 {
-        cache.tick(|_, _| gone = true);
-    }
-    gone
-}
+use crate::cases::*;
 
 #[test]
 fn the_literal_cache_falls_to_them_and_the_others_do_not() {

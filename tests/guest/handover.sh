@@ -3,30 +3,15 @@
 #
 #   tests/guest/handover.sh                          build, all cases, one line each; exit code 0 or 1
 #   tests/guest/handover.sh stock                    only the cases whose names begin so
-#   RINGFENCE=PATH tests/guest/handover.sh           with this command instead of building it
-#   GUEST_KERNELS="6.12" tests/guest/handover.sh     with these kernels only
 #   GUEST_HANDOVERS=5 tests/guest/handover.sh        so many in a row (default 20)
 #   GUEST_REQUESTS=100 tests/guest/handover.sh       completed while each copies (default 1000)
-#   GUEST_CACHE=DIR tests/guest/handover.sh          what was fetched is here (default: guest in the target directory)
+#   RINGFENCE, GUEST_KERNELS, GUEST_CACHE, GUEST_JOBS, GUEST_LIMIT: see guests.sh
 set -uo pipefail
 
-readonly KERNELS=${GUEST_KERNELS:-6.12 latest}
 readonly HANDOVERS=${GUEST_HANDOVERS:-20}
 readonly REQUESTS=${GUEST_REQUESTS:-1000}
-# Longest life of one guest, in seconds.
-readonly LIMIT=${GUEST_LIMIT:-600}
-
-repo=$(cd "$(dirname "$0")/../.." && pwd)
-here=$repo/tests/guest
-target=${CARGO_TARGET_DIR:-$repo/target}
-cache=${GUEST_CACHE:-$target/guest}
-. "$here/pool.sh"
-
-ringfence=${RINGFENCE:-}
-if [[ ! $ringfence ]]; then
-    ringfence=$target/release/ringfence
-    (cd "$repo" && cargo build --quiet --release -p ringfence-cli --all-features) || exit 1
-fi
+readonly DEFAULT_LIMIT=600
+. "$(dirname "$0")/guests.sh"
 
 # Round after round: 4 MiB that were never there before, written in blocks of 4 KiB around the guest's cache, and read back. Until a line comes.
 # A shell gives what it puts into the background an empty input.
@@ -70,7 +55,8 @@ hand() {
     mkfifo "$input"
     "$ringfence" serve --dir "$run" --blk "$case/image" --rng "${serve[@]}" >"$case/arguments" &
     daemon=$!
-    "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" --initramfs "$case/initramfs" "$@" -- sh -c "$WRITES" >"$case/prepared" ||
+    "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" --initramfs "$case/initramfs" \
+        --module-source "$repo/kmod" "$@" -- sh -c "$WRITES" >"$case/prepared" ||
         return 1
     . "$case/prepared"
     eval "timeout --kill-after=10 $LIMIT $QEMU $(<"$case/arguments")" -display none -kernel '"$KERNEL"' -initrd '"$INITRAMFS"' \
@@ -111,15 +97,7 @@ hand() {
         "(to stop and copy: $(spread 5); to rebuild: $(spread 7))" >"$case/note"
 }
 
-only=("$@")
-wanted() {
-    ((${#only[@]})) || return 0
-    local one
-    for one in "${only[@]}"; do [[ $1 != "$one"* ]] || return 0; done
-    return 1
-}
-try() { ! wanted "$1" || judge "$@"; }
-
+choose_kernels --module pviommu --module-source "$repo/kmod"
 for kernel in $KERNELS; do
     try "stock virtio-iommu, strict: $kernel" handed "$kernel" -- --strict
     try "stock virtio-iommu, lazy: $kernel" handed "$kernel" -- --lazy

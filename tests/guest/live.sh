@@ -3,34 +3,14 @@
 #
 #   tests/guest/live.sh                          build, boot all cases, one line each; exit code 0 or 1
 #   tests/guest/live.sh errant killed            only the cases whose names begin so
-#   RINGFENCE=PATH tests/guest/live.sh           with this command instead of building it
-#   GUEST_KERNELS="6.12" tests/guest/live.sh     with these kernels only
 #   GUEST_KILLS=5 tests/guest/live.sh            the daemon is killed this many times (default 20)
-#   GUEST_CACHE=DIR tests/guest/live.sh          what was fetched is here (default: guest in the target directory)
-#   GUEST_JOBS=1 tests/guest/live.sh             this many guests at the same time (default: processors)
+#   RINGFENCE, GUEST_KERNELS, GUEST_CACHE, GUEST_JOBS, GUEST_LIMIT: see guests.sh
 set -uo pipefail
 
-# In place of one of these that the archive has dropped, the newest is taken; of one that was asked for, none.
-readonly WANTED_KERNELS=${GUEST_KERNELS:-6.12 7.2}
 readonly KILLS=${GUEST_KILLS:-20}
-# Longest life of one guest, which takes 10 to 40 s here, in seconds.
-readonly LIMIT=${GUEST_LIMIT:-180}
+. "$(dirname "$0")/guests.sh"
 
-repo=$(cd "$(dirname "$0")/../.." && pwd)
-here=$repo/tests/guest
-target=${CARGO_TARGET_DIR:-$repo/target}
-cache=${GUEST_CACHE:-$target/guest}
-. "$here/pool.sh"
-
-ringfence=${RINGFENCE:-}
-if [[ ! $ringfence ]]; then
-    ringfence=$target/release/ringfence
-    (cd "$repo" && cargo build --quiet --release -p ringfence-cli --all-features) || exit 1
-fi
-
-run() {
-    timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --limit "$LIMIT" "$@" </dev/null
-}
+run() { limited "$ringfence" guest run --cache "$cache" --limit "$LIMIT" "$@"; }
 
 # File system, write, checksum, again after a remount.
 readonly FILES='set -e
@@ -112,33 +92,8 @@ errant_through() {
 # All that the command said is there, to its last line.
 code() { run --kernel 6.12 -- sh -c 'seq 20000; exit 7'; [[ $? == 7 ]] && said '^20000'; }
 
-# Data crosses between two guests, each with its own process, through a socket: both ways, with sums. Several pairs of queues, two processors.
-# sum NAME LOG: what the guest says of one of the files.
-sum() { sed -n "s/^$1 \([0-9a-f]*\).*/\1/p" "$2"; }
-readonly TALK='ip addr add 10.9.0.$1/24 dev eth0; ip link set eth0 up
-dd if=/dev/urandom of=/mine bs=64k count=64 2>/dev/null; echo mine $(md5sum </mine)
-take() { nc -l -p 7 -e sh -c "cat >/theirs"; echo theirs $(md5sum </theirs); }
-give() { until nc 10.9.0.$1 7 </mine; do usleep 200000; done; }
-case $1 in 1) take; give 2 ;; *) give 1; take ;; esac'
-network() {
-    local one=$case/one two=$case/two first status
-    run_to() {
-        timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --limit "$LIMIT" \
-            --cpus 2 --metrics --net "socket=$case/link,queues=2" "$@" </dev/null
-    }
-    run_to "$@" -- sh -c "$TALK" talk 1 >"$one" 2>&1 &
-    first=$!
-    for _ in $(seq 300); do [[ -S $case/link ]] && break; sleep 0.1; done
-    run_to "$@" -- sh -c "$TALK" talk 2 >"$two" 2>&1
-    status=$?
-    wait $first || status=1
-    # The counters first: what the guests said is the end of the log.
-    grep -h '^ringfence_.*_total' "$one" "$two"
-    grep -hv '^ringfence_\|^#' "$one" "$two"
-    ((status == 0)) && [[ $(sum mine "$one") && $(sum mine "$two") ]] &&
-        [[ $(sum mine "$one") == "$(sum theirs "$two")" && $(sum mine "$two") == "$(sum theirs "$one")" ]] &&
-        [[ $(grep -c 'ringfence_faults_total{device="iommu"} 0' "$log") == 2 ]]
-}
+# Data crosses between two guests, each with its own process, through a socket.
+network() { talk iommu -- run "$@"; }
 
 # The same with the host, through a tap interface in a network namespace of its own.
 tap() {
@@ -174,7 +129,7 @@ traced() {
 
 # Random accesses, legal and errant, through our IOMMU and through QEMU's own, over what the guest maps.
 judged() {
-    timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest judge --cache "$cache" --limit "$LIMIT" --cases 2000 "$@" </dev/null &&
+    limited "$ringfence" guest judge --cache "$cache" --limit "$LIMIT" --cases 2000 "$@" &&
         grep '^seed' "$log" >"$case/note"
 }
 
@@ -272,27 +227,7 @@ by_hand() {
     wait $daemon && ((code == 0)) && grep -q '^8' "$out" && grep -q '^status 0' "$case/status" && [[ ! -e $run/blk.sock ]]
 }
 
-# wanted NAME: whether this case is asked for.
-only=("$@")
-wanted() {
-    ((${#only[@]})) || return 0
-    local one
-    for one in "${only[@]}"; do [[ $1 != "$one"* ]] || return 0; done
-    return 1
-}
-try() { ! wanted "$1" || judge "$@"; }
-
-# Fetched once, before the cases share it.
-prepare() { "$ringfence" guest prepare --cache "$cache" --kernel "$1" --initramfs "$work/initramfs" -- true >/dev/null; }
-KERNELS=
-for kernel in $WANTED_KERNELS; do
-    if ! prepare "$kernel"; then
-        [[ ! ${GUEST_KERNELS:-} ]] && prepare latest || exit 1
-        echo "kernel $kernel is not to be had: the newest instead"
-        kernel=latest
-    fi
-    KERNELS+="$kernel "
-done
+choose_kernels
 for kernel in $KERNELS; do
     for mode in --strict --lazy; do
         for cpus in 1 2; do

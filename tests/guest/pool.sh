@@ -1,4 +1,4 @@
-# Cases that run beside each other; sourced by live.sh.
+# Cases that run beside each other; sourced by guests.sh.
 #
 # Each case has a directory of its own, $case, and a log there, $log. A case is a function that says by its exit code whether it passed;
 # what it writes to $log is shown if it did not, what it writes to $case/note is shown if it did.

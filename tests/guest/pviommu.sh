@@ -3,28 +3,12 @@
 #
 #   tests/guest/pviommu.sh                       build, boot all cases, one line each; exit code 0 or 1
 #   tests/guest/pviommu.sh errant                only the cases whose names begin so
-#   RINGFENCE=PATH, GUEST_KERNELS, GUEST_CACHE, GUEST_JOBS, GUEST_LIMIT as in live.sh
+#   RINGFENCE, GUEST_KERNELS, GUEST_CACHE, GUEST_JOBS, GUEST_LIMIT: see guests.sh
 set -uo pipefail
 
-readonly KERNELS=${GUEST_KERNELS:-6.12 latest}
-readonly LIMIT=${GUEST_LIMIT:-180}
+. "$(dirname "$0")/guests.sh"
 
-repo=$(cd "$(dirname "$0")/../.." && pwd)
-here=$repo/tests/guest
-target=${CARGO_TARGET_DIR:-$repo/target}
-cache=${GUEST_CACHE:-$target/guest}
-. "$here/pool.sh"
-
-ringfence=${RINGFENCE:-}
-if [[ ! $ringfence ]]; then
-    ringfence=$target/release/ringfence
-    (cd "$repo" && cargo build --quiet --release -p ringfence-cli --all-features) || exit 1
-fi
-
-run() {
-    timeout --kill-after=10 $((LIMIT + 30)) "$ringfence" guest run --cache "$cache" --limit "$LIMIT" \
-        --module-source "$repo/kmod" "$@" </dev/null
-}
+run() { limited "$ringfence" guest run --cache "$cache" --limit "$LIMIT" --module-source "$repo/kmod" "$@"; }
 behind() { run --module pviommu "$@"; }
 
 # counter NAME [DEVICE]: of the module, as the guest printed it.
@@ -118,26 +102,9 @@ wrong() {
         said '^alive' && said "$text" && said '^unloaded'
 }
 
-# Data crosses between two guests, both ways, with sums.
-sum() { sed -n "s/^$1 \([0-9a-f]*\).*/\1/p" "$2"; }
-readonly TALK='ip addr add 10.9.0.$1/24 dev eth0; ip link set eth0 up
-dd if=/dev/urandom of=/mine bs=64k count=64 2>/dev/null; echo mine $(md5sum </mine)
-take() { nc -l -p 7 -e sh -c "cat >/theirs"; echo theirs $(md5sum </theirs); }
-give() { until nc 10.9.0.$1 7 </mine; do usleep 200000; done; }
-case $1 in 1) take; give 2 ;; *) give 1; take ;; esac; grep -r . /sys/kernel/debug/pviommu'
+# Data crosses between two guests, through the module's maps.
 network() {
-    local one=$case/one two=$case/two first status
-    behind --cpus 2 --metrics --net "socket=$case/link,queues=2" "$@" -- sh -c "$TALK" talk 1 >"$one" 2>&1 &
-    first=$!
-    for _ in $(seq 300); do [[ -S $case/link ]] && break; sleep 0.1; done
-    behind --cpus 2 --metrics --net "socket=$case/link,queues=2" "$@" -- sh -c "$TALK" talk 2 >"$two" 2>&1
-    status=$?
-    wait $first || status=1
-    grep -h '^ringfence_.*_total' "$one" "$two"
-    grep -hv '^ringfence_\|^#' "$one" "$two"
-    ((status == 0)) && [[ $(sum mine "$one") && $(sum mine "$two") ]] &&
-        [[ $(sum mine "$one") == "$(sum theirs "$two")" && $(sum mine "$two") == "$(sum theirs "$one")" ]] &&
-        [[ $(grep -c 'ringfence_faults_total{device="pviommu"} 0' "$log") == 2 ]] &&
+    talk pviommu 'grep -r . /sys/kernel/debug/pviommu' -- behind "$@" &&
         holds maps -gt 1000 0000:00:05.0 && holds failures -eq 0 0000:00:05.0
 }
 
@@ -174,20 +141,7 @@ if ours > stock / 10 or rung > 0.1:
 END
 }
 
-only=("$@")
-wanted() {
-    ((${#only[@]})) || return 0
-    local one
-    for one in "${only[@]}"; do [[ $1 != "$one"* ]] || return 0; done
-    return 1
-}
-try() { ! wanted "$1" || judge "$@"; }
-
-# Fetched and built once, before the cases share it.
-for kernel in $KERNELS; do
-    "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" --module pviommu --module-source "$repo/kmod" \
-        --initramfs "$work/initramfs" -- true >/dev/null || exit 1
-done
+choose_kernels --module pviommu --module-source "$repo/kmod"
 for kernel in $KERNELS; do
     try "files: $kernel, cached" files 1 --kernel "$kernel"
     try "files: $kernel, not cached, two processors" files 0 --kernel "$kernel" --cpus 2

@@ -1,0 +1,83 @@
+# What live.sh, pviommu.sh and handover.sh begin with: they source it, with their arguments, which are the beginnings of the names of the
+# cases that are wanted (none: all). Options of all three:
+#
+#   RINGFENCE=PATH          this command instead of building it
+#   GUEST_KERNELS="6.12"    these kernels only (default: 6.12 and 7.2)
+#   GUEST_CACHE=DIR         what was fetched is here (default: guest in the target directory)
+#   GUEST_JOBS=1            this many guests at the same time (default: processors)
+#   GUEST_LIMIT=SECONDS     longest life of one guest, which takes 10 to 40 s here (default 180, or what the script says)
+
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+here=$repo/tests/guest
+target=${CARGO_TARGET_DIR:-$repo/target}
+cache=${GUEST_CACHE:-$target/guest}
+readonly LIMIT=${GUEST_LIMIT:-${DEFAULT_LIMIT:-180}}
+. "$here/pool.sh"
+
+ringfence=${RINGFENCE:-}
+if [[ ! $ringfence ]]; then
+    ringfence=$target/release/ringfence
+    (cd "$repo" && cargo build --quiet --release -p ringfence-cli --all-features) || exit 1
+fi
+
+# limited COMMAND...: ends when a guest should long have.
+limited() { timeout --kill-after=10 $((LIMIT + 30)) "$@" </dev/null; }
+
+# choose_kernels OPTION...: sets KERNELS. What the cases share is fetched and built once, before them: `guest prepare` with these options. In place of
+# a kernel that the archive has dropped the newest is taken; of one that was asked for, none.
+KERNELS=
+choose_kernels() {
+    local kernel
+    for kernel in ${GUEST_KERNELS:-6.12 7.2}; do
+        if ! prepare "$kernel" "$@"; then
+            [[ ! ${GUEST_KERNELS:-} ]] && prepare latest "$@" || exit 1
+            echo "kernel $kernel is not to be had: the newest instead"
+            kernel=latest
+        fi
+        KERNELS+="${KERNELS:+ }$kernel"
+    done
+}
+prepare() {
+    local kernel=$1
+    shift
+    "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" "$@" --initramfs "$work/initramfs" -- true >/dev/null
+}
+
+# try NAME COMMAND...: judges the case if it is wanted.
+wanted=("$@")
+try() { ! is_wanted "$1" || judge "$@"; }
+is_wanted() {
+    ((${#wanted[@]})) || return 0
+    local one
+    for one in "${wanted[@]}"; do [[ $1 != "$one"* ]] || return 0; done
+    return 1
+}
+
+# Both ways between two guests: what each of them runs, as the first or the second, and what they said of the sums.
+readonly TALK='ip addr add 10.9.0.$1/24 dev eth0; ip link set eth0 up
+dd if=/dev/urandom of=/mine bs=64k count=64 2>/dev/null; echo mine $(md5sum </mine)
+take() { nc -l -p 7 -e sh -c "cat >/theirs"; echo theirs $(md5sum </theirs); }
+give() { until nc 10.9.0.$1 7 </mine; do usleep 200000; done; }
+case $1 in 1) take; give 2 ;; *) give 1; take ;; esac'
+# sum NAME LOG: what the guest says of one of the files.
+sum() { sed -n "s/^$1 \([0-9a-f]*\).*/\1/p" "$2"; }
+# talk IOMMU [THEN] -- COMMAND...: two guests by this command, each with two processors and two pairs of queues; what they then do. Whether data got
+# across whole, and the IOMMU stopped nothing.
+talk() {
+    local iommu=$1 then=${2#--} one=$case/one two=$case/two first status
+    while [[ $1 != -- ]]; do shift; done
+    shift
+    side() { "$@" --cpus 2 --metrics --net "socket=$case/link,queues=2" -- sh -c "$TALK; $then" talk $number; }
+    number=1 side "$@" >"$one" 2>&1 &
+    first=$!
+    for _ in $(seq 300); do [[ -S $case/link ]] && break; sleep 0.1; done
+    number=2 side "$@" >"$two" 2>&1
+    status=$?
+    wait $first || status=1
+    # The counters first: what the guests said is the end of the log.
+    grep -h '^ringfence_.*_total' "$one" "$two"
+    grep -hv '^ringfence_\|^#' "$one" "$two"
+    ((status == 0)) && [[ $(sum mine "$one") && $(sum mine "$two") ]] &&
+        [[ $(sum mine "$one") == "$(sum theirs "$two")" && $(sum mine "$two") == "$(sum theirs "$one")" ]] &&
+        [[ $(grep -c "ringfence_faults_total{device=\"$iommu\"} 0" "$log") == 2 ]]
+}

@@ -134,28 +134,40 @@ judged() {
 }
 
 # What a read of 4 KiB costs where time is the number of instructions: of two equal runs the counters are equal, and a third with 500 reads
-# more says what one takes. The cheapest reads, in which nothing came in between, differ by less than a thousandth.
+# more says what one takes. The medians of the reads that waited for the disk differ by less than a thousandth.
 counted() {
-    local one
+    local one try reads waited
     for one in first second more; do
-        run "$@" --icount --with-ringfence --metrics -- ringfence guest reads /dev/vda --count $([[ $one == more ]] && echo 1000 || echo 500) \
-            >"$case/$one" 2>&1 || { cat "$case/$one"; return 1; }
-        grep '^[0-9]* reads' "$case/$one"
+        reads=500
+        [[ $one != more ]] || reads=1000
+        # On a host that is so busy that the disk is not late for most reads: once more.
+        for try in 1 2 3; do
+            run "$@" --icount --with-ringfence --metrics -- ringfence guest reads /dev/vda --count $reads >"$case/$one" 2>&1 ||
+                { cat "$case/$one"; return 1; }
+            grep '^[0-9]* reads\|^waited\|^at once' "$case/$one"
+            waited=$(sed -n 's/^waited: \([0-9]*\) of them.*/\1/p' "$case/$one")
+            ((${waited:-0} < reads / 2)) || break
+            echo "$one run, try $try: only ${waited:-0} of $reads reads waited" | tee -a "$case/note"
+        done
         grep '^ringfence_\(requests\|doorbells\|maps\|unmaps\)_total{device="\(iommu\|blk\)"}' "$case/$one" >"$case/$one.counters"
     done
     diff "$case/first.counters" "$case/second.counters" && [[ -s $case/first.counters ]] || return 1
-    python3 - "$case" >"$case/note" <<'END'
+    python3 - "$case" >>"$case/note" <<'END'
 import pathlib, re, sys
 case = pathlib.Path(sys.argv[1])
 def counters(run):
     lines = (case / f"{run}.counters").read_text().splitlines()
     return {name: int(value) for name, value in (line.split() for line in lines)}
-cheapest = [int(re.search(r"(\d+) ns the cheapest", (case / run).read_text())[1]) for run in ("first", "second", "more")]
-if max(cheapest) > min(cheapest) * 1.001:
-    sys.exit(f"the cheapest reads differ: {cheapest}")
+def waited(run):
+    found = re.search(r"^waited: (\d+) of them, (\d+) ns of work the median", (case / run).read_text(), re.M)
+    return [int(number) for number in found.groups()]
+reads, median = zip(*(waited(run) for run in ("first", "second", "more")))
+if max(median) > min(median) * 1.001:
+    sys.exit(f"the reads differ: {median}")
 few, many = counters("first"), counters("more")
 each = {re.sub(r'ringfence_(.*)_total{device="(.*)"}', r"\2 \1", name): (many[name] - few[name]) / 500 for name in few}
-print("a read: " + ", ".join(f"{value:g} {name}" for name, value in each.items() if value) + f", instructions {cheapest}")
+print("a read: " + ", ".join(f"{value:g} {name}" for name, value in each.items() if value) +
+      f", instructions {list(median)}, medians of {list(reads)} that waited")
 END
 }
 

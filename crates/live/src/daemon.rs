@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use ringfence_types::DeviceId;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -35,6 +36,7 @@ use crate::server::{Event, Post, Report, Served, Stop, serve_text};
 use crate::vhost_user::{self, Settings};
 use crate::virtio::blk::Blk;
 use crate::virtio::iommu::IommuDevice;
+use crate::virtio::late::Late;
 use crate::virtio::net::Net;
 use crate::virtio::pviommu::{Misanswer, PvIommuDevice};
 use crate::virtio::rng::Rng;
@@ -49,6 +51,8 @@ pub struct Devices {
     pub read_only: bool,
     /// The disk is a process of its own, which runs this.
     pub isolate: Option<Program>,
+    /// The disk begins to work so long after the driver has rung.
+    pub late: Option<Duration>,
     /// For tests: how the disk misbehaves.
     pub errant: Vec<Errant>,
     /// Where to write down what the guest's IOMMU driver asks for.
@@ -79,6 +83,8 @@ impl Devices {
             "a disk in a process of its own has no other device to misbehave for it"
         } else if !apart && self.errant.contains(&Errant::AfterRevoke) {
             "only a disk in a process of its own can use what was revoked"
+        } else if self.late.is_some() && (apart || self.back_end.is_some()) {
+            "only a disk that is served here, and by its registers, can be late"
         } else {
             return Ok(());
         };
@@ -197,6 +203,9 @@ impl Daemon {
                 }
                 if devices.back_end.is_some() {
                     daemon.back_end(BLK, disk, &devices.caps, counters, log)?;
+                } else if let Some(delay) = devices.late {
+                    let disk = Late::new(disk, delay).map_err(at(path))?;
+                    daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
                 } else {
                     daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
                 }

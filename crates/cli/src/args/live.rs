@@ -206,7 +206,9 @@ pub(crate) enum GuestCommand {
 const GUEST_READS_LONG: &str = "\
 Inside a guest: time direct reads of 4 KiB.
 
-In a guest that was booted with --icount a nanosecond is an instruction. The cheapest read is one in which nothing came in between:
+In a guest that was booted with --icount a nanosecond is an instruction. What a processor of the guest's works for a read is told without what \
+the read waits for its disk: meanwhile another thread counts its own turns. Reads whose data was there before they had begun to wait work less, \
+and are told apart:
 
   ringfence guest run --icount --with-ringfence -- ringfence guest reads /dev/vda";
 

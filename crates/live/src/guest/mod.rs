@@ -4,6 +4,7 @@
 //! host's packages and sources are not touched, and no root is needed.
 
 mod apt;
+mod beside;
 mod boot;
 mod cpio;
 mod error;
@@ -22,4 +23,4 @@ pub use kernel::{Kernel, LATEST};
 pub use machine::{COUNTED_WORDS, ForeignIommu, IOMMU, Machine, PVIOMMU, Slot};
 pub use module::build_module;
 pub use qemu::Qemu;
-pub use reads::{READ_BYTES, timed_reads};
+pub use reads::{READ_BYTES, ReadTimes, timed_reads};

@@ -4,6 +4,7 @@ pub mod blk;
 pub mod chain;
 mod common;
 pub mod iommu;
+pub mod late;
 pub mod net;
 pub mod pviommu;
 pub mod rng;

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use ringfence_live::caps::{Caps, Complaints};
 use ringfence_live::server::Served;
 use ringfence_live::virtio::TURN_BYTES;
+use ringfence_live::virtio::late::Late;
 
 use crate::rig::*;
 
@@ -120,6 +121,45 @@ fn a_turn_is_bounded_by_bytes() {
     assert_eq!(client.used().0, 15);
     client.session.function().go_on();
     assert!(!client.session.function().unfinished());
+}
+
+/// A late disk does nothing at a doorbell, and all there is when its time has come; a reset forgets the doorbell.
+#[test]
+fn a_late_disk_waits() {
+    let counters: std::sync::Arc<ringfence_live::counters::DeviceCounters> =
+        std::sync::Arc::default();
+    let disk =
+        ringfence_live::virtio::blk::Blk::new(disk_file(), false, std::sync::Arc::clone(&counters));
+    let late = Late::new(disk.unwrap(), std::time::Duration::from_secs(3600)).unwrap();
+    let mut client = Client::new(
+        late,
+        ringfence_live::dma::Direct::default(),
+        false,
+        counters,
+    );
+    client.agree();
+    client.share_memory();
+    client.begin(1 << 9);
+    client.poke(HEADER, &request(IN, 0));
+    client.descriptor(0, HEADER, 16, NEXT, 1);
+    client.descriptor(1, DATA, 512, NEXT | WRITE, 2);
+    client.descriptor(2, STATUS, 1, WRITE, 0);
+    for slot in 0..4_u64 {
+        client.poke(QUEUE + 0x1000 + 4 + 2 * slot, &[0, 0]);
+    }
+    assert!(client.session.function().waits_for().is_none());
+    for offered in [1, 2] {
+        client.offer(0, offered);
+        assert_eq!(client.used().0, 0);
+        assert!(client.session.function().waits_for().is_some());
+    }
+    client.session.function().came();
+    assert_eq!(client.used(), (2, 513));
+    assert!(client.session.function().waits_for().is_none());
+    client.offer(0, 3);
+    assert_eq!(client.used().0, 2, "late again");
+    client.set(0x14, &[0]);
+    assert!(client.session.function().waits_for().is_none());
 }
 
 #[test]

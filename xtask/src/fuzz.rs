@@ -50,8 +50,16 @@ pub(crate) fn corpora(repo: &Repo) -> anyhow::Result<String> {
     Ok(summary.to_string())
 }
 
-/// Mutates the corpus of `target` at random for `seconds`, on the stable toolchain.
-pub(crate) fn random(repo: &Repo, target: &str, seconds: u64) -> anyhow::Result<String> {
+/// Mutates the corpus of each of `targets` at random for `seconds`, on the stable toolchain.
+pub(crate) fn random(
+    repo: &Repo,
+    targets: &[String],
+    seconds: u64,
+) -> anyhow::Result<Vec<anyhow::Result<String>>> {
+    side_by_side(targets, |target| random_one(repo, target, seconds))
+}
+
+fn random_one(repo: &Repo, target: &str, seconds: u64) -> anyhow::Result<String> {
     let mut last = String::new();
     process::show(
         process::command(&repo.root, "cargo")
@@ -64,8 +72,8 @@ pub(crate) fn random(repo: &Repo, target: &str, seconds: u64) -> anyhow::Result<
     Ok(last)
 }
 
-/// Runs each of `targets` under libFuzzer for `seconds`, as many at once as there are processors. Inputs they find stay in the target
-/// directory: what belongs in the committed corpus is chosen by hand (docs/FUZZ.md). Returns what failed.
+/// Runs each of `targets` under libFuzzer for `seconds`. Inputs they find stay in the target directory: what belongs in the committed corpus
+/// is chosen by hand (docs/FUZZ.md). Returns what failed.
 pub(crate) fn libfuzzer(
     repo: &Repo,
     targets: &[String],
@@ -74,24 +82,34 @@ pub(crate) fn libfuzzer(
     let directory = repo.target_directory()?;
     // All of them first: none waits for another's build in its seconds.
     process::show(&mut cargo_fuzz(repo, "build", &directory), |_| {})?;
+    let outcomes = side_by_side(targets, |target| one(repo, &directory, target, seconds))?;
+    let failures = outcomes.into_iter().filter_map(Result::err);
+    Ok(failures.map(|error| format!("{error:#}")).collect())
+}
+
+/// What becomes of each of `targets`, as many at once as there are processors.
+fn side_by_side<T: Send>(
+    targets: &[String],
+    run: impl Fn(&str) -> T + Sync,
+) -> anyhow::Result<Vec<T>> {
     let at_once = thread::available_parallelism().map_or(1, NonZero::get);
     let next = Mutex::new(targets.iter());
-    let failed = Mutex::new(Vec::new());
+    let outcomes = Mutex::new(Vec::new());
     let take = || next.lock().ok().and_then(|mut next| next.next());
     thread::scope(|scope| {
         for _ in 0..at_once {
             scope.spawn(|| {
                 while let Some(target) = take() {
-                    if let Err(error) = one(repo, &directory, target, seconds)
-                        && let Ok(mut failed) = failed.lock()
-                    {
-                        failed.push(format!("{error:#}"));
+                    let outcome = run(target);
+                    if let Ok(mut outcomes) = outcomes.lock() {
+                        outcomes.push(outcome);
                     }
                 }
             });
         }
     });
-    failed.into_inner().context("a worker panicked")
+    let outcomes = outcomes.into_inner();
+    outcomes.map_err(|_| anyhow::anyhow!("a worker panicked"))
 }
 
 fn cargo_fuzz(repo: &Repo, task: &str, directory: &Path) -> Command {

@@ -9,6 +9,9 @@ use crate::repo::Repo;
 const RECORD: &str = "tests/guest/record.sh";
 const LIVE: &str = "tests/guest/live.sh";
 const PVIOMMU: &str = "tests/guest/pviommu.sh";
+const HANDOVER: &str = "tests/guest/handover.sh";
+/// Hand-overs in a row where it is a person who asks.
+const HANDOVERS: u32 = 20;
 
 /// Which kernel, and how long.
 #[derive(Debug, clap::Args)]
@@ -26,21 +29,27 @@ pub(crate) struct Options {
 
 /// Stock guests whose devices live in `ringfence`, in all cases. QEMU and kernels are fetched where they are not cached.
 pub(crate) fn live(repo: &Repo) -> anyhow::Result<String> {
-    cases(repo, LIVE)
+    cases(repo, LIVE, &[])
 }
 
 /// The same behind the para-virtual IOMMU; modules are built for the guests' kernels.
 pub(crate) fn pviommu(repo: &Repo) -> anyhow::Result<String> {
-    cases(repo, PVIOMMU)
+    cases(repo, PVIOMMU, &[])
 }
 
-fn cases(repo: &Repo, script: &str) -> anyhow::Result<String> {
+/// Devices that go from one process to the next, so many times in a row.
+pub(crate) fn handover(repo: &Repo, times: u32) -> anyhow::Result<String> {
+    cases(repo, HANDOVER, &[("GUEST_HANDOVERS", times.to_string())])
+}
+
+fn cases(repo: &Repo, script: &str, options: &[(&str, String)]) -> anyhow::Result<String> {
     let ringfence = product::build(repo)?;
     let mut last = String::new();
     let mut command = process::command(&repo.root, script);
     command
         .env("RINGFENCE", ringfence)
-        .env("GUEST_CACHE", repo.target_directory()?.join("guest"));
+        .env("GUEST_CACHE", repo.target_directory()?.join("guest"))
+        .envs(options.iter().map(|(name, value)| (name, value)));
     process::show(&mut command, |line| last = line.to_owned()).with_context(|| last.clone())?;
     Ok(last)
 }
@@ -50,6 +59,7 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
     if options.live {
         live(repo)?;
         pviommu(repo)?;
+        handover(repo, HANDOVERS)?;
         return Ok(true);
     }
     println!(

@@ -42,13 +42,16 @@ pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
         println!("\n==== {}/{count} {} ====", index + 1, step.name);
         let start = Instant::now();
         let result = (step.action)(repo).map_err(|error| format!("{error:#}"));
+        let time = start.elapsed();
         if let Err(error) = &result {
             println!("FAILED: {error}");
         }
+        // At once too: a run that is cut short has no table.
+        println!("---- {}: {:.1} s", step.name, time.as_secs_f64());
         outcomes.push(Outcome {
             name: step.name,
             result,
-            time: start.elapsed(),
+            time,
         });
     }
     println!("\n{}", table(&outcomes));

@@ -5,10 +5,15 @@ use anyhow::{bail, ensure};
 use crate::repo::Repo;
 use crate::steps::Step;
 use crate::summary::Summary;
-use crate::{check, console, fuzz, guest, ids, install, links, mutate, nostd, process, rules};
+use crate::{
+    check, console, fuzz, guest, ids, install, links, mutate, nostd, process, product, rules,
+};
 
 /// How long each fuzz target runs in `test`.
 const FUZZ_SECONDS: u64 = 60;
+
+/// How often each guest's devices change hands in `test`; the script alone does it 20 times.
+const HANDOVERS: u32 = 5;
 
 /// How long the stable random run takes where libFuzzer runs too.
 const BRIEF_SECONDS: u64 = 5;
@@ -41,6 +46,9 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("documents that run", console::run),
         Step::new("guests", guest::live),
         Step::new("guests behind the para-virtual IOMMU", guest::pviommu),
+        Step::new("guests whose devices change hands", |repo| {
+            guest::handover(repo, HANDOVERS)
+        }),
         Step::new("fuzz corpora", fuzz::corpora),
     ]);
     steps.push(Step::new("fuzzing", |repo| {
@@ -97,9 +105,9 @@ fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: u64) -> anyhow::Result<Str
     targets.retain(|target| only.is_none_or(|only| only == target));
     let mut failures = Vec::new();
     let mut notes = Vec::new();
-    for target in &targets {
-        let brief = if nightly { BRIEF_SECONDS } else { seconds };
-        match fuzz::random(repo, target, brief) {
+    let brief = if nightly { BRIEF_SECONDS } else { seconds };
+    for outcome in fuzz::random(repo, &targets, brief)? {
+        match outcome {
             Ok(note) => notes.push(note),
             Err(error) => failures.push(format!("{error:#}")),
         }
@@ -137,16 +145,6 @@ fn cargo_test(repo: &Repo, arguments: &[&str]) -> anyhow::Result<String> {
 fn instruction_counts(repo: &Repo) -> anyhow::Result<String> {
     const TEST: &str = "crates/lab/tests/callgrind.rs";
     ensure!(repo.root.join(TEST).is_file(), "{TEST} does not exist");
-    cargo_test(
-        repo,
-        &[
-            "--release",
-            "-p",
-            "ringfence-lab",
-            "--test",
-            "callgrind",
-            "--",
-            "--include-ignored",
-        ],
-    )
+    let arguments = [&product::SELECTION[..], &["--", "--include-ignored"]].concat();
+    cargo_test(repo, &arguments)
 }

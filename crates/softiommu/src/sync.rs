@@ -19,8 +19,8 @@ pub(crate) const INDEX_BITS: u32 = 9;
 /// the reader runs, and a time slice away when it does not.
 const SPINS: u32 = 256;
 
-/// Waits in a row that find nobody online before a gate is parked. To go online at a parked gate costs up to twenty microseconds where
-/// other threads of the process are running: at most 3 ns an unmap, less than the fence that parking saves.
+/// Waits in a row that find nobody online before a gate is parked. To go online at a parked gate costs some twenty microseconds where
+/// other threads of the process are running: 3 ns an unmap, less than the fence that parking saves.
 pub(crate) const PARK_AFTER: usize = 8192;
 
 /// Orders what the thread does before it and after it against the heavy fences of others. It costs no instruction.

@@ -134,6 +134,54 @@ fn misses_are_answered() {
     front.join().unwrap();
 }
 
+/// Both are there: what the main socket says came first, and the reply means it.
+#[test]
+fn the_update_is_followed_before_its_reply() {
+    let (mut exchange, mut main, mut requests) = connected(Duration::from_millis(200));
+    let mut frame = header(FRONTEND_IOTLB, 1, 32);
+    frame.extend(page_is(5, 3).encode());
+    main.write_all(&frame).unwrap();
+    reply(&mut requests, 0);
+    let fault = fault(&mut exchange, 5, Access::Read);
+    exchange.resolve(&fault).unwrap();
+    assert_eq!(next_miss(&mut requests), (5, Permissions::READ));
+    assert_eq!(frame_of(&mut exchange, 5), Some(3));
+}
+
+/// A front-end that always says both, and a back-end that leaves replies unread: each access is asked for once, and granted when it was.
+#[test]
+fn replies_left_unread_do_not_answer_for_others() {
+    let (mut exchange, mut main, mut requests) = connected(PATIENCE);
+    let front = thread::spawn(move || {
+        for page in 0..40 {
+            for wanted in [Permissions::READ, Permissions::WRITE] {
+                assert_eq!(next_miss(&mut requests), (page, wanted));
+                assert!(tell(
+                    &mut main,
+                    &Message::Update {
+                        range: range(page),
+                        user: USER + page * PAGE,
+                        permissions: Permissions::READ_WRITE,
+                    }
+                ));
+                reply(&mut requests, 0);
+            }
+        }
+    });
+    let mut most = 0;
+    for page in 0..40 {
+        for access in [Access::Read, Access::Write] {
+            // Refused still, whatever was said before.
+            let fault = fault(&mut exchange, page, access);
+            exchange.resolve(&fault).unwrap();
+            most = most.max(exchange.iotlb().misses());
+        }
+    }
+    // The test is about nothing if no reply was left unread.
+    assert!(most > 1, "{most}");
+    front.join().unwrap();
+}
+
 /// A miss goes on before its reply, and the next one waits for that where no more may be under way.
 #[test]
 fn one_miss_at_a_time() {

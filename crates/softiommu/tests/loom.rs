@@ -180,6 +180,21 @@ fn two_bursts(mut reader: Reader<Arc<Pages>>) -> JoinHandle<()> {
     })
 }
 
+/// Takes page 0 from `devices`, which may be looking at it. Then it is the caller's, who writes.
+fn take_away(mut unit: Unit, pages: &Pages, devices: impl IntoIterator<Item = JoinHandle<()>>) {
+    unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
+    pages.poison(0);
+    for device in devices {
+        device.join().unwrap();
+    }
+}
+
+/// As [`take_away`], from two devices that come once each.
+fn take_away_from_two((unit, pages): (Unit, Arc<Pages>)) {
+    let readers = [(); 2].map(|()| unit.reader(DISK).unwrap());
+    take_away(unit, &pages, readers.map(one_burst));
+}
+
 /// All executions, or those in which threads are interrupted at most `preemptions` times other than where they wait.
 fn explore(preemptions: Option<usize>, test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
@@ -195,11 +210,9 @@ const FEW: Option<usize> = Some(2);
 #[test]
 fn nobody_looks_at_a_page_after_unmap() {
     explore(None, || {
-        let (mut unit, pages) = unit(2);
+        let (unit, pages) = unit(2);
         let device = one_burst(unit.reader(DISK).unwrap());
-        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
-        pages.poison(0);
-        device.join().unwrap();
+        take_away(unit, &pages, [device]);
     });
 }
 
@@ -220,16 +233,14 @@ fn nobody_looks_at_a_page_after_unmap_of_several() {
 #[test]
 fn a_checkpoint_ends_what_was_before_it() {
     explore(None, || {
-        let (mut unit, pages) = unit(2);
+        let (unit, pages) = unit(2);
         let mut reader = unit.reader(DISK).unwrap();
         let device = thread::spawn(move || {
             let mut burst = reader.online();
             let _ = access(&burst.pin(), page(0));
             let _ = access(&burst.pin(), page(0));
         });
-        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
-        pages.poison(0);
-        device.join().unwrap();
+        take_away(unit, &pages, [device]);
     });
 }
 
@@ -237,11 +248,9 @@ fn a_checkpoint_ends_what_was_before_it() {
 #[test]
 fn a_new_burst_ends_what_was_before_it() {
     explore(FEW, || {
-        let (mut unit, pages) = unit(2);
+        let (unit, pages) = unit(2);
         let device = two_bursts(unit.reader(DISK).unwrap());
-        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
-        pages.poison(0);
-        device.join().unwrap();
+        take_away(unit, &pages, [device]);
     });
 }
 
@@ -344,16 +353,7 @@ fn nobody_looks_at_a_page_after_detach() {
 /// Two readers: unmap waits for both.
 #[test]
 fn unmap_waits_for_every_reader() {
-    explore(FEW, || {
-        let (mut unit, pages) = unit(2);
-        let readers = [(); 2].map(|()| unit.reader(DISK).unwrap());
-        let devices = readers.map(one_burst);
-        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
-        pages.poison(0);
-        for device in devices {
-            device.join().unwrap();
-        }
-    });
+    explore(FEW, || take_away_from_two(unit(2)));
 }
 
 /// A reader that registers while unmap is under way is waited for, or sees the page gone.
@@ -381,27 +381,16 @@ fn a_new_reader_is_not_missed() {
 #[test]
 fn who_comes_to_a_parked_gate_is_seen() {
     explore(None, || {
-        let (mut unit, pages) = parked();
+        let (unit, pages) = parked();
         let device = one_burst(unit.reader(DISK).unwrap());
-        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
-        pages.poison(0);
-        device.join().unwrap();
+        take_away(unit, &pages, [device]);
     });
 }
 
 /// Two of them: the second one may find the gate woken, or half woken, by the first.
 #[test]
 fn who_comes_to_a_woken_gate_is_seen() {
-    explore(FEW, || {
-        let (mut unit, pages) = parked();
-        let readers = [(); 2].map(|()| unit.reader(DISK).unwrap());
-        let devices = readers.map(one_burst);
-        unit.domain(DOMAIN).unwrap().unmap(page(0)).unwrap();
-        pages.poison(0);
-        for device in devices {
-            device.join().unwrap();
-        }
-    });
+    explore(FEW, || take_away_from_two(parked()));
 }
 
 /// A reader that comes while the gate is being parked: P3 to P5 against R1, R2 and V1.

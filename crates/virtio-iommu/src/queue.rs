@@ -1,11 +1,14 @@
 //! The two queues of the device over rust-vmm's `virtio-queue`: chains to bytes, and bytes to used buffers.
 
+mod near;
+
 use alloc::vec::Vec;
 use core::fmt;
 
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
+use self::near::Near;
 use crate::spec::{FAULT_BYTES, MAX_REQUEST_BYTES};
 use crate::{Device, Handled, Sink, SinkError};
 
@@ -83,6 +86,20 @@ impl Queues {
     /// # Errors
     /// The queue is broken, or the sink cannot begin or commit.
     pub fn serve_requests<S: Sink, M: GuestMemory>(
+        &mut self,
+        device: &mut Device<S>,
+        queue: &mut Queue,
+        memory: &M,
+        seen: impl FnMut(&[u8], &Handled),
+    ) -> Result<Served, ServeError> {
+        match memory.physical_memory() {
+            Some(physical) => self.serve(device, queue, &Near::new(physical), seen),
+            // Behind another IOMMU an address is only good for the access it was asked for.
+            None => self.serve(device, queue, memory, seen),
+        }
+    }
+
+    fn serve<S: Sink, M: GuestMemory>(
         &mut self,
         device: &mut Device<S>,
         queue: &mut Queue,

@@ -4,15 +4,24 @@
 //! search in the vector of firsts, which stays in the processor's cache, then one in a leaf; an insertion moves half a leaf. A request that
 //! arrives beside the last one finds its leaf without a search. What it costs against a balanced tree: `benches/request.rs`.
 //!
+//! What drivers unmap is what they mapped, nearly always: one mapping, from its first address to its last. Where it stands is guessed by that
+//! address (`guesses.rs`) and seen by looking there, whatever the number of mappings; only a wrong guess is followed by a search.
+//!
 //! Drivers map again what they unmapped last: Linux's caches of addresses are stacks. So the last mapping that was removed alone leaves its
 //! place vacant, until it is taken again or something else changes.
 //!
-//! Memory is bounded: any two neighbouring leaves hold more than half a leaf together, so there are at most `4 n / 32 + 1` leaves for n mappings.
+//! Memory is bounded: any two neighbouring leaves hold more than half a leaf together, so there are at most `4 n / 32 + 1` leaves for n mappings, and
+//! at most four guesses of 4 bytes for each.
 
-use alloc::vec::Vec;
+mod guesses;
+mod leaves;
 
-/// One mapping, packed.
+use self::guesses::Guesses;
+use self::leaves::{LEAF, Leaves};
+
+/// One mapping, packed, within one line of the processor's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(align(32))]
 pub(crate) struct Entry {
     /// First address.
     pub(crate) start: u64,
@@ -31,8 +40,8 @@ impl Entry {
     }
 }
 
-/// Mappings in a leaf at most.
-const LEAF: usize = 32;
+/// Marks the vacant place in an entry's flags. No request has this one.
+const VACANT: u32 = 1 << 31;
 
 /// Neighbours that together hold no more than this become one leaf.
 const SPARSE: usize = LEAF / 2;
@@ -40,27 +49,30 @@ const SPARSE: usize = LEAF / 2;
 /// The mappings of one domain.
 #[derive(Debug, Default)]
 pub(crate) struct Store {
-    /// The first address of each leaf.
-    firsts: Vec<u64>,
-    /// No leaf is empty, and every one has room for `LEAF` mappings.
-    leaves: Vec<Vec<Entry>>,
-    /// The leaf of the last change: a guess for the next.
+    leaves: Leaves,
+    /// The position of the leaf of the last change: a guess for the next.
     hot: usize,
-    /// An empty leaf kept for the next split, so that a mapping that comes and goes allocates nothing.
-    spare: Vec<Entry>,
+    guesses: Guesses,
     len: usize,
     /// The place of the mapping that was removed last, and alone. It keeps its order and is none.
-    vacant: Option<(usize, usize)>,
+    vacant: Option<Place>,
 }
 
-/// Marks the vacant place in an entry's flags. No request has this one.
-const VACANT: u32 = 1 << 31;
+/// Where a mapping stands, until one is inserted or removed beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    /// Number of its leaf, which leaves that come and go do not change.
+    leaf: usize,
+    at: usize,
+}
 
 /// Mappings that follow each other, found by [`Store::covered`]. Good until the next change.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
-    leaf: usize,
-    at: usize,
+    /// Of the first one.
+    place: Place,
+    /// Of its leaf. Means nothing where there is only one.
+    position: usize,
     pub(crate) count: usize,
 }
 
@@ -81,15 +93,12 @@ impl Store {
     /// Inserts `entry` unless it overlaps another one.
     #[inline]
     pub(crate) fn insert(&mut self, entry: Entry) -> Result<(), InsertError> {
-        if let Some((leaf, at)) = self.vacant {
-            let next = self.next_start(leaf, at + 1);
-            if let Some(place) = self.leaves.get_mut(leaf).and_then(|run| run.get_mut(at))
+        if let Some(vacant) = self.vacant {
+            if let Some(place) = self.leaves.entry_mut(vacant.leaf, vacant.at)
                 && place.start == entry.start
+                && place.last >= entry.last
             {
-                // What is below did not overlap the mapping before either.
-                if next.is_some_and(|next| next <= entry.last) {
-                    return Err(InsertError::Overlap);
-                }
+                // Nothing overlapped the mapping that was there, and this one is no longer.
                 *place = entry;
                 self.vacant = None;
                 self.len += 1;
@@ -102,7 +111,7 @@ impl Store {
 
     fn insert_anywhere(&mut self, entry: Entry) -> Result<(), InsertError> {
         let mut leaf = self.leaf_for(entry.start);
-        let Some(run) = self.leaves.get(leaf) else {
+        let Some(run) = self.leaves.run(leaf) else {
             return self.add_leaf(0, entry);
         };
         let mut at = upper(run, entry.start);
@@ -110,7 +119,10 @@ impl Store {
         if below.is_some_and(|below| below.last >= entry.start) {
             return Err(InsertError::Overlap);
         }
-        let above = self.next_start(leaf, at);
+        let above = match run.get(at) {
+            Some(above) => Some(above.start),
+            None => self.leaves.first(leaf + 1),
+        };
         if above.is_some_and(|above| above <= entry.last) {
             return Err(InsertError::Overlap);
         }
@@ -122,31 +134,40 @@ impl Store {
             if at == run.len() && leaf + 1 == self.leaves.len() {
                 return self.add_leaf(leaf + 1, entry);
             }
-            self.split(leaf)?;
-            if self
-                .firsts
-                .get(leaf + 1)
-                .is_some_and(|first| *first <= entry.start)
-            {
+            self.leaves.split(leaf)?;
+            let above = self.leaves.first(leaf + 1);
+            if above.is_some_and(|first| first <= entry.start) {
                 leaf += 1;
                 at -= LEAF / 2;
             }
         }
-        if let (Some(run), Some(first)) = (self.leaves.get_mut(leaf), self.firsts.get_mut(leaf)) {
-            run.insert(at.min(run.len()), entry);
-            if at == 0 {
-                *first = entry.start;
-            }
-            self.len += 1;
-            self.hot = leaf;
-        }
+        self.leaves.put(leaf, at, entry);
+        self.inserted(leaf, at, entry);
         Ok(())
+    }
+
+    /// Makes a leaf of `entry` alone at position `leaf`.
+    fn add_leaf(&mut self, leaf: usize, entry: Entry) -> Result<(), InsertError> {
+        self.leaves.add(leaf, entry)?;
+        self.inserted(leaf, 0, entry);
+        Ok(())
+    }
+
+    fn inserted(&mut self, leaf: usize, at: usize, entry: Entry) {
+        self.len += 1;
+        self.hot = leaf;
+        if self.guesses.are_few(self.len) {
+            self.guesses.renew(self.len, self.leaves.places());
+        }
+        if let Some(leaf) = self.leaves.number(leaf) {
+            self.guesses.put(entry.start, leaf, at);
+        }
     }
 
     /// The mapping that holds `address`.
     #[inline]
     pub(crate) fn lookup(&self, address: u64) -> Option<&Entry> {
-        let run = self.leaves.get(self.leaf_for(address))?;
+        let run = self.leaves.run(self.leaf_for(address))?;
         let entry = run.get(upper(run, address).checked_sub(1)?)?;
         // Nothing else lies where the vacant place did.
         (entry.last >= address && !entry.is_vacant()).then_some(entry)
@@ -164,9 +185,25 @@ impl Store {
     #[inline]
     pub(crate) fn covered(&mut self, start: u64, last: u64) -> Result<Span, Entry> {
         self.close();
-        let (leaf, at) = self.first_from(start);
+        if let Some(place) = self.guesses.get(start)
+            && let Some(entry) = self.entry(place)
+            && (entry.start, entry.last) == (start, last)
+        {
+            return Ok(Span {
+                place,
+                position: 0,
+                count: 1,
+            });
+        }
+        self.search(start, last)
+    }
+
+    /// [`covered`](Self::covered) where there is no guess, or a wrong one.
+    #[inline(never)]
+    fn search(&mut self, start: u64, last: u64) -> Result<Span, Entry> {
+        let (position, at) = self.first_from(start);
         let mut count = 0;
-        for entry in self.entries_from(leaf, at) {
+        for entry in self.entries_from(position, at) {
             if entry.start > last {
                 break;
             }
@@ -175,81 +212,91 @@ impl Store {
             }
             count += 1;
         }
-        Ok(Span { leaf, at, count })
+        let leaf = self.leaves.number(position).unwrap_or_default();
+        if count > 0 {
+            self.guesses.put(start, leaf, at);
+        }
+        Ok(Span {
+            place: Place { leaf, at },
+            position,
+            count,
+        })
     }
 
     /// The mappings of `span`, in order.
     #[inline]
     pub(crate) fn span(&self, span: Span) -> impl Iterator<Item = &Entry> {
-        self.entries_from(span.leaf, span.at).take(span.count)
+        let first = self.entry(span.place).filter(|_| span.count > 0);
+        let rest = self.entries_from(span.position, span.place.at + 1);
+        first
+            .into_iter()
+            .chain(rest.take(span.count.saturating_sub(1)))
     }
 
     /// All mappings, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.leaves.iter().flatten().filter(|e| !e.is_vacant())
+        self.entries_from(0, 0).filter(|entry| !entry.is_vacant())
     }
 
     /// Removes the mappings of `span`. It cannot fail.
     #[inline]
     pub(crate) fn remove(&mut self, span: Span) {
+        let place = span.place;
         if span.count == 1
-            && let Some(run) = self.leaves.get_mut(span.leaf)
-            && let Some(entry) = run.get_mut(span.at)
+            && let Some(entry) = self.leaves.entry_mut(place.leaf, place.at)
         {
             entry.flags |= VACANT;
-            self.vacant = Some((span.leaf, span.at));
+            self.vacant = Some(place);
             self.len -= 1;
-            self.hot = span.leaf;
             return;
         }
-        self.remove_all(span);
+        self.remove_all(span.position, place.at, span.count);
     }
 
     /// Gives the vacant place up, if there is one.
     #[inline]
     fn close(&mut self) {
-        if let Some((leaf, at)) = self.vacant.take() {
-            self.give_up(leaf, at);
+        if let Some(place) = self.vacant.take() {
+            self.give_up(place);
         }
     }
 
     #[cold]
-    fn give_up(&mut self, leaf: usize, at: usize) {
-        self.len += 1;
-        self.remove_all(Span { leaf, at, count: 1 });
+    fn give_up(&mut self, place: Place) {
+        if let Some(entry) = self.entry(place) {
+            let position = self.leaf_for(entry.start);
+            self.len += 1;
+            self.remove_all(position, place.at, 1);
+        }
     }
 
-    fn remove_all(&mut self, span: Span) {
-        let Span {
-            mut leaf,
-            at,
-            count,
-        } = span;
+    /// Removes `count` mappings from slot `at` of the leaf at position `leaf` on.
+    fn remove_all(&mut self, mut leaf: usize, at: usize, count: usize) {
         if count == 0 {
             return;
         }
         let mut left = count;
         // The end of the first leaf, or its middle.
-        if at > 0 || self.leaves.get(leaf).is_some_and(|run| run.len() > left) {
-            left -= self.drain(leaf, at, left);
+        if at > 0 || self.leaves.run(leaf).is_some_and(|run| run.len() > left) {
+            left -= self.leaves.drain(leaf, at, left);
             if left > 0 {
                 leaf += 1;
             }
         }
         // Leaves that go as a whole, at once: what is behind them moves once.
         let mut whole = 0;
-        while let Some(run) = self.leaves.get(leaf + whole)
+        while let Some(run) = self.leaves.run(leaf + whole)
             && left > 0
             && run.len() <= left
         {
             left -= run.len();
-            self.len -= run.len();
             whole += 1;
         }
-        self.drop_leaves(leaf, whole);
+        self.leaves.unlink(leaf, whole);
         if left > 0 {
-            self.drain(leaf, 0, left);
+            left -= self.leaves.drain(leaf, 0, left);
         }
+        self.len -= count - left;
         self.join(leaf);
         self.join(leaf.saturating_sub(1));
         self.hot = leaf.min(self.leaves.len().saturating_sub(1));
@@ -261,32 +308,36 @@ impl Store {
         let leaf = self.leaf_for(start);
         let found = self
             .leaves
-            .get(leaf)
+            .run(leaf)
             .and_then(|run| run.binary_search_by_key(&start, |entry| entry.start).ok());
         if let Some(at) = found {
-            self.remove(Span { leaf, at, count: 1 });
+            self.remove_all(leaf, at, 1);
         }
     }
 
-    /// The leaf that a mapping starting at `address` belongs to.
+    #[inline]
+    fn entry(&self, place: Place) -> Option<&Entry> {
+        self.leaves.numbered(place.leaf)?.get(place.at)
+    }
+
+    /// The position of the leaf that a mapping starting at `address` belongs to.
     #[inline]
     fn leaf_for(&self, address: u64) -> usize {
         let hot = self.hot;
-        if self.firsts.get(hot).is_some_and(|first| *first <= address)
-            && self.firsts.get(hot + 1).is_none_or(|next| address < *next)
+        let first = self.leaves.first(hot);
+        if first.is_some_and(|first| first <= address)
+            && self.leaves.first(hot + 1).is_none_or(|next| address < next)
         {
             return hot;
         }
-        self.firsts
-            .partition_point(|first| *first <= address)
-            .saturating_sub(1)
+        self.leaves.position_of(address)
     }
 
-    /// Where the first mapping with a byte at or above `address` stands.
+    /// Where the first mapping with a byte at or above `address` stands: position of its leaf, and slot.
     #[inline]
     fn first_from(&self, address: u64) -> (usize, usize) {
         let leaf = self.leaf_for(address);
-        let Some(run) = self.leaves.get(leaf) else {
+        let Some(run) = self.leaves.run(leaf) else {
             return (leaf, 0);
         };
         let at = upper(run, address);
@@ -301,112 +352,21 @@ impl Store {
         }
     }
 
-    /// Where the first mapping from a place on begins.
-    #[inline]
-    fn next_start(&self, leaf: usize, at: usize) -> Option<u64> {
-        match self.leaves.get(leaf)?.get(at) {
-            Some(entry) => Some(entry.start),
-            None => self.firsts.get(leaf + 1).copied(),
-        }
-    }
-
     #[inline]
     fn entries_from(&self, leaf: usize, at: usize) -> impl Iterator<Item = &Entry> {
-        let first = self.leaves.get(leaf).and_then(|run| run.get(at..));
-        let rest = self.leaves.get(leaf.saturating_add(1)..);
-        first
-            .unwrap_or_default()
-            .iter()
-            .chain(rest.unwrap_or_default().iter().flatten())
+        let first = self.leaves.run(leaf).and_then(|run| run.get(at..));
+        let rest = self.leaves.runs_from(leaf.saturating_add(1));
+        first.unwrap_or_default().iter().chain(rest.flatten())
     }
 
-    /// Makes a leaf of `entry` alone, as number `leaf`.
-    #[cold]
-    fn add_leaf(&mut self, leaf: usize, entry: Entry) -> Result<(), InsertError> {
-        let mut run = self.new_leaf()?;
-        run.push(entry);
-        let leaf = leaf.min(self.leaves.len());
-        self.leaves.insert(leaf, run);
-        self.firsts.insert(leaf, entry.start);
-        self.len += 1;
-        self.hot = leaf;
-        Ok(())
-    }
-
-    /// Moves the upper half of `leaf` into one behind it.
-    #[cold]
-    fn split(&mut self, leaf: usize) -> Result<(), InsertError> {
-        let mut above = self.new_leaf()?;
-        if let Some(run) = self.leaves.get_mut(leaf) {
-            above.extend(run.drain((LEAF / 2).min(run.len())..));
-        }
-        if let Some(first) = above.first().map(|entry| entry.start) {
-            self.leaves.insert(leaf + 1, above);
-            self.firsts.insert(leaf + 1, first);
-        }
-        Ok(())
-    }
-
-    /// An empty leaf, with room for it in the vectors.
-    fn new_leaf(&mut self) -> Result<Vec<Entry>, InsertError> {
-        let out = |_| InsertError::OutOfMemory;
-        self.leaves.try_reserve(1).map_err(out)?;
-        self.firsts.try_reserve(1).map_err(out)?;
-        let mut leaf = core::mem::take(&mut self.spare);
-        leaf.try_reserve_exact(LEAF).map_err(out)?;
-        Ok(leaf)
-    }
-
-    /// Removes up to `count` mappings of a leaf that keeps some: how many it were.
-    fn drain(&mut self, leaf: usize, at: usize, count: usize) -> usize {
-        let Some(run) = self.leaves.get_mut(leaf) else {
-            return 0;
-        };
-        let count = count.min(run.len().saturating_sub(at));
-        if count == 1 {
-            run.remove(at);
-        } else {
-            run.drain(at..at + count);
-        }
-        self.len -= count;
-        if at == 0
-            && let (Some(entry), Some(first)) = (run.first(), self.firsts.get_mut(leaf))
-        {
-            *first = entry.start;
-        }
-        count
-    }
-
-    /// Drops `count` leaves from `leaf` on, and keeps one of them as a spare.
-    fn drop_leaves(&mut self, leaf: usize, count: usize) {
-        if count == 0 {
-            return;
-        }
-        let end = (leaf + count).min(self.leaves.len());
-        if let Some(run) = self.leaves.get_mut(leaf) {
-            self.spare = core::mem::take(run);
-            self.spare.clear();
-        }
-        self.leaves.drain(leaf.min(end)..end);
-        let end = end.min(self.firsts.len());
-        self.firsts.drain(leaf.min(end)..end);
-    }
-
-    /// Makes one leaf of `leaf` and the one behind it if both are sparse.
+    /// Makes one leaf of the one at position `leaf` and the one behind it if both are sparse.
     #[inline]
     fn join(&mut self, leaf: usize) {
-        let (Some(run), Some(next)) = (self.leaves.get(leaf), self.leaves.get(leaf + 1)) else {
-            return;
-        };
-        if run.len() + next.len() > SPARSE {
-            return;
-        }
-        if let (low, [high, ..]) = self.leaves.split_at_mut(leaf + 1)
-            && let Some(run) = low.last_mut()
+        if let (Some(run), Some(next)) = (self.leaves.run(leaf), self.leaves.run(leaf + 1))
+            && run.len() + next.len() <= SPARSE
         {
-            run.append(high);
+            self.leaves.merge(leaf);
         }
-        self.drop_leaves(leaf + 1, 1);
     }
 }
 

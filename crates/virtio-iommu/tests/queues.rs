@@ -261,3 +261,51 @@ proptest! {
         }
     }
 }
+
+/// Memory in several pieces: rings, requests and answers each in another one, and requests and answers that lie in two.
+#[test]
+fn regions_are_told_apart() {
+    let half = 0x1_0080;
+    let memory: GuestMemoryMmap = GuestMemoryMmap::from_ranges(&[
+        (GuestAddress(0), 0x1_0000),
+        (GuestAddress(READABLE), 0x90),
+        (GuestAddress(READABLE + 0x90), 0x1000),
+        (GuestAddress(WRITABLE), 0x82),
+        (GuestAddress(WRITABLE + 0x82), 0x1000),
+    ])
+    .expect("memory");
+    let requests = [request(1), request(3), request(4)];
+    let mut chains = Vec::new();
+    for ((number, bytes), at) in (0..).zip(&requests).zip([READABLE, half, READABLE + 0x200]) {
+        memory
+            .write_slice(bytes, GuestAddress(at))
+            .expect("written");
+        let to = at - READABLE + WRITABLE;
+        chains.push(Descriptor::new(
+            at,
+            bytes.len() as u32,
+            NEXT,
+            number * 2 + 1,
+        ));
+        chains.push(Descriptor::new(to, 4, WRITE, 0));
+        memory
+            .write_slice(&[0xff; 4], GuestAddress(to))
+            .expect("written");
+    }
+    let raw: Vec<RawDescriptor> = chains.into_iter().map(RawDescriptor::from).collect();
+    let rings = MockSplitQueue::new(&memory, SIZE);
+    rings.build_multiple_desc_chains(&raw).expect("chains");
+    let mut queue: Queue = rings.create_queue().expect("a queue");
+    let mut device = device(());
+    let mut results = Vec::new();
+    let served = Queues::default()
+        .serve_requests(&mut device, &mut queue, &memory, |_, handled| {
+            results.push(handled.result);
+        })
+        .expect("a sound queue");
+    assert_eq!((served.buffers, results), (3, vec![Ok(()); 3]));
+    for at in [WRITABLE, half - READABLE + WRITABLE, WRITABLE + 0x200] {
+        let answer: [u8; 4] = memory.read_obj(GuestAddress(at)).expect("in memory");
+        assert_eq!(answer, [0; 4]);
+    }
+}

@@ -119,6 +119,43 @@ fn a_front_end_that_always_says_both_grants_what_was_asked() {
     check(0, false, false);
 }
 
+/// Replies may be left unread for long. A miss whose translation has come, or that an invalidation has overtaken, is not what the next update answers.
+#[test]
+fn an_update_answers_the_oldest_open_miss() {
+    let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
+    let mut reader = iotlb.reader().unwrap();
+    let mut granted = |page| {
+        let mut burst = reader.online();
+        let pin = burst.pin();
+        [Access::Read, Access::Write].map(|access| pin.translate(range(page, 1), access).is_ok())
+    };
+    let ask = |iotlb: &mut Iotlb<()>, page, access| match iotlb.miss(&fault(page, access)) {
+        Ok(Asked::Send(miss, _)) => miss,
+        other => panic!("{other:?}"),
+    };
+    let both = |page, pages| update(page, pages, page, Permissions::READ_WRITE);
+
+    let reads = ask(&mut iotlb, 0, Access::Read);
+    iotlb.receive(&both(0, 1)).unwrap();
+    assert_eq!(granted(0), [true, false]);
+    let writes = ask(&mut iotlb, 0, Access::Write);
+    iotlb.receive(&both(0, 1)).unwrap();
+    assert_eq!(granted(0), [true, true]);
+    assert_eq!(iotlb.replied(reads, true), Ok(Outcome::Present));
+    assert_eq!(iotlb.replied(writes, true), Ok(Outcome::Present));
+
+    let overtaken = ask(&mut iotlb, 2, Access::Read);
+    iotlb
+        .receive(&Message::Invalidate(Some(range(2, 1))))
+        .unwrap();
+    let writes = ask(&mut iotlb, 3, Access::Write);
+    iotlb.receive(&both(2, 2)).unwrap();
+    assert_eq!(granted(2), [false, false]);
+    assert_eq!(granted(3), [false, true]);
+    assert_eq!(iotlb.replied(overtaken, true), Ok(Outcome::Gone));
+    assert_eq!(iotlb.replied(writes, true), Ok(Outcome::Present));
+}
+
 /// More invalidations than are remembered one by one.
 #[test]
 fn many_invalidations_stay_remembered() {

@@ -88,6 +88,16 @@ impl ReplayTable for Reclaimer {
     }
 }
 
+/// A radix table that keeps its pages.
+fn radix(
+    domain: DomainId,
+    coherency: Coherency,
+    memory: &Arena,
+    frames: &Frames<Rc<Arena>>,
+) -> Result<Table<SecondStage>, LabError> {
+    Ok(Table::new(format(), domain, coherency, memory, frames)?)
+}
+
 pub(crate) fn plain(
     domain: DomainId,
     coherency: Coherency,
@@ -95,13 +105,7 @@ pub(crate) fn plain(
     frames: &Frames<Rc<Arena>>,
     _: Option<&()>,
 ) -> Result<Plain, LabError> {
-    Ok(PlainTable(Table::new(
-        format(),
-        domain,
-        coherency,
-        memory,
-        frames,
-    )?))
+    radix(domain, coherency, memory, frames).map(PlainTable)
 }
 
 pub(crate) fn cached(
@@ -111,13 +115,7 @@ pub(crate) fn cached(
     frames: &Frames<Rc<Arena>>,
     _: Option<&()>,
 ) -> Result<Cached, LabError> {
-    Ok(CachedTable(Table::new(
-        format(),
-        domain,
-        coherency,
-        memory,
-        frames,
-    )?))
+    radix(domain, coherency, memory, frames).map(CachedTable)
 }
 
 pub(crate) fn flat(

@@ -12,7 +12,7 @@ use ringfence_hw::{
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{CalgaryTce, Coherency, Context, ContextTables, Levels, Translation};
 use ringfence_types::{
-    DeviceId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, PhysAddr, Ticket,
+    DeviceId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, PhysAddr,
 };
 
 use crate::Profile;
@@ -30,9 +30,11 @@ pub enum Directed {
 }
 
 /// An IOMMU and what it reads to find a device's table.
-pub trait Hardware: Invalidator + fmt::Debug + Sized + 'static {
+pub trait Hardware: fmt::Debug + Sized + 'static {
     /// Who keeps its tables.
     type Host: Host;
+    /// What the layer has it forget something by.
+    type Invalidator: Invalidator;
 
     /// The unit that `profile` describes, for a machine with this memory.
     ///
@@ -77,6 +79,9 @@ pub trait Hardware: Invalidator + fmt::Debug + Sized + 'static {
         observer: O,
     ) -> Result<(), Fault>;
 
+    /// Where the layer's invalidations go.
+    fn invalidator(&mut self) -> &mut Self::Invalidator;
+
     /// What it has counted.
     fn stats(&self) -> Stats;
 
@@ -90,7 +95,7 @@ pub trait Hardware: Invalidator + fmt::Debug + Sized + 'static {
     /// # Errors
     /// It may not have.
     fn purge(&mut self) -> Result<(), InvalidationError> {
-        self.submit(Invalidation::Global).map(drop)
+        self.invalidator().submit(Invalidation::Global).map(drop)
     }
 
     /// Moves the invalidations that the host had it complete since the last call to the end of `completed`.
@@ -143,6 +148,7 @@ pub struct Vtd {
 
 impl Hardware for Vtd {
     type Host = ();
+    type Invalidator = VtdUnit;
 
     fn new(
         profile: &Profile,
@@ -190,20 +196,13 @@ impl Hardware for Vtd {
         Bus::new(&mut self.unit, memory, observer).probe(request)
     }
 
+    #[inline]
+    fn invalidator(&mut self) -> &mut VtdUnit {
+        &mut self.unit
+    }
+
     fn stats(&self) -> Stats {
         *self.unit.stats()
-    }
-}
-
-impl Invalidator for Vtd {
-    #[inline]
-    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
-        self.unit.submit(request)
-    }
-
-    #[inline]
-    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        self.unit.poll(ticket)
     }
 }
 
@@ -217,6 +216,7 @@ pub struct Calgary {
 
 impl Hardware for Calgary {
     type Host = ();
+    type Invalidator = CalgaryUnit;
 
     fn new(
         profile: &Profile,
@@ -272,20 +272,13 @@ impl Hardware for Calgary {
         Bus::new(&mut self.unit, memory, observer).probe(request)
     }
 
+    #[inline]
+    fn invalidator(&mut self) -> &mut CalgaryUnit {
+        &mut self.unit
+    }
+
     fn stats(&self) -> Stats {
         *self.unit.stats()
-    }
-}
-
-impl Invalidator for Calgary {
-    #[inline]
-    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
-        self.unit.submit(request)
-    }
-
-    #[inline]
-    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        self.unit.poll(ticket)
     }
 }
 
@@ -298,6 +291,7 @@ pub struct Riommu<L: RingLogic> {
 
 impl<L: RingLogic + 'static> Hardware for Riommu<L> {
     type Host = ();
+    type Invalidator = RingUnit<L>;
 
     /// The documents give each ring one entry and do not say for how many: here as many rings have one as the profile's IOTLB has
     /// entries, in the same geometry.
@@ -352,6 +346,11 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
         Bus::new(&mut self.unit, memory, observer).probe(request)
     }
 
+    #[inline]
+    fn invalidator(&mut self) -> &mut RingUnit<L> {
+        &mut self.unit
+    }
+
     /// In the words of a unit with tables: a hit is an access that read no table, a miss one that read the rPTE, and before it the rRING
     /// where the ring had no entry.
     fn stats(&self) -> Stats {
@@ -366,18 +365,6 @@ impl<L: RingLogic + 'static> Hardware for Riommu<L> {
         stats.invalidations = ring.invalidations;
         stats.faults = ring.faults;
         stats
-    }
-}
-
-impl<L: RingLogic> Invalidator for Riommu<L> {
-    #[inline]
-    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
-        self.unit.submit(request)
-    }
-
-    #[inline]
-    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        self.unit.poll(ticket)
     }
 }
 

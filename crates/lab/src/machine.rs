@@ -48,7 +48,7 @@ impl<H: Hardware> Watched<H> {
 impl<H: Hardware> Invalidator for Watched<H> {
     #[inline]
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
-        let ticket = self.hardware.submit(request)?;
+        let ticket = self.hardware.invalidator().submit(request)?;
         // A host has asked the unit itself; else the unit completes what it accepts before it returns.
         if !H::Host::REMOTE {
             self.count += 1;
@@ -59,7 +59,7 @@ impl<H: Hardware> Invalidator for Watched<H> {
 
     #[inline]
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        self.hardware.poll(ticket)
+        self.hardware.invalidator().poll(ticket)
     }
 }
 

@@ -136,6 +136,7 @@ impl<V: Service> Hosted<V> {
 
 impl<V: Service> Hardware for Hosted<V> {
     type Host = Shared<V>;
+    type Invalidator = Shared<V>;
 
     fn new(
         profile: &Profile,
@@ -181,6 +182,11 @@ impl<V: Service> Hardware for Hosted<V> {
         })
     }
 
+    #[inline]
+    fn invalidator(&mut self) -> &mut Shared<V> {
+        &mut self.host
+    }
+
     fn stats(&self) -> Stats {
         self.with_unit(|vtd| vtd.stats()).unwrap_or_default()
     }
@@ -201,17 +207,5 @@ impl<V: Service> Hardware for Hosted<V> {
 
     fn traffic(&self) -> Traffic {
         self.host.0.borrow().traffic()
-    }
-}
-
-impl<V: Service> Invalidator for Hosted<V> {
-    #[inline]
-    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
-        self.host.submit(request)
-    }
-
-    #[inline]
-    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        self.host.poll(ticket)
     }
 }

@@ -67,7 +67,7 @@ impl Invalidator for Unit {
                 completed,
                 count,
             } => {
-                let ticket = vtd.submit(request)?;
+                let ticket = vtd.unit.submit(request)?;
                 *count += 1;
                 // The unit completes what it accepts before it returns.
                 completed.push(request);
@@ -80,7 +80,7 @@ impl Invalidator for Unit {
     #[inline]
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
         match self {
-            Self::Modelled { vtd, .. } => vtd.poll(ticket),
+            Self::Modelled { vtd, .. } => vtd.unit.poll(ticket),
             Self::Priced(queue) => queue.poll(ticket),
         }
     }

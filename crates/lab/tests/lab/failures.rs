@@ -41,25 +41,26 @@ struct Fickle(Vtd);
 impl Invalidator for Fickle {
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         match FORTUNE.get() {
-            (0, 0) => self.0.submit(request),
+            (0, 0) => self.0.unit.submit(request),
             (0, failing) => {
                 FORTUNE.set((0, failing - 1));
                 Err(InvalidationError::Failed)
             }
             (good, failing) => {
                 FORTUNE.set((good - 1, failing));
-                self.0.submit(request)
+                self.0.unit.submit(request)
             }
         }
     }
 
     fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
-        self.0.poll(ticket)
+        self.0.unit.poll(ticket)
     }
 }
 
 impl Hardware for Fickle {
     type Host = ();
+    type Invalidator = Self;
 
     fn new(
         profile: &Profile,
@@ -71,6 +72,10 @@ impl Hardware for Fickle {
 
     fn switch_off(&mut self) {
         self.0.switch_off();
+    }
+
+    fn invalidator(&mut self) -> &mut Self {
+        self
     }
 
     fn requester(row: u16, recorded: DeviceId) -> Option<DeviceId> {

@@ -465,13 +465,21 @@ impl RangeState {
     fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
         let (start, bytes) = (input.u64()?, input.u64()?);
         let range = IovaRange::new(Iova::new(start), bytes);
+        let range = range.ok_or(StateError::BadValue {
+            what: "bytes of a range",
+            value: bytes,
+        })?;
+        let (offset, file) = (input.u64()?, input.maybe_fd()?);
+        if file.is_none() && offset != 0 {
+            return Err(StateError::BadValue {
+                what: "offset of a range without a file",
+                value: offset,
+            });
+        }
         Ok(Self {
-            range: range.ok_or(StateError::BadValue {
-                what: "bytes of a range",
-                value: bytes,
-            })?,
-            offset: input.u64()?,
-            file: input.maybe_fd()?,
+            range,
+            offset,
+            file,
         })
     }
 }

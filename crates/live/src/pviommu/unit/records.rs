@@ -1,6 +1,7 @@
 //! What the unit holds, for another process: its mappings as records in the guest's view (`docs/PVIOMMU.md`, "Migration records"). Where they
 //! lead is found anew there, from the guest's memory as it is mapped then.
 
+use ringfence_pviommu::backend::EVENTS as MOST_EVENTS;
 use ringfence_pviommu::wire::{EVENT_BYTES, Event};
 
 use super::Unit;
@@ -32,7 +33,7 @@ impl Unit {
         let (events, rest) = state.events.as_chunks::<EVENT_BYTES>();
         let events: Option<Vec<Event>> = events.iter().map(Event::decode).collect();
         let events = events.filter(|_| rest.is_empty()).ok_or(EVENTS)?;
-        if events.iter().any(|event| !self.knows(event.device)) {
+        if events.len() > MOST_EVENTS || events.iter().any(|event| !self.knows(event.device)) {
             return Err(EVENTS);
         }
         self.backend

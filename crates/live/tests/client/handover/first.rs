@@ -8,11 +8,12 @@ use std::os::unix::net::UnixStream;
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Here};
 use ringfence_live::handover::{Handed, Limits, Own, StateError, TakeOverError};
+use ringfence_pviommu::backend::EVENTS;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::guest::{Dir, Guest, daemon_of, end, log};
 use super::refused::Second;
-use crate::rig::words;
+use crate::rig::{longs, words};
 
 const STREAM: u32 = 4;
 const GONE: u32 = 5;
@@ -148,6 +149,17 @@ fn an_iommu_and_its_driver_agree_or_are_refused() {
                 }
             });
             assert!(stopped.unwrap().contains("of another driver"));
+            // One more than ever wait.
+            let event = [longs(&[0x20]), words(&[1, 1]), longs(&[0x1000])].concat();
+            let with = |events: usize| {
+                refused(&|handed| {
+                    if let Own::PvIommu(state) = &mut handed.devices[0].own {
+                        state.events = event.repeat(events);
+                    }
+                })
+            };
+            assert_eq!(with(EVENTS), None);
+            assert!(with(EVENTS + 1).unwrap().contains("events"));
         } else {
             // Without the feature to choose a domain's range of addresses.
             let fewer = refused(&|handed| handed.devices[0].function.common.accepted &= !1);

@@ -93,7 +93,7 @@ prop_compose! {
             too_many_fds,
             ranges: ranges.into_iter().map(|(start, bytes, offset, file)| RangeState {
                 range: IovaRange::new(Iova::new(start), bytes).unwrap(),
-                offset,
+                offset: if file { offset } else { 0 },
                 file: file.then(fd),
             }).collect(),
         }

@@ -53,6 +53,7 @@ pub const OUTCOMES: &[&str] = &[
     "bytes of events",
     "bytes of a message",
     "bytes of a range",
+    "offset of a range without a file",
     "descriptors of a message",
     "sectors",
     "socket",

@@ -8,6 +8,7 @@ use ringfence_hw::RingLogic;
 use ringfence_lab::Profile;
 use ringfence_lab::build::{Job, Recipe, ReplayTable, Single};
 use ringfence_lab::hardware::{Directed, Hardware, Riommu, Vtd};
+use ringfence_lab::hosted::{CachedRecipe, CachedSpace, Cycles, Cycling, Hosted, PviommuHost};
 use ringfence_lab::machine::Machine;
 use ringfence_lab::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing};
 use ringfence_lab::modes::TableKind;
@@ -109,6 +110,20 @@ impl Job for Build {
         )
     }
 
+    fn cached(self, recipe: CachedRecipe) -> Box<dyn Bench> {
+        Self::world::<Hosted<PviommuHost>, CachedSpace, _>(
+            CachedRecipe::flush(),
+            true,
+            Ownership::Shared,
+            |&Newcomer { domain, .. }, machine| {
+                let (memory, frames, host) = (machine.arena(), machine.frames(), machine.host());
+                let made = recipe.space(domain, CYCLING, memory, frames, host);
+                let (space, root) = made.unwrap();
+                (space, Directed::Table(root))
+            },
+        )
+    }
+
     fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Box<dyn Bench>
     where
         D: ReplayRing,
@@ -128,6 +143,12 @@ impl Job for Build {
         )
     }
 }
+
+/// T and C of caches: short enough that a test sees cycles end.
+pub(super) const CYCLING: Cycling = Cycling {
+    cycle_ns: 10_000_000,
+    cycles: Cycles::DOCUMENT,
+};
 
 /// Slots of every ring: fewer than a test may have live, so that maps wait.
 const SLOTS: u32 = 16;

@@ -75,7 +75,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
         at: Vec<Attached>,
         ownership: Ownership,
     ) -> Self {
-        let translates = ownership == Ownership::Page;
+        let translates = ownership != Ownership::Byte;
         Self {
             machine,
             cpus: (0..CPUS).map(|_| dma.cpu()).collect(),
@@ -225,6 +225,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
             made.map(|(mapping, count)| {
                 let ranges = match mapping.range() {
                     Some(range) => vec![range],
+                    None if S::KEEPS => mapping.apart().to_vec(),
                     None => out[..count].iter().map(|out| out.range).collect(),
                 };
                 (Held::List(mapping), ranges)

@@ -125,7 +125,9 @@ fn the_table_keeps_the_promises() {
             .iter()
             .map(|name| column(line, name))
             .sum();
-        assert_eq!(column(line, "false"), 0, "{line}");
+        // The literal cache's mappings leave under their users, and have others' directions.
+        let literal = line.starts_with("rtc-literal");
+        assert_eq!(column(line, "false") > 0, literal, "{line}");
         assert!(column(line, "attempts") >= column(line, "unmaps"), "{line}");
         match safety {
             "strict" | "byte-granular" => assert_eq!(violations, 0, "{line}"),

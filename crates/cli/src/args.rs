@@ -19,6 +19,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use ringfence_lab::LabError;
 use ringfence_lab::experiments::Experiment;
+use ringfence_lab::hosted::Cycles;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::report::{Condition, ConditionError, compose};
 
@@ -167,6 +168,14 @@ pub(crate) struct CompareArgs {
     /// Slots of every ring in the modes with rings [default: twice the slots mapped at once, counted before the replay]
     #[arg(long, value_name = "N", value_parser = ring_entries, help_heading = "Platform")]
     pub ring_entries: Option<u32>,
+
+    /// T of modes with a reverse translation cache: how long a cycle of it lasts
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = cycle_ns, help_heading = "Replay")]
+    pub cache_cycle: u64,
+
+    /// C of modes with a reverse translation cache: how many whole cycles it keeps what nobody uses
+    #[arg(long, value_name = "C", default_value = "3", value_parser = cycles, help_heading = "Replay")]
+    pub cache_cycles: Cycles,
 
     /// Form of the output.
     #[command(flatten)]
@@ -529,6 +538,19 @@ fn repetitions(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Seconds as nanoseconds.
+fn cycle_ns(text: &str) -> Result<u64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (1e-6..=1e6).contains(&seconds) => Ok((seconds * 1e9) as u64),
+        _ => Err("a cycle lasts 0.000001 to 1000000 seconds".into()),
+    }
+}
+
+fn cycles(text: &str) -> Result<Cycles, String> {
+    let cycles = text.parse::<u8>().ok().and_then(Cycles::new);
+    cycles.ok_or_else(|| format!("C is 1 to {}", Cycles::MAX))
+}
+
 fn ring_entries(text: &str) -> Result<u32, String> {
     match text.parse::<u32>() {
         Ok(slots) if (1..1 << 18).contains(&slots) => Ok(slots),
@@ -572,6 +594,18 @@ mod tests {
         assert_eq!(ring_entries("262143"), Ok(262_143));
         for wrong in ["0", "262144", "-1", "", "4096.0", "99999999999"] {
             assert!(ring_entries(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn cycles_have_a_length_and_a_number() {
+        assert_eq!(cycle_ns("0.5"), Ok(500_000_000));
+        assert_eq!(cycles("254").map(Cycles::get), Ok(254));
+        for wrong in ["0", "-1", "nan", "inf", "1e9", ""] {
+            assert!(cycle_ns(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["0", "255", "-1", "1.5"] {
+            assert!(cycles(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -265,6 +265,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 let mapping = SgMapping {
                     live: Live::new(at, *first, direction, request.buffer),
                     joined: false,
+                    apart: Vec::new(),
                     bounced,
                     steps: 0,
                 };

@@ -71,7 +71,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
         let wanted = Wanted {
             pieces: &pieces,
-            shape: Shape::Run,
+            shape: Shape::Unkept,
             direction: Direction::Bidirectional,
         };
         match self.place(cpu, platform, at, wanted) {

@@ -21,6 +21,7 @@
 
 extern crate alloc;
 
+mod apart;
 mod bounce;
 mod coherent;
 mod detach;

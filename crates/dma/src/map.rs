@@ -20,6 +20,8 @@ use crate::{
 pub(crate) enum Shape {
     /// At consecutive pages.
     Run,
+    /// The same, and the space does not [keep](Space::KEEPS) it when it is unmapped.
+    Unkept,
     /// Wherever the space puts each.
     List,
 }
@@ -159,6 +161,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         match wanted.shape {
             Shape::Run => space.map(own, platform, wanted.pieces, permissions, at.limits),
             Shape::List => space.map_list(own, platform, wanted.pieces, permissions, at.limits),
+            Shape::Unkept => space.map_unkept(own, platform, wanted.pieces, permissions, at.limits),
         }
     }
 

@@ -4,10 +4,10 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, RingId};
 
-use crate::flush::{Lane, Retiring};
-use crate::space::Space;
+use crate::flush::{Cleared, Lane, Retiring};
+use crate::space::{Gone, Space};
 use crate::tenancy::Tenant;
-use crate::{Attachment, BounceSlot, Exposed};
+use crate::{Attachment, BounceSlot, Exposed, Owed};
 
 /// A buffer that must not be dropped while a device may reach it.
 pub(crate) type Custody<B> = ManuallyDrop<B>;
@@ -57,6 +57,19 @@ impl<B> Live<B> {
     #[cold]
     pub(crate) fn exposed(self) -> Exposed<B> {
         Exposed(self.buffer)
+    }
+
+    /// What is owed of a mapping that has left the table and was not invalidated.
+    #[cold]
+    pub(crate) fn owed(self, gone: Gone) -> Owed<B> {
+        Owed {
+            cleared: Cleared {
+                gone,
+                direction: self.direction,
+                tenant: self.tenant,
+                buffer: self.buffer,
+            },
+        }
     }
 
     /// The buffer, once the mapping is gone.

@@ -61,6 +61,8 @@ pub struct SgMapping<B> {
     pub(crate) live: Live<B>,
     /// Whether the pieces lie at consecutive pages.
     pub(crate) joined: bool,
+    /// Where each piece is, in spaces that keep what is unmapped.
+    pub(crate) apart: Vec<IovaRange>,
     /// Copies of pieces that the device cannot reach; none behind a table.
     pub(crate) bounced: Vec<BounceSlot>,
     /// Steps that the allocator's search took.
@@ -73,6 +75,12 @@ impl<B> SgMapping<B> {
     #[inline]
     pub fn range(&self) -> Option<IovaRange> {
         self.joined.then_some(self.live.range)
+    }
+
+    /// Where each piece is, in spaces that [keep](Space::KEEPS) what is unmapped; empty in others.
+    #[inline]
+    pub fn apart(&self) -> &[IovaRange] {
+        &self.apart
     }
 
     /// What stands for the buffer.
@@ -169,6 +177,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         {
             return Err(request.refused(at, MapReason::TooManySegments));
         }
+        if S::KEEPS {
+            return self.map_list_apart(cpu, platform, at, request);
+        }
         let wanted = Wanted {
             pieces,
             shape: Shape::List,
@@ -189,6 +200,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 let mapping = SgMapping {
                     live: Live::new(at, found.range, request.direction, request.buffer),
                     joined: S::JOINS,
+                    apart: Vec::new(),
                     bounced: Vec::new(),
                     steps: found.steps,
                 };
@@ -216,6 +228,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     ) -> Result<F::Outcome, UnmapError<B>> {
         if !S::Gone::INSTALLS && !mapping.bounced.is_empty() {
             return self.unmap_list_bounced(cpu, platform, at, mapping);
+        }
+        if S::KEEPS {
+            return self.take_down_apart(cpu, platform, at, mapping);
         }
         self.take_down(cpu, platform, at, mapping.live)
     }

@@ -14,6 +14,7 @@ use ringfence_dma::space::Paged;
 use ringfence_hw::RingLogic;
 use ringfence_lab::build::{Job, Recipe, ReplayTable, dispatch};
 use ringfence_lab::compare::{Options, meter};
+use ringfence_lab::hosted::CachedRecipe;
 use ringfence_lab::meter::{
     Bench, Clock, FlushFor, FlushForRings, Idle, InvalidationQueue, Meter, ReplayAlloc, ReplayRing,
     Replica, cycles,
@@ -140,6 +141,10 @@ impl Job for MakeFull {
             Ok(Paged::new(alloc, table, recipe.rounding))
         });
         Ok(Box::new(Full(replica)))
+    }
+
+    fn cached(self, _: CachedRecipe) -> Self::Output {
+        Err(LabError::Internal("a mode that is not measured here"))
     }
 
     fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output

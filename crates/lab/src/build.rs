@@ -26,7 +26,7 @@ use ringfence_types::{DomainId, PageSize, Pfn, PfnRange, PhysAddr};
 use crate::any;
 use crate::error::LabError;
 use crate::hardware::{Calgary, Hardware, Vtd};
-use crate::hosted::{PviommuTable, VirtioTable};
+use crate::hosted::{CachedRecipe, PviommuTable, VirtioTable};
 use crate::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing, Stubbed};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind, Who};
 use crate::ring::RingRecipe;
@@ -256,6 +256,8 @@ pub trait Job {
         A: ReplayAlloc,
         T: ReplayTable,
         F: FlushFor<A, T> + 'static;
+    /// For modes with a reverse translation cache.
+    fn cached(self, recipe: CachedRecipe) -> Self::Output;
     /// For modes whose tables are rings.
     fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
     where

@@ -6,6 +6,7 @@ use ringfence_trace::{Chunk, Devices, Operations, Summary};
 
 use crate::Profile;
 use crate::error::LabError;
+use crate::hosted::Cycling;
 use crate::modes::Mode;
 use crate::plan::{Planner, each_plan};
 use crate::replay::Outcomes;
@@ -33,6 +34,8 @@ pub struct Options {
     pub early_touches: bool,
     /// Slots of the rings of ring modes.
     pub rings: RingSizes,
+    /// T and C of modes with a reverse translation cache.
+    pub cycling: Cycling,
 }
 
 impl Options {
@@ -46,6 +49,7 @@ impl Options {
             hostile: true,
             early_touches: false,
             rings: RingSizes::default(),
+            cycling: Cycling::DOCUMENT,
         }
     }
 }
@@ -103,6 +107,12 @@ pub fn compare<R: Read>(
     if options.modes.iter().any(Mode::has_rings) {
         planner = planner.with_doorbells();
     }
+    let cycling = options
+        .modes
+        .iter()
+        .filter_map(|mode| options.cycling.of(mode));
+    let planner_cycles = cycling.map(|cycling| cycling.cycle_ns);
+    let mut planner = planner.with_cycles(planner_cycles);
     let mut lines = 0;
     let only = options.devices.as_deref();
     each_plan(
@@ -165,6 +175,7 @@ pub fn compare<R: Read>(
             c_none: options.profile.c_none,
             invalidation_cycles: options.profile.invalidation_cycles,
             kick_cycles: options.profile.kick_cycles,
+            cycling: options.cycling,
             status,
         }));
     }

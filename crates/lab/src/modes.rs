@@ -87,6 +87,13 @@ pub enum FlushKind {
     Burst,
     /// The same as rIOMMU's figures have it: buffers are back at once.
     BurstLiteral,
+    /// After C whole timer cycles without a user, in one batch: a reverse translation cache stands in front of question 1, and finds
+    /// what was released by the pages that it leads to.
+    PerCycle,
+    /// The same as long as reuse has been taking, and never longer.
+    PerCycleAdaptive,
+    /// The same as the document has it: direction and length are not asked for, and whoever releases first of several users releases all.
+    PerCycleLiteral,
 }
 
 /// Question 4: who does the work?
@@ -173,6 +180,9 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Who, &str)] = {
         ("virtio-strict",   LinuxRcache,     T::Radix,                  PerUnmap,     VirtioIommu, "a guest behind virtio-iommu, iommu.strict=1"),
         ("virtio-lazy",     LinuxRcache,     T::Radix,                  PerCpuQueue,  VirtioIommu, "a guest behind virtio-iommu, default"),
         ("pviommu",         LinuxRcache,     T::Radix,                  PerUnmap,     Pviommu,     "a guest behind the para-virtual IOMMU (PVIOMMU 4)"),
+        ("rtc-literal",     LinuxRcache,     T::Radix,                  PerCycleLiteral, Pviommu,  "with its reverse translation cache as printed, defects included"),
+        ("pviommu+rtc",     LinuxRcache,     T::Radix,                  PerCycle,     Pviommu,     "with its reverse translation cache, repaired (PVIOMMU 4.5)"),
+        ("pviommu+rtc-adaptive", LinuxRcache, T::Radix,                 PerCycleAdaptive, Pviommu, "Ringfence: with a cache whose residency follows reuse"),
     ]
 };
 
@@ -200,17 +210,25 @@ impl Mode {
     /// What the mode promises.
     pub fn safety(&self) -> Safety {
         match self.flush {
-            // The literal ring overwrites live entries and lets accesses run past a buffer's end: nothing bounds that.
-            FlushKind::Never | FlushKind::BurstLiteral => Safety::None,
+            // The literal ring overwrites live entries and lets accesses run past a buffer's end, and the literal cache lets a device write
+            // what it was to read, for as long as that is in use: nothing bounds that.
+            FlushKind::Never | FlushKind::BurstLiteral | FlushKind::PerCycleLiteral => Safety::None,
             FlushKind::PerUnmap | FlushKind::Burst if self.has_rings() => Safety::ByteGranular,
             FlushKind::PerUnmap | FlushKind::Burst => Safety::Strict,
-            FlushKind::Deferred | FlushKind::PerCpuQueue | FlushKind::PerWrap => Safety::Bounded,
+            FlushKind::Deferred
+            | FlushKind::PerCpuQueue
+            | FlushKind::PerWrap
+            | FlushKind::PerCycle
+            | FlushKind::PerCycleAdaptive => Safety::Bounded,
         }
     }
 
     /// The bound that a `bounded` mode states.
     pub fn bound(&self) -> Option<&'static str> {
         match self.flush {
+            FlushKind::PerCycle | FlushKind::PerCycleAdaptive => {
+                Some("T x (C + 1) of the cache's cycles")
+            }
             FlushKind::Deferred => Some("250 unmaps of the unit or 10 ms"),
             FlushKind::PerCpuQueue => Some("256 unmaps of the domain on one CPU or 10 ms"),
             FlushKind::PerWrap => Some("one wrap of the 32-bit space, 2^20 pages"),

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::Status;
+use crate::hosted::Cycling;
 use crate::meter::Components;
 use crate::modes::{Mode, Safety};
 use crate::oracle::Tally;
@@ -110,6 +111,10 @@ pub struct Row {
     pub requests: u64,
     /// Notifications of the host: requests that wait together have one.
     pub kicks: u64,
+    /// Mappings that nobody used and a cache still kept when the trace ended.
+    pub kept_at_end: u64,
+    /// Their part of `stale_byte_seconds`: until the end of the trace, not of their residency.
+    pub kept_byte_seconds: f64,
 }
 
 /// What a row is made of.
@@ -130,6 +135,8 @@ pub struct Parts<'a> {
     pub invalidation_cycles: u64,
     /// Cycles charged for a notification of the host.
     pub kick_cycles: u64,
+    /// T and C of modes with a cache.
+    pub cycling: Cycling,
     /// Whether safety may be claimed, and if not, why.
     pub status: Status,
 }
@@ -191,7 +198,11 @@ impl Row {
             } else {
                 Safety::None.to_string()
             },
-            bound: mode.bound().map(str::to_owned),
+            bound: match parts.cycling.of(mode) {
+                // The bound is the same whatever the cycles are that a mode has it in.
+                Some(_) if promise == Safety::Bounded => Some(parts.cycling.to_string()),
+                _ => mode.bound().map(str::to_owned),
+            },
             status_code: status.code(),
             status,
             maps: metered.maps,
@@ -229,6 +240,8 @@ impl Row {
             stalled_out: metered.stalled_out,
             requests: traffic.requests,
             kicks: traffic.kicks_in_maps + traffic.kicks_in_unmaps,
+            kept_at_end: metered.kept_at_end,
+            kept_byte_seconds: metered.kept_byte_seconds,
         }
     }
 }

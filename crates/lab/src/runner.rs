@@ -13,6 +13,7 @@ use crate::build::{Job, Recipe, ReplayTable, Single, dispatch, dispatch_by_parts
 use crate::compare::Options;
 use crate::error::LabError;
 use crate::hardware::{Directed, Hardware, Riommu, Vtd};
+use crate::hosted::{CachedRecipe, CachedSpace, Hosted, PviommuHost};
 use crate::machine::{DATA_BYTES, Machine};
 use crate::meter::{FlushFor, FlushForRings, Meter, ReplayAlloc, ReplayRing, Sets};
 use crate::modes::{Mode, TableKind};
@@ -193,6 +194,20 @@ impl Job for Assemble<'_> {
         self.judges(true, Ownership::Page, recipe.flush, attackers, make)
     }
 
+    fn cached(self, recipe: CachedRecipe) -> Self::Output {
+        let cycling = self.options.cycling;
+        let make = move || -> MakeSpace<CachedSpace, Hosted<PviommuHost>> {
+            Box::new(move |of: &Newcomer, machine: &Machine<_>| {
+                let (memory, frames, host) = (machine.arena(), machine.frames(), machine.host());
+                let (space, root) = recipe.space(of.domain, cycling, memory, frames, host)?;
+                Ok((space, Directed::Table(root)))
+            })
+        };
+        let attackers = || Party::pages(Reuse::Page);
+        let flush = CachedRecipe::flush;
+        self.judges(true, Ownership::Shared, flush, attackers, make)
+    }
+
     /// The attackers of the other modes and two more. An entry of a ring's cache is overwritten by its successor's, so that a stale one is
     /// only met by a device that keeps it warm; and a unit that looks buffers up by the byte may stop an access at its first byte only.
     fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output
@@ -250,6 +265,22 @@ impl Job for MeterAlone<'_> {
         let repetitions = self.options.repetitions;
         let coherency = self.options.profile.coherency();
         Ok(Box::new(Sets::paged(recipe, coherency, repetitions)?))
+    }
+
+    fn cached(self, recipe: CachedRecipe) -> Self::Output {
+        let Options {
+            cycling,
+            repetitions,
+            profile,
+            ..
+        } = self.options;
+        let coherency = profile.coherency();
+        Ok(Box::new(Sets::cached(
+            recipe,
+            *cycling,
+            coherency,
+            *repetitions,
+        )?))
     }
 
     fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use ringfence_lab::Profile;
 use ringfence_lab::compare::{self, Options};
+use ringfence_lab::hosted::Cycling;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::report::{ExecutedOn, Report, Unmet, csv, markdown, plots, terminal};
 use ringfence_lab::ring::{RingSizes, take_census};
@@ -61,6 +62,10 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
             repetitions,
             hostile: !args.no_hostile,
             early_touches: false,
+            cycling: Cycling {
+                cycle_ns: args.cache_cycle,
+                cycles: args.cache_cycles,
+            },
         };
         let lines = Progress::is_visible().then(|| input.lines()).flatten();
         let progress = Progress::new(&name, lines);

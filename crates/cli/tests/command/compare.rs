@@ -76,7 +76,9 @@ fn strict_modes_let_nothing_through_and_deferred_ones_do() {
             }
             _ => assert!(violations > 0, "{row}"),
         }
-        assert_eq!(row["false_faults"], 0, "{row}");
+        // As printed, the cache forgets mappings under their users.
+        let literal = row["mode"] == "rtc-literal";
+        assert_eq!(row["false_faults"] != 0, literal, "{row}");
         assert_eq!(row["status"], "ok");
     }
 }

@@ -6,6 +6,7 @@ mod deferred;
 mod literal;
 mod never;
 mod per_cpu_queue;
+mod per_cycle;
 mod per_wrap;
 mod strict;
 
@@ -15,6 +16,7 @@ pub use deferred::{Deferred, DeferredQueue};
 pub use literal::LiteralBurst;
 pub use never::Never;
 pub use per_cpu_queue::{PerCpuQueue, QueueConfig, Ring};
+pub use per_cycle::{BackByCycle, PerCycle};
 pub use per_wrap::PerWrap;
 pub use strict::Strict;
 
@@ -26,7 +28,7 @@ use ringfence_types::{
 };
 
 use crate::mapping::Custody;
-use crate::space::{Gone, Remains, Space};
+use crate::space::{Expire, Gone, Remains, Space, UnmapRefusal};
 use crate::tenancy::{Seat, Tenant};
 use crate::{Owed, Platform};
 
@@ -195,6 +197,19 @@ impl<S: Space> Home<'_, S> {
         match self.space(usize::from(domain.get()).wrapping_sub(1)) {
             Some(space) => space.invalidation(range, levels),
             None => Invalidation::Domain(domain),
+        }
+    }
+
+    /// Clears what the space at hand has kept, as far as `which` says.
+    pub(crate) fn expire<P: Platform>(
+        &mut self,
+        platform: &mut P,
+        which: Expire,
+        gone: impl FnMut(Gone),
+    ) -> Result<(), UnmapRefusal> {
+        match self.parts(self.here) {
+            Some((space, cpu)) => space.expire(cpu, platform, which, gone),
+            None => Ok(()),
         }
     }
 

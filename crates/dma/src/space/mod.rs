@@ -4,14 +4,18 @@
 //! allocator nor changing table, and a ring's tail is allocator and table at once (decision 0002).
 
 mod identity;
+mod leaving;
 mod paged;
 mod rings;
 mod translations;
 
 pub use identity::{Identity, StaticTable};
-pub use paged::{Paged, Rounding};
+pub use leaving::{Expire, Leaving};
+pub use paged::{Paged, PagedCpu, Rounding};
 pub use rings::{RingDriver, Rings, RingsCpu};
 pub use translations::{CachedTable, PlainTable, Reclaiming, TablePages, Translations};
+
+use alloc::vec::Vec;
 
 use ringfence_iova::Returned;
 use ringfence_types::{
@@ -67,6 +71,12 @@ pub struct Gone<T = ()> {
 pub trait Remains: Sized {
     /// Whether a map installs something that must be undone. Where it does not, a mapping is only an address.
     const INSTALLS: bool;
+
+    /// Whether the space has kept the translation.
+    #[inline]
+    fn is_kept(&self) -> bool {
+        false
+    }
 
     /// Invalidates what is left and gives the addresses home.
     ///
@@ -147,6 +157,10 @@ pub trait Space {
     /// Whether a map can be refused with [`MapReason::RingFull`]: for want of room that the next unmap makes.
     const FILLS_UP: bool = false;
 
+    /// Whether the space may keep what is unmapped for the next map of the same memory ([`Leaving::Kept`]). Then several live mappings can have
+    /// the same address.
+    const KEEPS: bool = false;
+
     /// A handle for one more processor.
     fn per_cpu(&self) -> Self::PerCpu;
 
@@ -167,6 +181,23 @@ pub trait Space {
         limits: Limits,
     ) -> Result<Placed, MapReason>;
 
+    /// The same for memory that driver and device share for long, and that nobody else may have before it is out of the device's reach: a space
+    /// that [keeps](Self::KEEPS) what is unmapped does not keep this.
+    ///
+    /// # Errors
+    /// As for [`map`](Self::map).
+    #[inline]
+    fn map_unkept<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: Limits,
+    ) -> Result<Placed, MapReason> {
+        self.map(cpu, platform, pieces, permissions, limits)
+    }
+
     /// Makes `pieces` reachable wherever the space puts each of them: [`pieces`](Self::pieces) tells. The range that comes back stands for
     /// the whole list.
     ///
@@ -182,6 +213,25 @@ pub trait Space {
         limits: Limits,
     ) -> Result<Placed, MapReason> {
         self.map(cpu, platform, pieces, permissions, limits)
+    }
+
+    /// Makes each of `pieces` reachable by itself, as if it were mapped alone, and notes where at the end of `placed`, in order. Returns the
+    /// steps of the allocator's searches. For spaces that [keep](Self::KEEPS) what is unmapped: there an address stands for one piece of
+    /// memory, whatever list it is in.
+    ///
+    /// # Errors
+    /// As for [`map`](Self::map).
+    fn map_apart<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        pieces: &[PhysRange],
+        permissions: Permissions,
+        limits: Limits,
+        placed: &mut Vec<IovaRange>,
+    ) -> Result<u32, MapReason> {
+        let _ = (cpu, platform, pieces, permissions, limits, placed);
+        Err(MapReason::NotContiguous)
     }
 
     /// The device-visible bytes of each piece of a list whose range begins at `start`.
@@ -224,6 +274,21 @@ pub trait Space {
 
     /// Gives what the handle caches back to the space.
     fn drain(&self, cpu: &mut Self::PerCpu);
+
+    /// Clears the translations that the space has [kept](Leaving::Kept), as far as `which` says, and gives each to `gone`.
+    ///
+    /// # Errors
+    /// The table refused; what it refused is given up.
+    fn expire<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        which: Expire,
+        gone: impl FnMut(Gone),
+    ) -> Result<(), UnmapRefusal> {
+        let _ = (cpu, platform, which, gone);
+        Ok(())
+    }
 
     /// The range reserved for a mapping of the pages of `range`.
     fn reserved(&self, range: PfnRange) -> PfnRange {

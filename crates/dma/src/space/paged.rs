@@ -1,5 +1,7 @@
 //! An allocator in front of a page table: the space of every mode that translates by pages.
 
+use alloc::vec::Vec;
+
 use ringfence_iova::{AllocError, IovaAllocator, Request};
 use ringfence_pgtable::MapRequest;
 use ringfence_types::{
@@ -55,6 +57,106 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
     /// The table.
     pub fn table(&self) -> &T {
         &self.table
+    }
+
+    /// Maps each of `pieces` at addresses of its own, and tells `each` of it; all are visible when this returns. Returns the steps of the
+    /// allocator's searches.
+    ///
+    /// # Errors
+    /// As for [`map`](Space::map): none is mapped, whatever `each` was told.
+    pub fn map_each<'p, P: Platform>(
+        &self,
+        cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        pieces: impl Iterator<Item = &'p PhysRange> + Clone,
+        permissions: Permissions,
+        limits: Limits,
+        mut each: impl FnMut(IovaRange),
+    ) -> Result<u32, MapReason> {
+        let mut made: Vec<(PfnRange, PfnRange)> = Vec::new();
+        let mut steps = 0_u32;
+        let mut result = Ok(());
+        for piece in pieces {
+            let pages = piece.pages(GRANULE);
+            let found = match self.alloc(&mut cpu.allocator, pages, limits) {
+                Ok(found) => found,
+                Err(reason) => {
+                    result = Err(reason);
+                    break;
+                }
+            };
+            let base = found.range.lo().iova();
+            let request = MapRequest {
+                iova: base,
+                pa: piece.start().align_down(GRANULE.bytes()),
+                pages,
+                permissions,
+            };
+            let mapped = PfnRange::new(found.range.lo(), pages);
+            let installed = self.table.map_deferred(&mut cpu.table, platform, request);
+            if let Err(error) = installed {
+                let undone = self.roll_back(cpu, platform, found.range, None);
+                result =
+                    Err(undone.map_or_else(MapReason::NotUndone, |()| MapReason::Table(error)));
+                break;
+            }
+            let start = base.wrapping_add(piece.start().offset_in(GRANULE.bytes()));
+            if let (Some(mapped), Some(range)) = (mapped, IovaRange::new(start, piece.bytes())) {
+                made.push((found.range, mapped));
+                each(range);
+            }
+            steps = steps.saturating_add(found.steps);
+        }
+        self.table.sync(&mut cpu.table, platform);
+        if result.is_ok() {
+            let mut revealed = made.iter().map(|(_, at)| self.table.reveal(platform, *at));
+            result = revealed.try_for_each(|done| done.map_err(MapReason::Flush));
+        }
+        match result {
+            Ok(()) => Ok(steps),
+            Err(mut reason) => {
+                for (reserved, mapped) in made {
+                    if let Err(failed) = self.roll_back(cpu, platform, reserved, Some(mapped)) {
+                        reason = MapReason::NotUndone(failed);
+                    }
+                }
+                Err(reason)
+            }
+        }
+    }
+
+    /// Clears the translations of several mappings, each given by the pages that were mapped. For spaces in front of this one.
+    ///
+    /// # Errors
+    /// As for [`unmap`](Space::unmap); what was cleared before was given to `each`.
+    pub fn unmap_many<P: Platform>(
+        &self,
+        cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
+        platform: &mut P,
+        mapped: &[PfnRange],
+        mut each: impl FnMut(Gone<T::Pages>),
+    ) -> Result<(), UnmapRefusal> {
+        for range in mapped {
+            let found = self.allocator.find(&mut cpu.allocator, range.lo());
+            if found.is_some_and(|found| found != self.reserved(*range)) {
+                return Err(UnmapRefusal::NotAllocated);
+            }
+        }
+        let cleared = |(unmapped, levels, tables): (Unmapped, CachedLevels, T::Pages)| {
+            let reserved = self.reserved(unmapped.range());
+            let unmapped = match unmapped.widen(reserved) {
+                Ok(widened) => widened,
+                Err(as_mapped) => as_mapped,
+            };
+            each(Gone {
+                unmapped,
+                levels,
+                tables,
+            });
+        };
+        self.table
+            .unmap_many(&mut cpu.table, platform, mapped, cleared)
+            .map_err(UnmapRefusal::Table)
     }
 
     #[inline]

@@ -75,6 +75,23 @@ pub trait Translations {
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels, Self::Pages), UnmapError>;
 
+    /// Clears the leaves of several ranges, and gives what comes of each to `each`. For tables that are asked to, in one request.
+    ///
+    /// # Errors
+    /// One was refused: it and those after it are as before. Those before it are cleared, and were given to `each`.
+    fn unmap_many<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        ranges: &[PfnRange],
+        mut each: impl FnMut((Unmapped, CachedLevels, Self::Pages)),
+    ) -> Result<(), UnmapError> {
+        for range in ranges {
+            each(self.unmap(cpu, platform, *range)?);
+        }
+        Ok(())
+    }
+
     /// Whether it holds no leaf. Reads every table: for when a domain goes away.
     fn is_empty<P: Platform>(&self, platform: &P) -> bool;
 

@@ -13,7 +13,7 @@ use crate::build::{
     reclaimer, reclaimer_of_pages, virtio,
 };
 use crate::error::LabError;
-use crate::hosted::{PviommuTable, VirtioTable};
+use crate::hosted::{self, PviommuTable, VirtioTable};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind, Who};
 use alloc::{AnyAlloc, AnyBitmap};
 use flush::AnyFlush;
@@ -48,7 +48,12 @@ fn flush_of(mode: &Mode) -> fn() -> AnyFlush {
         F::Deferred => || AnyFlush::Deferred(queue()),
         F::PerCpuQueue => || AnyFlush::PerCpu(queues()),
         F::Burst => || AnyFlush::Burst(Burst::default()),
-        F::PerWrap | F::Never | F::BurstLiteral => || AnyFlush::Strict,
+        F::PerWrap
+        | F::Never
+        | F::BurstLiteral
+        | F::PerCycle
+        | F::PerCycleAdaptive
+        | F::PerCycleLiteral => || AnyFlush::Strict,
     }
 }
 
@@ -80,6 +85,9 @@ fn dispatch_pviommu<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> 
             let recipe = recipe(mode, alloc::alloc, pviommu, flush_of(mode));
             Ok(job.paged::<AnyAlloc, PviommuTable, AnyFlush>(recipe))
         }
+        (_, _, F::PerCycle | F::PerCycleAdaptive | F::PerCycleLiteral) => {
+            hosted::dispatch(mode, job)
+        }
         _ => Err(LabError::NotBuilt(mode.name.clone())),
     }
 }
@@ -107,7 +115,11 @@ pub(crate) fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabErro
             | T::RingNonCoherentLiteral,
             _,
         )
-        | (_, _, F::Never | F::BurstLiteral) => return not_built(),
+        | (
+            _,
+            _,
+            F::Never | F::BurstLiteral | F::PerCycle | F::PerCycleAdaptive | F::PerCycleLiteral,
+        ) => return not_built(),
         (A::Bitmap | A::BitmapLiteral, T::Radix, F::PerWrap) => {
             let recipe = recipe(mode, alloc::bitmap_of, table::plain, || PerWrap);
             job.paged::<AnyBitmap, AnyRadix, PerWrap>(recipe)

@@ -63,6 +63,7 @@ impl Run {
             maps: self.plan.maps,
             unmaps: self.plan.unmaps,
             lines: 0,
+            quiet: Vec::new(),
         };
         for (timed, lane) in plan.steps.iter_mut().zip(&self.lanes) {
             let number = self.rings.iter().position(|ring| ring == lane);
@@ -94,6 +95,7 @@ impl Run {
                 unmaps: count(|step| matches!(step, Step::Unmap { .. })),
                 segments: self.plan.segments.clone(),
                 lines: 0,
+                quiet: Vec::new(),
                 steps,
             },
             lanes,

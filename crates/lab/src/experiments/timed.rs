@@ -16,6 +16,7 @@ use super::finding::median;
 use crate::Profile;
 use crate::build::{Job, Recipe, ReplayTable, dispatch};
 use crate::error::LabError;
+use crate::hosted::CachedRecipe;
 use crate::meter::{
     Bench, Clock, FlushFor, FlushForRings, Idle, InvalidationQueue, ReplayAlloc, ReplayRing,
     Replica,
@@ -97,6 +98,10 @@ impl Job for MakeReplica {
         };
         let flush = (recipe.flush)();
         Ok(Box::new(Replica::new(flush, bench(self.write_back)?, make)))
+    }
+
+    fn cached(self, _: CachedRecipe) -> Self::Output {
+        Err(LabError::Internal("an experiment on a cache"))
     }
 
     /// An experiment's rings are a port's, not a trace's: [`rings`] makes them.

@@ -7,14 +7,18 @@
 //!
 //! Guest and host are one thread. What that leaves out, an exit from the guest and the way to the host's thread, is charged for each kick.
 
+mod cached;
 mod pviommu;
 mod queue;
 mod tables;
 mod unit;
 mod virtio;
 
+pub use cached::{AnyCache, CachedRecipe, CachedSpace, CycleFlush, Cycling};
+pub(crate) use cached::{allocator, dispatch};
 pub use pviommu::{PviommuHost, PviommuQueue, PviommuTable};
 pub use queue::{Cause, Traffic};
+pub use ringfence_pviommu::rtc::Cycles;
 pub use unit::Unit;
 pub use virtio::{VirtioHost, VirtioTable};
 

@@ -1,4 +1,4 @@
-//! The para-virtual IOMMU of Tang et al. without a cache, frontend and backend (`docs/PVIOMMU.md`): a map waits for its answer, a list
+//! The para-virtual IOMMU of Tang et al., frontend and backend (`docs/PVIOMMU.md`): a map waits for its answer, a list
 //! kicks once, an unmap is answered before its buffer comes back.
 //!
 //! A guest has one queue. Each device has an I/O page table of its own, which the host makes when the device is attached.
@@ -344,6 +344,16 @@ impl Translations for PviommuTable {
         range: PfnRange,
     ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
         self.remote.unmap(cpu, platform, range)
+    }
+
+    fn unmap_many<P: Platform>(
+        &self,
+        cpu: &mut Self::PerCpu,
+        platform: &mut P,
+        ranges: &[PfnRange],
+        each: impl FnMut((Unmapped, CachedLevels, ())),
+    ) -> Result<(), UnmapError> {
+        self.remote.unmap_many(cpu, platform, ranges, each)
     }
 
     fn is_empty<P: Platform>(&self, platform: &P) -> bool {

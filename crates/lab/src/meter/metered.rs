@@ -48,8 +48,8 @@ pub(crate) const TIMED_REPLAYS: u64 = 8;
 pub const CONFIG_NAMES: [&str; CONFIGS] = ["full", "no_find", "a", "at", "ati", "i", "it", "idle"];
 
 /// One replica of each configuration, in the order of [`CONFIG_NAMES`]. Identity modes have fewer.
-struct Set {
-    replicas: [Option<Box<dyn Driven>>; CONFIGS],
+pub(super) struct Set {
+    pub(super) replicas: [Option<Box<dyn Driven>>; CONFIGS],
 }
 
 /// All sets of a mode.
@@ -71,7 +71,7 @@ pub struct Sets {
 }
 
 impl Sets {
-    fn new(
+    pub(super) fn new(
         repetitions: usize,
         tape: Rc<Tape>,
         scout: Box<dyn Driven>,

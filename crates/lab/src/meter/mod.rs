@@ -27,6 +27,7 @@
 //! The split of a component between map and unmap comes from a second set of replicas that reads the clock where runs of maps and runs of unmaps
 //! meet; only the ratio is taken from there.
 
+mod cached;
 mod clock;
 mod components;
 mod driven;

@@ -23,6 +23,8 @@ use owners::Owners;
 pub enum Ownership {
     /// Pages are given out: a new mapping takes the page from whoever had it last.
     Page,
+    /// Pages stay with the memory they lead to, and live mappings of it share them: a new mapping takes the page from those that are dead.
+    Shared,
     /// The address is the physical address: buffers share pages.
     Byte,
 }
@@ -58,7 +60,7 @@ impl Oracle {
         direction: Direction,
     ) -> GrantId {
         match self.ownership {
-            Ownership::Page => {
+            Ownership::Page | Ownership::Shared => {
                 let id = self.grants.insert(iova, pieces, direction);
                 self.own(device, &iova, id);
                 id
@@ -96,11 +98,32 @@ impl Oracle {
         id
     }
 
+    /// Whether a live grant of `device` shares a page with `iova`.
+    pub fn is_live(&self, device: usize, iova: &IovaRange) -> bool {
+        let Some(owners) = self.owners.get(device) else {
+            return false;
+        };
+        let pages = ringfence_types::PfnRange::covering(iova);
+        (pages.lo().get()..=pages.hi().get()).any(|page| {
+            owners.at(page).any(|id| {
+                let grant = self.grants.get(id);
+                grant.is_some_and(|grant| grant.state == State::Live)
+            })
+        })
+    }
+
     /// Makes `id` the owner of the pages of `iova`.
     fn own(&mut self, device: usize, iova: &IovaRange, id: GrantId) {
         let (owners, grants) = (row_of(&mut self.owners, device), &mut self.grants);
         let pages = ringfence_types::PfnRange::covering(iova);
         for page in pages.lo().get()..=pages.hi().get() {
+            if self.ownership == Ownership::Shared {
+                let lives = |old: Row, grants: &Grants| {
+                    grants.get(old).is_some_and(|g| g.state != State::Dead)
+                };
+                owners.share(page, id.row(), grants, lives);
+                continue;
+            }
             owners.take(page, id.row(), |old| grants.unpin(old));
             grants.pin(id.row());
         }
@@ -176,10 +199,16 @@ impl Oracle {
         let page = iova.get() >> 12;
         let mut worst = None;
         if let Some(owners) = self.owners.get(device) {
+            // Where mappings share a page, it is theirs who live: what somebody had there before is beside what they have.
+            let lives = |id| self.grants.get(id).is_some_and(|g| g.state != State::Dead);
+            let living = self.ownership == Ownership::Shared && owners.at(page).any(lives);
             for id in owners.at(page) {
                 let Some(grant) = self.grants.get(id) else {
                     continue;
                 };
+                if living && grant.state == State::Dead {
+                    continue;
+                }
                 let verdict = grant.judge(iova, bytes, access, reached);
                 if verdict == Verdict::Granted {
                     return verdict;

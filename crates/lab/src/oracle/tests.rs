@@ -179,3 +179,32 @@ fn windows_that_nothing_closes_last_until_the_end_and_take_no_memory() {
     added_up.finish(Nanos(99_000));
     assert_eq!(added_up.byte_ns, before);
 }
+
+/// Buffers in one page, at one address: what a released one had is stale when nobody is left, and beside the others until then.
+#[test]
+fn a_shared_page_is_theirs_who_live() {
+    let mut oracle = Oracle::new(Ownership::Shared);
+    let first = oracle.grant_apart(0, &[iova(0x5000, 0x100)], &[pa(0x20000, 0x100)], RX);
+    let second = oracle.grant_apart(0, &[iova(0x5800, 0x100)], &[pa(0x20800, 0x100)], RX);
+    let at = |oracle: &mut Oracle, at: u64| {
+        let reached = PhysAddr::new(0x20000 + at - 0x5000);
+        oracle.allowed(0, Iova::new(at), 1, Write, reached)
+    };
+    for granted in [0x5000, 0x5800] {
+        assert_eq!(at(&mut oracle, granted), Verdict::Granted);
+    }
+    oracle.release(first);
+    assert!(oracle.is_live(0, &iova(0x5000, 0x100)));
+    assert_eq!(at(&mut oracle, 0x5000), Verdict::Colocated);
+    assert_eq!(at(&mut oracle, 0x5800), Verdict::Granted);
+    oracle.release(second);
+    assert!(!oracle.is_live(0, &iova(0x5000, 0x100)));
+    for stale in [0x5000, 0x5800, 0x5400] {
+        assert_eq!(at(&mut oracle, stale), Verdict::Stale);
+    }
+    // In use again.
+    oracle.grant_apart(0, &[iova(0x5000, 0x100)], &[pa(0x20000, 0x100)], RX);
+    assert_eq!(at(&mut oracle, 0x5000), Verdict::Granted);
+    assert_eq!(at(&mut oracle, 0x5800), Verdict::Colocated);
+    assert_eq!(oracle.grants.len(), 1, "the dead are forgotten");
+}

@@ -97,6 +97,8 @@ pub struct Plan {
     pub unmaps: u64,
     /// Lines of the trace that the steps stand for.
     pub lines: u64,
+    /// Times of the ticks at which cycles end and nothing else is due, in order.
+    pub quiet: Vec<Nanos>,
 }
 
 impl Plan {
@@ -147,6 +149,8 @@ pub struct Planner {
     /// Whether doorbells are wanted, and the run of maps that has none yet.
     doorbells: bool,
     rings: Option<Key>,
+    /// Lengths of cycles, at multiples of which timers are looked at whatever happens.
+    cycles: Vec<u64>,
     /// Devices to keep; none means all.
     only: Option<Vec<DeviceIndex>>,
 }
@@ -176,6 +180,7 @@ impl Planner {
             live_pages_max: 0,
             doorbells: false,
             rings: None,
+            cycles: Vec::new(),
             only: None,
         }
     }
@@ -183,6 +188,14 @@ impl Planner {
     /// Says from now on where devices are told of maps.
     pub fn with_doorbells(mut self) -> Self {
         self.doorbells = true;
+        self
+    }
+
+    /// Lets timers be looked at, from now on, at each multiple of these lengths in nanoseconds, while nothing happens too.
+    pub fn with_cycles(mut self, lengths: impl IntoIterator<Item = u64>) -> Self {
+        self.cycles.extend(lengths.into_iter().filter(|ns| *ns > 0));
+        self.cycles.sort_unstable();
+        self.cycles.dedup();
         self
     }
 
@@ -207,6 +220,7 @@ impl Planner {
     /// Plans the operations of `chunk` into `plan`, whose memory is reused.
     pub fn plan(&mut self, chunk: &Chunk, plan: &mut Plan) {
         plan.steps.clear();
+        plan.quiet.clear();
         plan.segments.clear();
         plan.maps = 0;
         plan.unmaps = 0;
@@ -327,10 +341,29 @@ impl Planner {
                     step: Step::Tick,
                 });
             } else {
-                // Nothing can be pending: the clock jumps.
-                self.ticked = time;
+                // Nothing can be pending but what cycles end: the clock jumps.
+                self.ticked = match self.next_cycle(due) {
+                    Some(end) if end <= time => {
+                        plan.steps.push(Timed {
+                            time: end,
+                            step: Step::Tick,
+                        });
+                        plan.quiet.push(end);
+                        end
+                    }
+                    _ => time,
+                };
             }
         }
+    }
+
+    /// The first end of a cycle from `due` on.
+    fn next_cycle(&self, due: Nanos) -> Option<Nanos> {
+        let ends = self
+            .cycles
+            .iter()
+            .map(|ns| due.0.div_ceil(*ns).saturating_mul(*ns));
+        ends.min().map(Nanos)
     }
 
     /// The row of a processor. A trace that names more processors than there are rows shares the last one.

@@ -60,6 +60,10 @@ pub struct Outcomes {
     pub stale_max_ns: u64,
     /// Bytes times seconds of all stale windows.
     pub stale_byte_seconds: f64,
+    /// Mappings that nobody used and the space still kept when the trace ended.
+    pub kept_at_end: u64,
+    /// Their part of [`stale_byte_seconds`](Self::stale_byte_seconds): until the end of the trace.
+    pub kept_byte_seconds: f64,
     /// Longest time a buffer was withheld.
     pub release_delay_max_ns: u64,
     /// Mappings that the trace does not end.

@@ -171,6 +171,9 @@ impl FlushKind {
         Self::PerWrap,
         Self::Burst,
         Self::BurstLiteral,
+        Self::PerCycle,
+        Self::PerCycleAdaptive,
+        Self::PerCycleLiteral,
     ];
 }
 
@@ -186,6 +189,9 @@ impl Answer for FlushKind {
             Self::PerWrap => "per-wrap",
             Self::Burst => "burst",
             Self::BurstLiteral => "burst-literal",
+            Self::PerCycle => "per-cycle",
+            Self::PerCycleAdaptive => "per-cycle-adaptive",
+            Self::PerCycleLiteral => "per-cycle-literal",
         }
         .into()
     }

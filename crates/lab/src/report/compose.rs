@@ -184,7 +184,14 @@ fn senseless(alloc: Alloc, table: TableKind, flush: FlushKind) -> Option<&'stati
 /// Why a row that makes sense in a kernel makes none where somebody else does the work.
 fn misplaced(alloc: Alloc, table: TableKind, flush: FlushKind, who: Who) -> Option<&'static str> {
     use {Alloc as A, FlushKind as F, TableKind as T};
+    let cached = matches!(
+        flush,
+        F::PerCycle | F::PerCycleAdaptive | F::PerCycleLiteral
+    );
     match (who, alloc, table, flush) {
+        _ if cached && who != Who::Pviommu => Some(
+            "only the para-virtual IOMMU's frontend has a cache that keeps what is unmapped; use who=pviommu",
+        ),
         (Who::Kernel, ..) | (Who::Host, A::Identity, T::StaticRadix, _) => None,
         (Who::Host, ..) => Some(
             "nobody asks the host, so all that it can do is map all memory, once; who=host goes with alloc=identity,table=static-radix",
@@ -260,6 +267,8 @@ mod tests {
             "alloc=ring-tail,table=ring,flush=burst,who=virtio-iommu",
             "alloc=magazine,table=radix,flush=per-cpu-queue,who=pviommu",
             "alloc=identity,table=none,flush=never,who=pviommu",
+            "alloc=linux-rcache,table=radix,flush=per-cycle",
+            "alloc=linux-rcache,table=radix,flush=per-cycle-literal,who=virtio-iommu",
         ];
         for row in senseless {
             assert!(matches!(compose(row), Err(E::Senseless { .. })), "{row}");

@@ -128,6 +128,8 @@ fn the_meter_reports_components_that_add_up() {
         "virtio-strict",
         "virtio-lazy",
         "pviommu",
+        "pviommu+rtc",
+        "rtc-literal",
     ]);
     options.hostile = false;
     options.repetitions = 1;

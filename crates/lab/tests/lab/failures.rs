@@ -10,6 +10,7 @@ use ringfence_hw::{RingLogic, Stats};
 use ringfence_lab::build::{Job, Recipe, ReplayTable, dispatch};
 use ringfence_lab::compare::{Options, compare};
 use ringfence_lab::hardware::{Directed, Hardware, Vtd};
+use ringfence_lab::hosted::CachedRecipe;
 use ringfence_lab::machine::Machine;
 use ringfence_lab::meter::{
     Bench, Clock, FlushFor, FlushForRings, Immediate, ReplayAlloc, ReplayRing, Replica,
@@ -136,6 +137,10 @@ impl Job for OnFickle<'_> {
         judged.finish(&[])
     }
 
+    fn cached(self, _: CachedRecipe) -> Self::Output {
+        unreachable!("no mode here")
+    }
+
     fn rings<D, L, F>(self, _: RingRecipe<D, L, F>) -> Self::Output
     where
         D: ReplayRing,
@@ -211,6 +216,10 @@ impl Job for Cramped<'_> {
         replica.prepare(self.0).unwrap();
         replica.run(self.0, &mut Clock::blocks(), None);
         replica.refusals().map(|(count, _)| count)
+    }
+
+    fn cached(self, _: CachedRecipe) -> Self::Output {
+        unreachable!("no mode here")
     }
 
     fn rings<D, L, F>(self, _: RingRecipe<D, L, F>) -> Self::Output

@@ -84,6 +84,8 @@ fn every_mode_counts_what_can_be_counted_by_hand() {
         // The host's.
         ("virtio-strict", 600, 0),
         ("pviommu", 600, 0),
+        // No cycle ends.
+        ("pviommu+rtc", 0, end - US),
         // Each goes with the map that follows, a microsecond later; the last one by the timer, 10 ms after the 513th.
         ("virtio-lazy", 600, 12_000 * US - 1199 * US),
     ];
@@ -288,6 +290,8 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
         ("kvm-baseline", 0, 0, 0),
         ("virtio-strict", 2 * PAIRS, PAIRS, PAIRS),
         ("pviommu", 2 * PAIRS, PAIRS, PAIRS),
+        // Nothing is used again, and nothing leaves.
+        ("pviommu+rtc", PAIRS, PAIRS, 0),
         // Every unmap but the last goes with the next map. The queue fills at the 257th and 513th unmap, and takes that one along; by the timer the last.
         ("virtio-lazy", 2 * PAIRS, PAIRS, 3),
     ];
@@ -325,4 +329,39 @@ fn a_list_is_mapped_with_one_notification() {
         assert_eq!(metered.tally.accesses, 4, "{name}");
         assert_eq!(hostile.tally.false_faults, 0, "{name}");
     }
+}
+
+/// One buffer, again and again: a request in all. The window closes with each reuse, and the last one with the batch that takes it: 40 ms in
+/// cycles of 10, after an unmap in the first. What is kept at the end is said.
+#[test]
+fn a_cache_asks_once_and_lets_go_in_time() {
+    const MS: u64 = 1_000 * US;
+    let mut script = Script::default();
+    for turn in 0..100 {
+        script.map(2 * turn * US, (0, 0, RX), 0, &buffer(0));
+        script.unmap((2 * turn + 1) * US, (0, 0), 0);
+    }
+    // Time passes: the machine does something else.
+    let late = 60 * MS;
+    script.map(late, (1, 0, TX), 1, &buffer(1));
+    script.unmap(late + US, (1, 0), 1);
+    let mut options = judged_only(true);
+    options.cycling.cycle_ns = 10 * MS;
+    let mode = mode("pviommu+rtc");
+    let mut runner = runner(&mode, &options).unwrap();
+    let (plan, planner) = planned_with(&script.chunk, &[10 * MS]);
+    runner.metered.run(&plan, &Devices::new()).unwrap();
+    let metered = runner.metered.finish(&planner.alive());
+    // Two maps, and the batch of one.
+    assert_eq!(metered.traffic.requests, 3);
+    assert_eq!(metered.invalidations, 1);
+    assert_eq!(metered.stale_max_ns, 40 * MS - 199 * US);
+    assert_eq!(metered.kept_at_end, 1);
+    // The last tick is within 12 ms of the last operation.
+    let kept = metered.kept_byte_seconds * 1e9 / BYTES as f64;
+    assert!((11e6..=12e6).contains(&kept), "{kept}");
+    let all = metered.stale_byte_seconds * 1e9 / BYTES as f64;
+    let closed = (99 * US + 40 * MS - 199 * US) as f64;
+    assert!((all - kept - closed).abs() < 1e-3, "{all} {kept} {closed}");
+    assert_eq!(metered.tally.violations() + metered.tally.false_faults, 0);
 }

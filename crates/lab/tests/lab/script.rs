@@ -94,7 +94,12 @@ pub(crate) fn planned_in_chunks(chunk: &Chunk, size: usize) -> (Plan, Planner) {
 
 /// The plan of a whole trace in one chunk.
 pub(crate) fn planned(chunk: &Chunk) -> (Plan, Planner) {
-    let mut planner = Planner::new();
+    planned_with(chunk, &[])
+}
+
+/// With cycles of these lengths.
+pub(crate) fn planned_with(chunk: &Chunk, cycles: &[u64]) -> (Plan, Planner) {
+    let mut planner = Planner::new().with_cycles(cycles.iter().copied());
     let mut plan = Plan::default();
     planner.plan(chunk, &mut plan);
     planner.finish(&mut plan);
@@ -110,6 +115,7 @@ pub(crate) fn judged_only(hostile: bool) -> Options {
         repetitions: 0,
         hostile,
         early_touches: false,
+        cycling: ringfence_lab::hosted::Cycling::DOCUMENT,
         rings: RingSizes::default(),
     }
 }

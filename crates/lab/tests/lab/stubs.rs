@@ -8,6 +8,7 @@ use ringfence_hw::RingLogic;
 use ringfence_lab::LabError;
 use ringfence_lab::build::{HostOf, Job, MakeTable, Recipe, ReplayTable, dispatch};
 use ringfence_lab::hardware::Host;
+use ringfence_lab::hosted::CachedRecipe;
 use ringfence_lab::meter::{
     Bench, Clock, FlushFor, FlushForRings, Immediate, InvalidationQueue, NullTable, ReplayAlloc,
     ReplayRing, Replica, Tape, TapedRings,
@@ -150,6 +151,10 @@ impl Job for AllReplicas<'_> {
             ),
         ];
         Some((full, others))
+    }
+
+    fn cached(self, _: CachedRecipe) -> Self::Output {
+        None
     }
 
     fn rings<D, L, F>(self, recipe: RingRecipe<D, L, F>) -> Self::Output

@@ -12,11 +12,14 @@
 //! did not confirm are never given out again. There is no clock: time-outs are counts of polls.
 
 mod answers;
+mod by_giova;
+mod caching;
 mod channel;
 mod queue;
 mod remote_table;
 
 pub use answers::Answers;
+pub use caching::{Caching, Reverse, Strays};
 pub use channel::{Broken, Channel, ChannelOptions, ChannelStats, Refused};
 pub use queue::{Queue, QueueFull, RequestId, Used};
 pub use remote_table::{Link, RemoteTable};

@@ -283,6 +283,44 @@ where
         Ok((cleared, CachedLevels::Leaves, ()))
     }
 
+    /// One request for as many pages as the host takes.
+    fn unmap_many<P: Platform>(
+        &self,
+        cpu: &mut RemoteCpu,
+        platform: &mut P,
+        ranges: &[PfnRange],
+        mut each: impl FnMut((Unmapped, CachedLevels, ())),
+    ) -> Result<(), UnmapError> {
+        let Some(first) = ranges.first() else {
+            return Ok(());
+        };
+        if !cpu.0.is_empty() {
+            self.sync(cpu, platform);
+        }
+        let iova = first.lo().iova();
+        let corrupt = |_| UnmapError::Corrupt { iova };
+        let late = self.link.with(|channel| match channel.broken() {
+            Some(broken) => Err(broken),
+            None => Ok(ranges
+                .iter()
+                .any(|range| channel.is_late(self.device, range))),
+        });
+        if late.map_err(corrupt)? {
+            // Parts of them are not mapped.
+            for range in ranges {
+                each(self.unmap(cpu, platform, *range)?);
+            }
+            return Ok(());
+        }
+        self.queue_unmap(ranges).map_err(corrupt)?;
+        self.count_unmapped(ranges.iter().map(PfnRange::pages).sum());
+        for range in ranges {
+            let cleared = Unmapped::attest_cleared(self.domain, *range);
+            each((cleared, CachedLevels::Leaves, ()));
+        }
+        Ok(())
+    }
+
     fn is_empty<P: Platform>(&self, _platform: &P) -> bool {
         self.live.load(Ordering::Relaxed) == 0
     }
@@ -299,7 +337,7 @@ fn page_at(number: u64) -> Iova {
     Pfn::new(number).iova()
 }
 
-const fn direction_of(permissions: Permissions) -> Direction {
+pub(super) const fn direction_of(permissions: Permissions) -> Direction {
     match permissions {
         Permissions::READ => Direction::ToDevice,
         Permissions::WRITE => Direction::FromDevice,

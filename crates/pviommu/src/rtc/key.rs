@@ -67,8 +67,17 @@ impl Key {
 
     /// The word; never 0.
     #[inline]
-    pub(super) const fn word(self) -> u64 {
+    pub(crate) const fn word(self) -> u64 {
         self.0
+    }
+
+    /// The same of 0, which is no key's.
+    #[inline]
+    pub(crate) const fn from_word_if_any(word: u64) -> Option<Self> {
+        match word {
+            0 => None,
+            word => Some(Self(word)),
+        }
     }
 
     /// From a word that [`word`](Self::word) gave.

@@ -1,10 +1,11 @@
-//! The wire format and the backend, on a machine whose IOMMU is the modelled one.
+//! The wire format, the frontend with its cache, and the backend, on a machine whose IOMMU is the modelled one.
 
 #[path = "../rtc/cases.rs"]
 mod cases;
 
 mod answers;
 mod attacks;
+mod caching;
 mod failures;
 mod guest;
 mod migration;

@@ -5,7 +5,7 @@ use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
 use ringfence_dma::{MapReason, Segment, SgLimits, SgRequest};
 use ringfence_trace::{DeviceIndex, MappingId};
-use ringfence_types::{Direction, Iova, IovaRange, PhysRange};
+use ringfence_types::{Direction, Iova, IovaRange, PfnRange, PhysRange};
 
 use super::Judged;
 use crate::error::LabError;
@@ -130,12 +130,20 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
         let granted = if self.is_apart() {
             match &held {
                 Held::Single(mapping) => self.told.push(mapping.range()),
+                Held::List(list) if S::KEEPS => self.told.extend(list.apart()),
                 _ => {
                     let segments = self.segments.iter().take(pieces.len());
                     self.told.extend(segments.map(|segment| segment.range));
                 }
             }
             let (row, told) = (device.index(), &self.told);
+            if S::KEEPS {
+                let now = self.machine.now;
+                for range in told {
+                    self.windows
+                        .reuse(at.domain(), PfnRange::covering(range), now);
+                }
+            }
             self.oracle.grant_apart(row, told, pieces, direction)
         } else {
             // Where addresses are the memory's own, the first piece stands for the list.

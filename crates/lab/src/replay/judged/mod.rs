@@ -82,7 +82,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             segments: Vec::new(),
             make,
             oracle: Oracle::new(ownership),
-            installs: ownership == Ownership::Page,
+            installs: ownership != Ownership::Byte,
             rows: DeviceRows::default(),
             windows: Windows::default(),
             withheld: HashMap::new(),
@@ -150,6 +150,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
                     cpu,
                     direction,
                 } => self.doorbell(device, cpu, direction),
+                // Others are not to be attacked more often because a mode beside them has cycles.
+                Step::Tick if !S::KEEPS && plan.quiet.binary_search(&timed.time).is_ok() => {}
                 Step::Tick => {
                     if let Some(own) = self.cpus.first_mut() {
                         // A failed flush shows as stale windows that stay open.
@@ -293,6 +295,9 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
         self.windows.finish(now);
         self.outcomes.stale_max_ns = self.windows.longest_ns;
         self.outcomes.stale_byte_seconds = self.windows.byte_seconds();
+        let (kept, byte_ns) = self.windows.kept_at_end;
+        self.outcomes.kept_at_end = kept;
+        self.outcomes.kept_byte_seconds = byte_ns as f64 / 1e9;
         for (id, device) in alive {
             self.unmap(*id, *device, 0, false);
         }

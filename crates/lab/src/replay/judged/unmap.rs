@@ -7,7 +7,7 @@ use ringfence_dma::flush::{Flush, Released};
 use ringfence_dma::space::Space;
 use ringfence_dma::{Outcome, UnmapError, UnmapReason};
 use ringfence_trace::{DeviceIndex, MappingId};
-use ringfence_types::{Direction, Nanos, PfnRange};
+use ringfence_types::{Direction, DomainId, Nanos, PfnRange};
 
 use super::Judged;
 use crate::hardware::Hardware;
@@ -68,7 +68,9 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
                 let stale = outcome.is_stale();
                 if outcome.into_buffer().is_some() {
                     self.oracle.release(grant);
-                    if stale {
+                    if stale && S::KEEPS {
+                        self.keep_windows(device.index(), at.domain());
+                    } else if stale {
                         let pages = PfnRange::covering(&range);
                         let now = self.machine.now;
                         if self.installs {
@@ -94,6 +96,17 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
         }
         if used {
             self.tell(Event::Unmapped, at.device(), direction);
+        }
+    }
+
+    /// The space has kept the mapping at hand. As long as another buffer is in use on its pages, what the device reaches there lies beside that.
+    fn keep_windows(&mut self, device: usize, domain: DomainId) {
+        let now = self.machine.now;
+        for range in &self.told {
+            if !self.oracle.is_live(device, range) {
+                let pages = PfnRange::covering(range);
+                self.windows.keep(domain, pages, range.bytes(), now);
+            }
         }
     }
 

@@ -1,0 +1,124 @@
+//! Per timer cycle: what a space has kept leaves in batches (Tang et al., section 4.5).
+
+use core::mem::ManuallyDrop;
+
+use ringfence_types::{InvalidationError, Lock};
+
+use super::batch::submit_and_release;
+use super::{Cleared, Flush, Home, Outcome, RangeBatch, Released, Retiring, Strict};
+use crate::space::{Expire, Leaving, Space};
+use crate::{Owed, Platform};
+
+/// Unmap leaves a mapping to the space, which [keeps](Leaving::Kept) it for the next map of the same memory; the buffer is back while the
+/// device may still reach it. When a cycle ends, one invalidation covers all that the space lets go of, and its addresses are free after
+/// that. What the space does not keep is invalidated at its unmap, as under [`Strict`].
+///
+/// How long a mapping is kept is the space's to say; so is the clock.
+#[derive(Debug, Clone, Copy)]
+pub struct PerCycle<L> {
+    lock: fn(RangeBatch) -> L,
+}
+
+impl<L: Lock<RangeBatch>> PerCycle<L> {
+    /// The policy; `lock` puts the embedder's lock around what a failed invalidation leaves of a domain.
+    pub fn new(lock: fn(RangeBatch) -> L) -> Self {
+        Self { lock }
+    }
+
+    /// Ranges of a batch that was not invalidated stay in `left`, unusable, until the next one is.
+    fn expire<S: Space, P: Platform>(
+        left: &L,
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        which: Expire,
+    ) -> Result<(), InvalidationError> {
+        left.with(|left| {
+            // What the table refuses to clear is given up: nobody gets its addresses.
+            let cleared = home.expire(platform, which, |gone| left.push(gone));
+            if !left.is_empty() {
+                let batch = core::mem::replace(left, RangeBatch::with_capacity(0));
+                let request = batch.narrowest(&home);
+                let (batch, result) = submit_and_release(request, batch, &mut home, platform);
+                *left = batch;
+                result?;
+            }
+            cleared.map_err(|_| InvalidationError::Failed)
+        })
+    }
+}
+
+/// How a buffer comes back under [`PerCycle`].
+#[must_use = "the buffer is lost unless it is taken out"]
+#[derive(Debug, PartialEq, Eq)]
+pub enum BackByCycle<B> {
+    /// No device can reach it.
+    Released(B),
+    /// The space has kept its mapping.
+    Kept(B),
+}
+
+impl<B> Outcome<B> for BackByCycle<B> {
+    #[inline]
+    fn is_stale(&self) -> bool {
+        matches!(self, Self::Kept(_))
+    }
+
+    #[inline]
+    fn into_buffer(self) -> Option<B> {
+        let (Self::Released(buffer) | Self::Kept(buffer)) = self;
+        Some(buffer)
+    }
+}
+
+impl<S: Space<Gone = Leaving>, B, L: Lock<RangeBatch>> Flush<S, B> for PerCycle<L> {
+    type PerCpu = ();
+    type PerDomain = L;
+    type Outcome = BackByCycle<B>;
+
+    fn per_domain(&self) -> L {
+        (self.lock)(RangeBatch::with_capacity(0))
+    }
+
+    fn per_cpu(&self, _: &L) {}
+
+    #[inline]
+    fn retire<P: Platform>(
+        &self,
+        _: &L,
+        (): &mut (),
+        mut home: Home<'_, S>,
+        platform: &mut P,
+        item: Retiring<S, B>,
+    ) -> Result<BackByCycle<B>, (InvalidationError, Owed<B>)> {
+        let gone = match item.gone {
+            Leaving::Kept => return Ok(BackByCycle::Kept(ManuallyDrop::into_inner(item.buffer))),
+            Leaving::Gone(gone) => gone,
+        };
+        let cleared = Cleared {
+            gone,
+            direction: item.lane.direction,
+            tenant: item.tenant,
+            buffer: item.buffer,
+        };
+        Strict::purge(&mut home, platform, cleared)
+            .map(|Released(buffer)| BackByCycle::Released(buffer))
+    }
+
+    fn tick<P: Platform>(
+        &self,
+        left: &L,
+        home: Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        Self::expire(left, home, platform, Expire::Due)
+    }
+
+    fn flush<P: Platform>(
+        &self,
+        left: &L,
+        home: Home<'_, S>,
+        platform: &mut P,
+    ) -> Result<(), InvalidationError> {
+        Self::expire(left, home, platform, Expire::All)
+    }
+}

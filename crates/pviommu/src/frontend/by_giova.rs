@@ -1,0 +1,106 @@
+//! Which mapping an address belongs to: what a driver gives back is an address, and the cache wants the key.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use ringfence_types::{Iova, Pfn};
+
+use crate::rtc::Key;
+
+/// Pages of one leaf.
+const LEAF: usize = 512;
+
+/// Pages that leaves are kept for: those of 32-bit addresses, which every allocator gives out first.
+const LOW: u64 = 1 << 20;
+
+/// The keys of mappings, by the first page of their addresses. Leaves stay: 8 bytes for each page below 4 GiB that was ever used, and its
+/// neighbours.
+#[derive(Debug, Default)]
+pub(super) struct ByGiova {
+    /// Words of keys; 0 is none.
+    low: Vec<Option<Box<[u64; LEAF]>>>,
+    high: BTreeMap<u64, u64>,
+}
+
+impl ByGiova {
+    #[inline]
+    fn place(giova: Iova) -> (usize, usize) {
+        let page = Pfn::containing(giova).get();
+        // Below `LOW` both fit.
+        ((page / LEAF as u64) as usize, (page % LEAF as u64) as usize)
+    }
+
+    #[inline]
+    fn is_low(giova: Iova) -> bool {
+        Pfn::containing(giova).get() < LOW
+    }
+
+    /// The key of the mapping that begins in the page of `giova`.
+    #[inline]
+    pub(super) fn get(&self, giova: Iova) -> Option<Key> {
+        let word = if Self::is_low(giova) {
+            let (leaf, slot) = Self::place(giova);
+            *self.low.get(leaf)?.as_ref()?.get(slot)?
+        } else {
+            *self.high.get(&Pfn::containing(giova).get())?
+        };
+        Key::from_word_if_any(word)
+    }
+
+    /// Notes the mapping that begins in the page of `giova`.
+    pub(super) fn put(&mut self, giova: Iova, key: Key) {
+        self.set(giova, key.word());
+    }
+
+    /// Forgets it, and returns its key.
+    pub(super) fn take(&mut self, giova: Iova) -> Option<Key> {
+        let key = self.get(giova)?;
+        if Self::is_low(giova) {
+            self.set(giova, 0);
+        } else {
+            self.high.remove(&Pfn::containing(giova).get());
+        }
+        Some(key)
+    }
+
+    fn set(&mut self, giova: Iova, word: u64) {
+        if !Self::is_low(giova) {
+            self.high.insert(Pfn::containing(giova).get(), word);
+            return;
+        }
+        let (leaf, slot) = Self::place(giova);
+        if self.low.len() <= leaf {
+            self.low.resize_with(leaf.saturating_add(1), || None);
+        }
+        let leaf = self.low.get_mut(leaf);
+        let leaf = leaf.map(|leaf| leaf.get_or_insert_with(|| Box::new([0; LEAF])));
+        if let Some(place) = leaf.and_then(|leaf| leaf.get_mut(slot)) {
+            *place = word;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringfence_types::{Direction, PhysAddr};
+
+    #[test]
+    fn what_is_put_is_found_until_it_is_taken() {
+        let mut keys = ByGiova::default();
+        let key = |page: u64| Key::new(PhysAddr::new(page << 12), 3, Direction::ToDevice).unwrap();
+        let giovas = [0x1000, 0x20_0000, 0xffff_f000, 1 << 32, 1 << 47].map(Iova::new);
+        for (page, giova) in giovas.iter().enumerate() {
+            assert_eq!(keys.get(*giova), None);
+            keys.put(*giova, key(page as u64));
+        }
+        for (page, giova) in giovas.iter().enumerate() {
+            let inside = giova.wrapping_add(0xfff);
+            assert_eq!(keys.get(inside), Some(key(page as u64)), "{giova}");
+            assert_eq!(keys.get(giova.wrapping_add(0x1000)), None);
+            assert_eq!(keys.take(inside), Some(key(page as u64)));
+            assert_eq!(keys.take(inside), None);
+        }
+    }
+}

@@ -1,0 +1,599 @@
+//! The cache in front of the frontend: what the host is asked, what a device reaches, and for how long.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use ringfence_dma::flush::{PerCycle, RangeBatch};
+use ringfence_dma::space::{Paged, Rounding};
+use ringfence_dma::{
+    Attachment, Cpu, Dma, Mapping, Outcome, Platform, Segment, SgLimits, SgMapping, SgRequest,
+    Teardown, UnmapReason,
+};
+use ringfence_iova::{CachedRbTree, CachedTree};
+use ringfence_memory::fake::FaultyFrames;
+use ringfence_memory::{Arena, Frames};
+use ringfence_pviommu::backend::{HardwareTables, OnDemand, RepairedLastTable};
+use ringfence_pviommu::frontend::{
+    Answers, Caching, Channel, ChannelOptions, Link, RemoteTable, Reverse, Strays,
+};
+use ringfence_pviommu::loopback::Loopback;
+use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, LiteralRtc, Residency, Rtc};
+use ringfence_types::{
+    Access, DeviceId, Direction, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+};
+
+use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, Unit, WINDOW, cases};
+
+type Looped = Loopback<
+    OnDemand<Arc<Arena>, Source, RepairedLastTable>,
+    HardwareTables<Arc<Arena>, Source, Unit>,
+>;
+type Line = Rc<Link<Looped, RefCell<Channel<Looped>>>>;
+type Table = RemoteTable<Line, Looped, RefCell<Channel<Looped>>>;
+type Space<C> = Caching<CachedRbTree<RefCell<CachedTree>>, Table, C, RefCell<Reverse<C>>>;
+type Policy = PerCycle<RefCell<RangeBatch>>;
+
+struct Machine {
+    memory: Arc<Arena>,
+    frames: Source,
+    answers: Answers<Line, Looped, RefCell<Channel<Looped>>>,
+    now: Nanos,
+}
+
+impl Platform for Machine {
+    type Memory = Arc<Arena>;
+    type Frames = Source;
+    type Invalidator = Answers<Line, Looped, RefCell<Channel<Looped>>>;
+
+    fn memory(&self) -> &Arc<Arena> {
+        &self.memory
+    }
+
+    fn frames(&self) -> &Source {
+        &self.frames
+    }
+
+    fn invalidator(&mut self) -> &mut Self::Invalidator {
+        &mut self.answers
+    }
+
+    fn now(&self) -> Nanos {
+        self.now
+    }
+}
+
+const ID: DeviceId = DeviceId::new(NIC.get() as u16);
+/// T.
+const CYCLE: u64 = 1000;
+/// Pages of the window that the guest uses.
+const SPACE: u64 = 96;
+/// Mappings that a cache holds at most.
+const LIMIT: usize = 64;
+
+struct Guest<C: Cache> {
+    dma: Dma<Space<C>, Policy, u32>,
+    cpu: Cpu<Space<C>, Policy, u32>,
+    at: Attachment,
+    machine: Machine,
+    link: Line,
+    fails: Rc<Cell<bool>>,
+}
+
+fn c() -> Cycles {
+    Cycles::new(2).unwrap()
+}
+
+fn guest<C: Cache>(cache: C, strays: Strays) -> Guest<C> {
+    let Rig {
+        backend,
+        arena,
+        fails,
+        ..
+    } = Rig::new();
+    let options = ChannelOptions {
+        pages_max: 16,
+        patience: 50,
+    };
+    let channel = Channel::new(Loopback::new(backend, 64), options);
+    let link = Rc::new(Link::new(channel, RefCell::new));
+    // Memory of the guest that no test maps.
+    let region = PhysRange::new(PhysAddr::new(MEMORY + (4 << 20)), 4 << 20).unwrap();
+    let frames = Frames::new(Arc::clone(&arena), region);
+    let machine = Machine {
+        memory: arena,
+        frames: Source(Arc::new(FaultyFrames::new(frames))),
+        answers: Answers::new(Rc::clone(&link)),
+        now: Nanos(0),
+    };
+    let mut dma = Dma::new(PerCycle::new(RefCell::new));
+    let window = PfnRange::new(Pfn::containing(Iova::new(WINDOW)), SPACE).unwrap();
+    let at = dma
+        .attach(ID, Iova::new(u64::from(u32::MAX)), |domain| {
+            let allocator = CachedRbTree::new(CachedTree::new(window), RefCell::new);
+            let table = RemoteTable::new(Rc::clone(&link), NIC, domain);
+            let paged = Paged::new(allocator, table, Rounding::Exact);
+            Ok::<_, ()>(Caching::new(paged, cache, CYCLE, strays, RefCell::new))
+        })
+        .unwrap();
+    Guest {
+        cpu: dma.cpu(),
+        dma,
+        at,
+        machine,
+        link,
+        fails,
+    }
+}
+
+fn tree() -> Guest<Rtc> {
+    guest(Rtc::new(c(), LIMIT), Strays::Refused)
+}
+
+impl<C: Cache> Guest<C> {
+    fn map(&mut self, memory: PhysRange, direction: Direction) -> Mapping<u32> {
+        let (cpu, machine) = (&mut self.cpu, &mut self.machine);
+        let mapped = self
+            .dma
+            .map_single(cpu, machine, &self.at, 7, memory, direction);
+        mapped.unwrap().0
+    }
+
+    fn map_list(&mut self, pieces: &[PhysRange], direction: Direction) -> Option<SgMapping<u32>> {
+        let nothing = Segment {
+            range: IovaRange::new(Iova::ZERO, 1).unwrap(),
+        };
+        let mut out = vec![nothing; pieces.len()];
+        let request = SgRequest {
+            pieces,
+            buffer: 7,
+            direction,
+            limits: SgLimits::default(),
+            out: &mut out,
+        };
+        let (cpu, machine) = (&mut self.cpu, &mut self.machine);
+        let mapped = self.dma.map_sg(cpu, machine, &self.at, request);
+        mapped.ok().map(|(mapping, _)| mapping)
+    }
+
+    /// Whether the buffer came back while the device may reach it.
+    fn unmap(&mut self, mapping: Mapping<u32>) -> bool {
+        let (cpu, machine) = (&mut self.cpu, &mut self.machine);
+        let outcome = self.dma.unmap_single(cpu, machine, &self.at, mapping);
+        let outcome = outcome.unwrap();
+        let stale = outcome.is_stale();
+        assert_eq!(outcome.into_buffer(), Some(7));
+        stale
+    }
+
+    fn unmap_list(&mut self, mapping: SgMapping<u32>) -> bool {
+        let (cpu, machine) = (&mut self.cpu, &mut self.machine);
+        let outcome = self.dma.unmap_sg(cpu, machine, &self.at, mapping).unwrap();
+        outcome.is_stale()
+    }
+
+    fn wait(&mut self, ns: u64) {
+        self.machine.now = Nanos(self.machine.now.0 + ns);
+        let _ = self.dma.tick(&mut self.cpu, &mut self.machine);
+    }
+
+    fn flush(&mut self) {
+        let (cpu, machine) = (&mut self.cpu, &mut self.machine);
+        self.dma.flush(cpu, machine, &self.at).unwrap();
+    }
+
+    fn reach(&self, iova: Iova, access: Access) -> Option<PhysAddr> {
+        let memory = Arc::clone(&self.machine.memory);
+        self.link.with(|channel| {
+            let unit = &mut channel.queue().backend().tables().invalidator().hardware;
+            let reached = unit.translate(&memory, ID, iova, 1, access).ok()?;
+            Some(reached.first().start())
+        })
+    }
+
+    fn frame(&self, at: PhysAddr) -> PhysAddr {
+        let page = ringfence_pviommu::wire::Gpa::new(at.get() & !(PAGE - 1));
+        let resolve = |channel: &mut Channel<Looped>| {
+            channel.queue().backend().backing().resolve(page).unwrap()
+        };
+        self.link.with(resolve).wrapping_add(at.get() % PAGE)
+    }
+
+    /// Pages that the host has mapped.
+    fn live(&self) -> u64 {
+        self.link
+            .with(|channel| channel.queue().backend().mapped_pages(NIC))
+    }
+
+    /// Requests and kicks so far.
+    fn asked(&self) -> (u64, u64) {
+        self.link.with(|channel| {
+            let stats = channel.stats();
+            (stats.requests, stats.kicks)
+        })
+    }
+}
+
+fn buffer(page: u64, offset: u64, bytes: u64) -> PhysRange {
+    PhysRange::new(PhysAddr::new(MEMORY + page * PAGE + offset), bytes).unwrap()
+}
+
+const TO: Direction = Direction::ToDevice;
+const FROM: Direction = Direction::FromDevice;
+
+#[test]
+fn what_is_mapped_again_is_not_asked_for() {
+    let mut guest = tree();
+    let mapping = guest.map(buffer(3, 100, 2 * PAGE), TO);
+    assert_eq!(guest.asked(), (1, 1));
+    let first = mapping.iova();
+    assert!(guest.unmap(mapping));
+    // Another buffer in the same pages.
+    for offset in [0, 7, 100] {
+        let mapping = guest.map(buffer(3, offset, 2 * PAGE + 1), TO);
+        let page = |iova: Iova| iova.align_down(PAGE);
+        assert_eq!(page(mapping.iova()), page(first));
+        assert_eq!(mapping.iova().offset_in(PAGE), offset);
+        assert!(guest.unmap(mapping));
+    }
+    assert_eq!((guest.asked(), guest.live()), ((1, 1), 3));
+}
+
+/// A28, at the frontend.
+#[test]
+fn direction_and_length_make_another_mapping() {
+    let mut guest = tree();
+    let written = guest.map(buffer(3, 0, PAGE), FROM);
+    let old = written.iova();
+    guest.unmap(written);
+    let read = guest.map(buffer(3, 0, PAGE), TO);
+    assert_ne!(read.iova(), old);
+    assert!(guest.reach(read.iova(), Access::Write).is_none());
+    let long = guest.map(buffer(3, 0, 4 * PAGE), TO);
+    for page in 0..4 {
+        let at = PhysAddr::new(MEMORY + (3 + page) * PAGE);
+        let reached = guest.reach(long.iova().wrapping_add(page * PAGE), Access::Read);
+        assert_eq!(reached, Some(guest.frame(at)));
+    }
+    guest.unmap(read);
+    guest.unmap(long);
+}
+
+/// A29, at the frontend, beside the literal cache.
+#[test]
+fn a_mapping_stays_as_long_as_it_has_a_user() {
+    fn reached<C: Cache>(mut guest: Guest<C>) -> bool {
+        let first = guest.map(buffer(3, 0, 64), FROM);
+        let second = guest.map(buffer(3, 1024, 64), FROM);
+        assert_eq!(guest.asked().0, 1);
+        guest.unmap(first);
+        for _ in 0..4 {
+            guest.wait(CYCLE);
+        }
+        let reached = guest.reach(second.iova(), Access::Write).is_some();
+        guest.unmap(second);
+        reached
+    }
+    assert!(reached(tree()));
+    assert!(!reached(guest(
+        LiteralRtc::new(c(), LIMIT),
+        Strays::Ignored
+    )));
+}
+
+/// One request and one kick for all that expire at once; their addresses are free afterwards.
+#[test]
+fn a_cycle_ends_with_one_request() {
+    let mut guest = tree();
+    let mappings: Vec<_> = (0..12)
+        .map(|page| guest.map(buffer(2 * page, 0, 64), TO))
+        .collect();
+    let iovas: Vec<Iova> = mappings.iter().map(Mapping::iova).collect();
+    let held = guest.map(buffer(40, 0, 64), TO);
+    mappings.into_iter().for_each(|mapping| {
+        guest.unmap(mapping);
+    });
+    let before = guest.asked();
+    // Released in the first cycle: kept for two whole ones.
+    for _ in 0..2 {
+        guest.wait(CYCLE);
+        assert_eq!(guest.live(), 13);
+    }
+    assert!(
+        iovas
+            .iter()
+            .all(|iova| guest.reach(*iova, Access::Read).is_some())
+    );
+    guest.wait(CYCLE - 1);
+    assert_eq!(guest.asked(), before);
+    guest.wait(1);
+    let after = guest.asked();
+    assert_eq!((after.0 - before.0, after.1 - before.1), (1, 1));
+    assert_eq!(guest.live(), 1);
+    assert!(
+        iovas
+            .iter()
+            .all(|iova| guest.reach(*iova, Access::Read).is_none())
+    );
+    guest.unmap(held);
+    guest.flush();
+    assert_eq!(guest.live(), 0);
+    // All of the window can be had again.
+    let all: Vec<_> = (0..SPACE)
+        .map(|page| guest.map(buffer(page, 0, 64), TO))
+        .collect();
+    all.into_iter().for_each(|mapping| {
+        guest.unmap(mapping);
+    });
+}
+
+/// Pieces are found again in other lists, and what is not is asked for with one kick.
+#[test]
+fn the_pieces_of_a_list_are_cached_one_by_one() {
+    let mut guest = tree();
+    let pieces = |pages: &[u64]| -> Vec<PhysRange> {
+        pages.iter().map(|page| buffer(2 * page, 0, 512)).collect()
+    };
+    let first = guest.map_list(&pieces(&[1, 2, 3]), FROM).unwrap();
+    assert_eq!(guest.asked(), (3, 1));
+    let second = guest.map_list(&pieces(&[1, 4, 3, 5]), FROM).unwrap();
+    assert_eq!(guest.asked(), (5, 2));
+    assert_eq!(first.apart()[0], second.apart()[0]);
+    assert!(guest.unmap_list(first));
+    for (range, page) in second.apart().iter().zip([1, 4, 3, 5]) {
+        let frame = guest.frame(PhysAddr::new(MEMORY + 2 * page * PAGE));
+        assert_eq!(guest.reach(range.start(), Access::Write), Some(frame));
+    }
+    for _ in 0..4 {
+        guest.wait(CYCLE);
+    }
+    // The piece that only the first list had is gone.
+    assert_eq!(guest.live(), 4);
+    assert!(guest.unmap_list(second));
+    // A piece that is no memory: the list is refused, and what was found for it is given back.
+    let mut bad = pieces(&[1, 2]);
+    bad.push(PhysRange::new(PhysAddr::new(512 << 20), PAGE).unwrap());
+    assert!(guest.map_list(&bad, FROM).is_none());
+    guest.flush();
+    assert_eq!(guest.live(), 0);
+}
+
+/// What finds no place in the cache is unmapped at once, and a full cache makes room at the next look at the clock.
+#[test]
+fn a_full_cache_sheds() {
+    let mut guest = guest(Rtc::new(c(), 8), Strays::Refused);
+    let kept: Vec<_> = (0..8)
+        .map(|page| guest.map(buffer(page, 0, 64), TO))
+        .collect();
+    let beside = guest.map(buffer(20, 0, 64), TO);
+    let iova = beside.iova();
+    assert!(!guest.unmap(beside), "not stale");
+    assert!(guest.reach(iova, Access::Read).is_none());
+    kept.into_iter()
+        .for_each(|mapping| assert!(guest.unmap(mapping)));
+    guest.wait(1);
+    assert_eq!(guest.live(), 7, "one in sixteen, and one at least");
+    let beside = guest.map(buffer(20, 0, 64), TO);
+    assert!(guest.unmap(beside));
+}
+
+/// An address that is not mapped, or a part of what is.
+#[test]
+fn strays_are_refused() {
+    let mut guest = tree();
+    let mapping = guest.map(buffer(3, 0, 2 * PAGE), TO);
+    let part = IovaRange::new(mapping.iova(), 64).unwrap();
+    let claimed = Mapping::claim(&guest.at, part, TO, 7);
+    let (cpu, machine) = (&mut guest.cpu, &mut guest.machine);
+    let refused = guest.dma.unmap_single(cpu, machine, &guest.at, claimed);
+    assert!(matches!(
+        refused.map(|_| ()).unwrap_err().reason,
+        UnmapReason::NotAllocated(_)
+    ));
+    assert!(guest.unmap(mapping));
+}
+
+/// Memory that is shared for long is not kept: its frames are free when it is freed.
+#[test]
+fn coherent_memory_is_not_kept() {
+    let mut guest = tree();
+    let (cpu, machine) = (&mut guest.cpu, &mut guest.machine);
+    let memory = guest
+        .dma
+        .alloc_coherent(cpu, machine, &guest.at, 3)
+        .unwrap();
+    let iova = memory.range().start();
+    guest
+        .dma
+        .free_coherent(cpu, machine, &guest.at, memory)
+        .unwrap();
+    assert!(guest.reach(iova, Access::Read).is_none());
+    assert_eq!(guest.live(), 0);
+}
+
+/// A device goes although mappings of it are kept, and takes them along; not while one is in use.
+#[test]
+fn a_device_goes_with_what_is_kept() {
+    let mut guest = tree();
+    let mapping = guest.map(buffer(3, 0, 64), TO);
+    let detach = |guest: &mut Guest<Rtc>| {
+        let (cpu, machine, at) = (&mut guest.cpu, &mut guest.machine, guest.at);
+        let gone = guest
+            .dma
+            .detach(cpu, machine, &at, Teardown::IfUnused, |_| {}, |_| {});
+        gone.is_ok()
+    };
+    assert!(!detach(&mut guest));
+    assert!(guest.unmap(mapping));
+    let _ = detach(&mut guest);
+    assert_eq!(guest.live(), 0);
+}
+
+/// A host that cannot invalidate: nothing of the batch is given out again.
+#[test]
+fn a_batch_that_fails_is_given_up() {
+    let mut guest = tree();
+    let mapping = guest.map(buffer(3, 0, 64), TO);
+    let iova = mapping.iova();
+    guest.unmap(mapping);
+    guest.fails.set(true);
+    guest.wait(4 * CYCLE);
+    guest.fails.set(false);
+    let (cpu, machine) = (&mut guest.cpu, &mut guest.machine);
+    let mapped = guest
+        .dma
+        .map_single(cpu, machine, &guest.at, 7, buffer(5, 0, 64), TO);
+    // The channel is broken; if it were not, the address would be another.
+    assert!(mapped.map_or(true, |(mapping, _)| mapping.iova() != iova));
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Map {
+        page: u64,
+        offset: u64,
+        pages: u64,
+        direction: usize,
+    },
+    List {
+        pages: Vec<u64>,
+        direction: usize,
+    },
+    Unmap(usize),
+    Wait(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (0..12_u64, 0..PAGE, 1..4_u64, 0..3_usize).prop_map(|(page, offset, pages, direction)| {
+            Step::Map { page, offset, pages, direction }
+        }),
+        1 => (prop::collection::vec(0..12_u64, 1..4), 0..3_usize)
+            .prop_map(|(pages, direction)| Step::List { pages, direction }),
+        4 => any::<usize>().prop_map(Step::Unmap),
+        1 => (0..2 * CYCLE).prop_map(Step::Wait),
+    ];
+    prop::collection::vec(step, 1..120)
+}
+
+enum Held {
+    Single(Mapping<u32>),
+    List(SgMapping<u32>),
+}
+
+struct Live {
+    held: Held,
+    pieces: Vec<(IovaRange, PhysRange)>,
+    direction: Direction,
+}
+
+/// Buffers lead where they should, in their directions alone; and what was released is out of reach after T x (C + 1), unless it is in use again.
+fn holds<C: Cache>(mut guest: Guest<C>, steps: Vec<Step>) {
+    let mut live: Vec<Live> = Vec::new();
+    // By page of the device's address: when the last buffer there was released.
+    let mut released: HashMap<u64, u64> = HashMap::new();
+    let pages = |range: &IovaRange| {
+        let pages = PfnRange::covering(range);
+        pages.lo().get()..=pages.hi().get()
+    };
+    for step in steps {
+        let made = match step {
+            Step::Map {
+                page,
+                offset,
+                pages,
+                direction,
+            } => {
+                let memory = buffer(page, offset, (pages - 1) * PAGE + 1);
+                let direction = Direction::ALL[direction];
+                let mapping = guest.map(memory, direction);
+                let pieces = vec![(mapping.range(), memory)];
+                Some(Live {
+                    held: Held::Single(mapping),
+                    pieces,
+                    direction,
+                })
+            }
+            Step::List { pages, direction } => {
+                let memory: Vec<_> = pages.iter().map(|page| buffer(*page, 8, 64)).collect();
+                let direction = Direction::ALL[direction];
+                let list = guest.map_list(&memory, direction).unwrap();
+                let pieces = list.apart().iter().copied().zip(memory).collect();
+                Some(Live {
+                    held: Held::List(list),
+                    pieces,
+                    direction,
+                })
+            }
+            Step::Unmap(_) if live.is_empty() => None,
+            Step::Unmap(nth) => {
+                let gone = live.swap_remove(nth % live.len());
+                for (range, _) in &gone.pieces {
+                    released.extend(pages(range).map(|page| (page, guest.machine.now.0)));
+                }
+                match gone.held {
+                    Held::Single(mapping) => guest.unmap(mapping),
+                    Held::List(list) => guest.unmap_list(list),
+                };
+                None
+            }
+            Step::Wait(ns) => {
+                guest.wait(ns);
+                None
+            }
+        };
+        live.extend(made);
+        if live.len() > 12 {
+            continue;
+        }
+        let mut in_use = Vec::new();
+        for Live {
+            pieces, direction, ..
+        } in &live
+        {
+            for (range, memory) in pieces {
+                in_use.extend(pages(range));
+                for (iova, at) in [
+                    (range.start(), memory.start()),
+                    (range.last(), memory.last()),
+                ] {
+                    for access in [Access::Read, Access::Write] {
+                        let may = direction.permissions().allows(access);
+                        let expected = may.then(|| guest.frame(at));
+                        assert_eq!(guest.reach(iova, access), expected, "{range} {direction}");
+                    }
+                }
+            }
+        }
+        // The clock was looked at when it was set: cycles that had ended by then have.
+        let bound = CYCLE * (u64::from(c().get()) + 1);
+        for (page, since) in &released {
+            if guest.machine.now.0 >= since + bound && !in_use.contains(page) {
+                let iova = Pfn::new(*page).iova();
+                assert!(guest.reach(iova, Access::Read).is_none(), "{iova}");
+                assert!(guest.reach(iova, Access::Write).is_none(), "{iova}");
+            }
+        }
+    }
+    for gone in live {
+        match gone.held {
+            Held::Single(mapping) => guest.unmap(mapping),
+            Held::List(list) => guest.unmap_list(list),
+        };
+    }
+    guest.flush();
+    assert_eq!(guest.live(), 0);
+}
+
+proptest! {
+    #![proptest_config(cases(64, 20_261_122))]
+
+    #[test]
+    fn buffers_are_reached_while_they_are_mapped_and_no_longer_than_the_bound(steps in steps()) {
+        holds(tree(), steps.clone());
+        let adaptive = Residency::Adaptive { late: 10 };
+        holds(guest(FlatRtc::new(c(), LIMIT, adaptive), Strays::Refused), steps);
+    }
+}

@@ -57,6 +57,9 @@ pub(crate) enum Failure {
     /// A guest.
     #[cfg(feature = "live")]
     Guest(GuestError),
+    /// Devices that do not go together, and why.
+    #[cfg(feature = "live")]
+    Devices(&'static str),
     /// `serve` and `guest` are not in this build.
     #[cfg(not(feature = "live"))]
     NotBuilt,
@@ -82,6 +85,8 @@ impl Failure {
         ExitCode::from(match self {
             Self::Held(_) | Self::Worse(_) => CONDITION,
             Self::Condition(_) | Self::Platform(_) | Self::StdinTwice | Self::TraceUnread => USAGE,
+            #[cfg(feature = "live")]
+            Self::Devices(_) => USAGE,
             Self::Closed => 0,
             _ => ERROR,
         })
@@ -138,6 +143,8 @@ impl fmt::Display for Failure {
             }
             #[cfg(feature = "live")]
             Self::Guest(e) => e.fmt(f),
+            #[cfg(feature = "live")]
+            Self::Devices(why) => f.write_str(why),
             #[cfg(not(feature = "live"))]
             Self::NotBuilt => f.write_str(
                 "this build serves no guests; build with `--features live`, or install with `--all-features`",

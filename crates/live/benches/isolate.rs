@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use guest::*;
 use rig::*;
+use ringfence_live::caps::Caps;
 use ringfence_live::iommu::Behind;
 use ringfence_live::isolate::{Front, Image, Program, start};
 use ringfence_live::virtio::Device;
@@ -39,6 +40,7 @@ fn process() -> Guest<Front> {
         let image = Image {
             file: file.as_fd(),
             read_only: false,
+            caps: Caps::default(),
             errant: &[],
         };
         let (grants, link) = start(&program, &image, &counters).unwrap();

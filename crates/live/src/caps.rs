@@ -27,6 +27,9 @@ pub struct Caps {
     pub iotlb_misses: usize,
 }
 
+/// The fewest pages that [`Caps::iotlb_pages`] can be: with fewer, an access to as many pages as one can have would never find all of them there.
+pub const LEAST_IOTLB_PAGES: usize = 1024;
+
 impl Default for Caps {
     /// 65536 mappings in 64 domains, each of 16 MiB of tables; queues of 256; requests of 16 MiB; 8192 pages of an IOTLB, 64 misses.
     fn default() -> Self {

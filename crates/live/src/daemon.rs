@@ -1,5 +1,6 @@
 //! The devices of one guest, each on a socket and a thread of its own, and their counters on one more.
 
+mod options;
 mod ready;
 mod rebuild;
 
@@ -7,7 +8,6 @@ pub use rebuild::{Here, Rebuilt};
 
 use std::fs::{self, File};
 use std::io;
-use std::num::NonZeroU16;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use ringfence_types::DeviceId;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use self::ready::Ready;
@@ -30,7 +30,7 @@ use crate::handover::{Attention, CONTROL, Limits, Offer, Offered, StateError, of
 use crate::iommu::{Behind, Iommu, Recorder};
 use crate::isolate::{self, Front, Grants, Image, Program, Said};
 use crate::left_behind;
-use crate::link::{self, Address};
+use crate::link;
 use crate::pviommu::PvIommu;
 use crate::server::{Event, Post, Report, Served, Stop, serve_text};
 use crate::vhost_user::{self, Settings};
@@ -38,76 +38,26 @@ use crate::virtio::blk::Blk;
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::late::Late;
 use crate::virtio::net::Net;
-use crate::virtio::pviommu::{Misanswer, PvIommuDevice};
+use crate::virtio::pviommu::PvIommuDevice;
 use crate::virtio::rng::Rng;
 use crate::virtio::{Device, VirtioPci};
 
-/// Which devices a guest gets.
-#[derive(Clone, Debug, Default)]
-pub struct Devices {
-    /// A disk over this file.
-    pub disk: Option<PathBuf>,
-    /// The disk cannot be written.
-    pub read_only: bool,
-    /// The disk is a process of its own, which runs this.
-    pub isolate: Option<Program>,
-    /// The disk begins to work so long after the driver has rung.
-    pub late: Option<Duration>,
-    /// For tests: how the disk misbehaves.
-    pub errant: Vec<Errant>,
-    /// Where to write down what the guest's IOMMU driver asks for.
-    pub requests: Option<PathBuf>,
-    /// There is no IOMMU: devices see all of the guest's memory.
-    pub untranslated: bool,
-    /// The disk is a vhost-user back-end behind this IOMMU of QEMU's, and there is nothing else.
-    pub back_end: Option<ForeignIommu>,
-    /// The IOMMU is the para-virtual one, whose driver is a module of ours.
-    pub paravirtual: bool,
-    /// For tests: how the para-virtual IOMMU answers wrongly.
-    pub misanswer: Option<Misanswer>,
-    /// What the guest can make this process keep.
-    pub caps: Caps,
-    /// Whether there is an entropy device.
-    pub entropy: bool,
-    /// A network device.
-    pub net: Option<NetOptions>,
-}
-
-impl Devices {
-    /// Refuses what would not do what it says.
-    fn check(&self) -> io::Result<()> {
-        let apart = self.isolate.is_some();
-        let why = if apart && (self.untranslated || self.back_end.is_some()) {
-            "a process of its own is granted what an IOMMU of ours maps, and there is none"
-        } else if apart && self.errant.contains(&Errant::Foreign) {
-            "a disk in a process of its own has no other device to misbehave for it"
-        } else if !apart && self.errant.contains(&Errant::AfterRevoke) {
-            "only a disk in a process of its own can use what was revoked"
-        } else if self.late.is_some() && (apart || self.back_end.is_some()) {
-            "only a disk that is served here, and by its registers, can be late"
-        } else {
-            return Ok(());
-        };
-        Err(io::Error::new(io::ErrorKind::InvalidInput, why))
-    }
-}
-
-/// A network device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NetOptions {
-    /// Its far side.
-    pub link: Address,
-    /// Pairs of queues, at most [`MAX_PAIRS`](crate::virtio::net::MAX_PAIRS).
-    pub pairs: NonZeroU16,
-    /// Its hardware address; without one it is a random one for local use.
-    pub mac: Option<[u8; 6]>,
-}
+pub use options::{Devices, NetOptions};
 
 /// Takes what is worth a line in a log: the device and what happened.
 pub type Log = Arc<dyn Fn(&str, &Event<'_>) + Send + Sync>;
 
 /// A device's name and its counters.
 type Counted = (&'static str, Arc<DeviceCounters>);
+
+/// Lets this process have as many descriptors as it may. A client keeps one for each range of memory that it shares, up to
+/// [`MAX_RANGES`](crate::MAX_RANGES), and must not take them from other devices' clients: the usual limit is about as many.
+pub fn use_all_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Without, clients wait for each other.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
 
 /// Devices that are being served.
 #[derive(Debug)]
@@ -154,7 +104,8 @@ impl Daemon {
             let path = path.to_owned();
             move |error| (path, error)
         };
-        devices.check().map_err(at(dir))?;
+        let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
+        devices.check().map_err(invalid).map_err(at(dir))?;
         let mut daemon = Self::empty(dir, devices.back_end).map_err(at(dir))?;
         let iommu = if devices.untranslated || devices.back_end.is_some() {
             None
@@ -491,6 +442,7 @@ fn front(
     let image = Image {
         file: disk.file().as_fd(),
         read_only: devices.read_only,
+        caps: devices.caps,
         errant: &devices.errant,
     };
     let (grants, link) = isolate::start(program, &image, counters).map_err(io::Error::other)?;

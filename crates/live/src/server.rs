@@ -20,6 +20,50 @@ use crate::session::{Function, Session};
 use crate::virtio::{Awaited, QueueBroken};
 use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
 
+/// How long a client waits that the host has no room for.
+const NO_ROOM: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
+
+/// What one client can put into the log: so many refusals. All are counted.
+#[derive(Debug)]
+pub(crate) struct Words(u32);
+
+impl Default for Words {
+    fn default() -> Self {
+        Self(64)
+    }
+}
+
+/// More was refused than is said.
+#[derive(Debug)]
+struct Unsaid;
+
+impl std::fmt::Display for Unsaid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("as much as was said of this client; more is only counted")
+    }
+}
+
+impl Error for Unsaid {}
+
+impl Words {
+    /// Says it, or that it is the last that is said.
+    pub(crate) fn refused(
+        &mut self,
+        refusal: &(dyn Error + '_),
+        mut report: impl FnMut(Event<'_>),
+    ) {
+        match self.0 {
+            0 => return,
+            1 => report(Event::Refused(&Unsaid)),
+            _ => report(Event::Refused(refusal)),
+        }
+        self.0 -= 1;
+    }
+}
+
 /// Tells threads to end. Clones tell the same.
 #[derive(Clone, Debug)]
 pub struct Stop(Arc<OwnedFd>);
@@ -42,11 +86,41 @@ impl Stop {
     }
 
     /// The next client, if one comes before the stop.
-    pub(crate) fn accept(&self, listener: &UnixListener) -> io::Result<Option<UnixStream>> {
-        if wait(Some(listener.as_fd()), None, self, false)?.stop {
-            return Ok(None);
+    pub(crate) fn accept(
+        &self,
+        listener: &UnixListener,
+        mut report: impl FnMut(Event<'_>),
+    ) -> io::Result<Option<UnixStream>> {
+        loop {
+            if wait(Some(listener.as_fd()), None, self, false)?.stop {
+                return Ok(None);
+            }
+            if let Some(stream) = self.take(listener, &mut report)? {
+                return Ok(Some(stream));
+            }
         }
-        Ok(Some(listener.accept()?.0))
+    }
+
+    /// The client that has come. None if it has gone again, or if the host has no room for it: that is another one's doing, and passes.
+    fn take(
+        &self,
+        listener: &UnixListener,
+        report: &mut impl FnMut(Event<'_>),
+    ) -> io::Result<Option<UnixStream>> {
+        use rustix::io::Errno;
+        let error = match listener.accept() {
+            Ok((stream, _)) => return Ok(Some(stream)),
+            Err(error) => error,
+        };
+        match Errno::from_io_error(&error) {
+            Some(Errno::CONNABORTED | Errno::INTR | Errno::AGAIN) => {}
+            Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                report(Event::Closed(&error));
+                let _ = poll(&mut [PollFd::new(&*self.0, PollFlags::IN)], Some(&NO_ROOM));
+            }
+            _ => return Err(error),
+        }
+        Ok(None)
     }
 
     /// Tells them.
@@ -147,6 +221,7 @@ pub(crate) struct Conversation<F> {
     pub(crate) stream: UnixStream,
     pub(crate) session: Session<F>,
     pub(crate) inbox: Inbox,
+    pub(crate) words: Words,
 }
 
 /// Why serving ended.
@@ -210,13 +285,16 @@ impl<F: Served> Post<F> {
                     if let Some(pause) = woken.pause() {
                         return Ok(pause);
                     }
-                    let (stream, _) = self.listener.accept()?;
+                    let Some(stream) = stop.take(&self.listener, &mut report)? else {
+                        continue;
+                    };
                     report(Event::Connected);
                     if let Talk::Alone(function) = std::mem::replace(&mut self.talk, Talk::Ended) {
                         self.talk = Talk::With(Box::new(Conversation {
                             stream,
                             session: Session::new(function),
                             inbox: Inbox::default(),
+                            words: Words::default(),
                         }));
                     }
                 }
@@ -228,6 +306,9 @@ impl<F: Served> Post<F> {
                     if let Talk::With(conversation) = std::mem::replace(&mut self.talk, Talk::Ended)
                     {
                         self.talk = Talk::Alone(conversation.session.end());
+                    }
+                    if let Err(error) = &end {
+                        report(Event::Closed(error));
                     }
                     report(Event::Disconnected);
                     if let Ok(Some(pause)) = end {
@@ -248,8 +329,7 @@ pub fn serve_text(
     stop: &Stop,
     text: impl Fn() -> String,
 ) -> io::Result<()> {
-    while !wait(Some(listener.as_fd()), None, stop, false)?.stop {
-        let (mut stream, _) = listener.accept()?;
+    while let Some(mut stream) = stop.accept(listener, |_| ())? {
         // A reader who does not read is not waited for: the text fits into a socket's buffer.
         stream.set_nonblocking(true)?;
         let _ = io::Write::write_all(&mut stream, text().as_bytes());
@@ -270,6 +350,7 @@ impl<F: Served> Conversation<F> {
             stream,
             session,
             inbox,
+            words,
         } = self;
         loop {
             let function = session.function();
@@ -302,7 +383,7 @@ impl<F: Served> Conversation<F> {
             let outcome = session.handle(message);
             if let Some(refusal) = &outcome.refusal {
                 counters.refused.add(1);
-                report(Event::Refused(refusal));
+                words.refused(refusal, &mut *report);
             }
             if let Some(reply) = outcome.reply
                 && !answer(stream, &reply, stop)?

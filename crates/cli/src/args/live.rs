@@ -156,7 +156,7 @@ pub(crate) struct CapArgs {
     #[arg(long, value_name = "KIB", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(4..=1 << 22))]
     pub max_request: u64,
     /// Pages of 4 KiB that a vhost-user back-end keeps translations of
-    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = positive)]
+    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = iotlb)]
     pub max_iotlb: usize,
     /// Translations that it asks for at a time
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
@@ -165,6 +165,11 @@ pub(crate) struct CapArgs {
 
 fn positive(text: &str) -> Result<usize, String> {
     at_least(1, text)
+}
+
+/// With fewer, an access to as many pages as one can have would never find all of them there.
+fn iotlb(text: &str) -> Result<usize, String> {
+    at_least(1024, text)
 }
 
 /// One page takes a table of each level.

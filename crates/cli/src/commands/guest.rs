@@ -11,7 +11,7 @@ use ringfence_live::guest::{
 };
 use ringfence_live::judge::{Judge, Report, Settings};
 
-use super::serve::{devices, quote, start};
+use super::serve::{check, devices, quote, start};
 use crate::args::{
     GuestArgs, GuestCommand, GuestJudgeArgs, GuestPrepareArgs, GuestReadsArgs, GuestRunArgs,
     ModuleArgs,
@@ -129,6 +129,11 @@ fn kernel_line(args: &GuestArgs) -> String {
 }
 
 fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
+    // Before anything is fetched. The disk is there in any case.
+    let disk = args.devices.blk.clone().unwrap_or_default();
+    let mut devices = devices(&args.devices, Some(&disk))?;
+    devices.paravirtual = args.module.module.is_some();
+    check(&devices)?;
     let files = if args.with_ringfence {
         itself()?
     } else {
@@ -136,12 +141,9 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     };
     let prepared = Prepared::new(&args.guest, Some(&args.module), &args.guest.command, &files)?;
     let dir = Directory::new(args.dir.as_deref())?;
-    let disk = match &args.devices.blk {
-        Some(path) => path.clone(),
-        None => scratch(&dir.path)?,
-    };
-    let mut devices = devices(&args.devices, Some(&disk))?;
-    devices.paravirtual = args.module.module.is_some();
+    if args.devices.blk.is_none() {
+        devices.disk = Some(scratch(&dir.path)?);
+    }
     let mut line = kernel_line(&args.guest);
     if let Some(iommu) = args.devices.vhost_user {
         line = format!("{line} {}", iommu.kernel_words());

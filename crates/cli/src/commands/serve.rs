@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use ringfence_live::caps::Caps;
-use ringfence_live::daemon::{Daemon, Devices, Ended, Here, Log};
+use ringfence_live::daemon::{Daemon, Devices, Ended, Here, Log, use_all_descriptors};
 use ringfence_live::handover::Limits;
 use ringfence_live::isolate::{Program, simulate};
 use ringfence_live::server::Event;
@@ -36,9 +36,10 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
 }
 
 fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
-    fs::create_dir_all(&args.dir).map_err(Failure::io(&args.dir))?;
     let mut devices = devices(&args.devices, args.devices.blk.as_deref())?;
     devices.paravirtual = args.pviommu;
+    check(&devices)?;
+    fs::create_dir_all(&args.dir).map_err(Failure::io(&args.dir))?;
     let mut daemon = start(&args.dir, &devices, &args.devices)?;
     let offered = daemon.offer_hand_over(Limits::default(), &log());
     offered.map_err(Failure::io(&args.dir))?;
@@ -52,6 +53,7 @@ fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
 }
 
 fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
+    use_all_descriptors();
     let here = Here {
         dir: &args.dir,
         caps: &caps(&args.devices.caps),
@@ -125,8 +127,14 @@ fn caps(args: &CapArgs) -> Caps {
     }
 }
 
+/// Refuses what does not go together.
+pub(super) fn check(devices: &Devices) -> Result<(), Failure> {
+    devices.check().map_err(Failure::Devices)
+}
+
 /// Starts them; what they refuse goes to standard error.
 pub(super) fn start(dir: &Path, devices: &Devices, args: &DeviceArgs) -> Result<Daemon, Failure> {
+    use_all_descriptors();
     let started = Daemon::start(dir, devices, &log());
     let mut daemon = started.map_err(|(path, source)| Failure::Io { path, source })?;
     daemon.machine().memory = args.memory;

@@ -25,7 +25,7 @@ use crate::handover::{
 use crate::iommu::{Behind, Iommu};
 use crate::memory::GuestRam;
 use crate::pviommu::PvIommu;
-use crate::server::{Conversation, Event, Post};
+use crate::server::{Conversation, Event, Post, Words};
 use crate::session::Session;
 use crate::virtio::blk::Blk;
 use crate::virtio::iommu::IommuDevice;
@@ -357,6 +357,7 @@ fn rebuild_post<D: Device, A: Dma>(
         stream: UnixStream::from(stream),
         session: Session::resume(function, ram, session.agreed),
         inbox,
+        words: Words::default(),
     };
     Ok(Post::with(socket, conversation))
 }

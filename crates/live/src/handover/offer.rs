@@ -58,7 +58,7 @@ type Reason = String;
 /// # Errors
 /// What listening meets.
 pub(crate) fn offer(offer: Offer, stop: &Stop, log: impl Fn(&str)) -> io::Result<Offered> {
-    while let Some(stream) = stop.accept(&offer.control)? {
+    while let Some(stream) = stop.accept(&offer.control, |_| ())? {
         if !is_own(&stream) {
             log("another user asked for the devices");
             continue;

@@ -21,7 +21,7 @@ use crate::dma::Dma;
 use crate::errant::Tried;
 use crate::handover::{Own, Unmovable};
 use crate::iommu::Behind;
-use crate::virtio::blk::Blk;
+use crate::virtio::blk::{Blk, TooLong};
 use crate::virtio::{Awaited, Device, QueueBroken, Turn};
 
 /// A process that has not forgotten its rings by then is ended.
@@ -193,6 +193,8 @@ impl Front {
                     stopped,
                 }));
             }
+            // It is said as often as the log bears it.
+            Report::TooLong { bytes, most } => self.disk.complain(TooLong { bytes, most }),
             Report::Ready | Report::Confined | Report::WasReset => return None,
         }
         Some(())

@@ -21,6 +21,7 @@ use super::grants::Grants;
 use super::life::Life;
 use super::supervisor::{Breach, Supervisor};
 use super::wire::{MAX_BYTES, Order, Report};
+use crate::caps::Caps;
 use crate::counters::DeviceCounters;
 use crate::errant::Errant;
 
@@ -43,6 +44,8 @@ pub struct Image<'a> {
     pub file: BorrowedFd<'a>,
     /// Nothing is written to it.
     pub read_only: bool,
+    /// Of these, what the disk keeps within itself: the sizes of its queue and of a request.
+    pub caps: Caps,
     /// For tests: how it misbehaves.
     pub errant: &'a [Errant],
 }
@@ -84,6 +87,8 @@ pub fn start(
     let life = Arc::new(Life::new(child)?);
     let setup = Order::Setup {
         read_only: image.read_only,
+        queue_size: image.caps.queue_size,
+        request_bytes: image.caps.request_bytes,
         errant: image.errant.to_vec(),
     };
     let file = board.file().ok_or(Breach::Gone)?;

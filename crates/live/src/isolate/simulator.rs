@@ -13,10 +13,11 @@ use super::process::{receive_with, send_with};
 use super::reach::Reach;
 use super::wire::{MAX_BYTES, Order, Report};
 use super::{copy, filter, mapper, sys};
+use crate::caps::{Caps, Complaints};
 use crate::counters::DeviceCounters;
 use crate::errant::{Errant, Misbehaviour, Tried};
 use crate::virtio::Device;
-use crate::virtio::blk::Blk;
+use crate::virtio::blk::{Blk, TooLong};
 
 /// What a device may allocate, beside what it had before.
 const HEAP_BYTES: usize = 16 << 20;
@@ -66,7 +67,13 @@ pub fn enter(map: fn(&Board) -> !) -> io::Result<Simulator> {
     let (bytes, fds) = receive_with(socket)?;
     let fds: [OwnedFd; 2] = fds.try_into().map_err(|_| not_ours())?;
     let [board, image] = fds.map(File::from);
-    let Some(Order::Setup { read_only, errant }) = Order::decode(&bytes) else {
+    let Some(Order::Setup {
+        read_only,
+        queue_size,
+        request_bytes,
+        errant,
+    }) = Order::decode(&bytes)
+    else {
         return Err(not_ours());
     };
     let board: &'static Board = Box::leak(Box::new(Board::open(board)?));
@@ -76,6 +83,17 @@ pub fn enter(map: fn(&Board) -> !) -> io::Result<Simulator> {
     // One number for both: the filter knows one.
     let number = image.as_raw_fd();
     let mut disk = Blk::new(image, read_only, Arc::clone(&counters))?;
+    let caps = Caps {
+        queue_size,
+        request_bytes,
+        ..Caps::default()
+    };
+    let complaints = Complaints::new(|refused| {
+        if let Some(TooLong { bytes, most }) = refused.downcast_ref().copied() {
+            tell(&Report::TooLong { bytes, most });
+        }
+    });
+    disk.keep_within(&caps, complaints);
     if !errant.is_empty() {
         let told = |tried: &Tried| {
             tell(&Report::Tried {

@@ -20,6 +20,10 @@ pub(super) enum Order {
     /// The first, with the descriptors of board and image.
     Setup {
         read_only: bool,
+        /// Descriptors of its queue.
+        queue_size: u16,
+        /// Most bytes of a request.
+        request_bytes: u64,
         errant: Vec<Errant>,
     },
     /// The driver begins.
@@ -71,13 +75,21 @@ pub(super) enum Report {
         iova: Iova,
         stopped: bool,
     },
+    /// A request was longer than one may be.
+    TooLong { bytes: u64, most: u64 },
 }
 
 impl Order {
     pub(super) fn encode(&self) -> Vec<u8> {
         let words = match self {
-            Self::Setup { read_only, errant } => {
-                let mut words = vec![1, u64::from(*read_only)];
+            Self::Setup {
+                read_only,
+                queue_size,
+                request_bytes,
+                errant,
+            } => {
+                let flags = u64::from(*read_only);
+                let mut words = vec![1, flags, u64::from(*queue_size), *request_bytes];
                 for errant in errant.iter().take(MAX_ERRANT) {
                     let (class, address) = class(*errant);
                     words.extend([class, address]);
@@ -110,13 +122,15 @@ impl Order {
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let words = words(bytes)?;
         Some(match words.as_slice() {
-            [1, read_only, classes @ ..] => {
+            [1, read_only, queue_size, request_bytes, classes @ ..] => {
                 let (pairs, []) = classes.as_chunks::<2>() else {
                     return None;
                 };
                 let errant = pairs.iter().map(|[class, at]| errant(*class, *at));
                 Self::Setup {
                     read_only: flag(*read_only)?,
+                    queue_size: short(*queue_size)?,
+                    request_bytes: *request_bytes,
                     errant: errant.collect::<Option<_>>()?,
                 }
             }
@@ -186,6 +200,7 @@ impl Report {
                 let stopped = u64::from(*stopped);
                 vec![7, class, address, way(*access), iova.get(), stopped]
             }
+            Self::TooLong { bytes, most } => vec![8, *bytes, *most],
         };
         bytes(&words)
     }
@@ -219,6 +234,10 @@ impl Report {
                 access: access(*way)?,
                 iova: Iova::new(*iova),
                 stopped: flag(*stopped)?,
+            },
+            [8, bytes, most] => Self::TooLong {
+                bytes: *bytes,
+                most: *most,
             },
             _ => return None,
         })
@@ -303,6 +322,8 @@ mod tests {
         for order in [
             Order::Setup {
                 read_only: true,
+                queue_size: 128,
+                request_bytes: 1 << 20,
                 errant: vec![errant, Errant::AfterRevoke],
             },
             Order::Begin { features: 1 << 33 },
@@ -341,6 +362,7 @@ mod tests {
                 iova: Iova::new(6),
                 stopped: true,
             },
+            Report::TooLong { bytes: 9, most: 8 },
         ] {
             assert_eq!(Report::decode(&report.encode()), Some(report));
         }
@@ -349,7 +371,7 @@ mod tests {
     proptest! {
         /// Whatever comes is one message or none, and never a panic.
         #[test]
-        fn nothing_else_is(words in prop::collection::vec(prop_oneof![0u64..8, any::<u64>()], 0..12), cut in 0usize..3) {
+        fn nothing_else_is(words in prop::collection::vec(prop_oneof![0u64..9, any::<u64>()], 0..12), cut in 0usize..3) {
             let mut bytes = bytes(&words);
             bytes.truncate(bytes.len().saturating_sub(cut));
             if let Some(report) = Report::decode(&bytes) {

@@ -105,7 +105,7 @@ impl Judge {
         let stop = Stop::new()?;
         let told = stop.clone();
         let thread = thread::spawn(move || {
-            let Some(stream) = told.accept(&listener)? else {
+            let Some(stream) = told.accept(&listener, |_| ())? else {
                 return Ok(Report::default());
             };
             bench::Bench::new(stream, disk, SLOT.address(), counters, monitor, settings)?.run(&told)

@@ -13,14 +13,16 @@
 //!
 //! Source: vhost-user protocol ([QEMU's interop documents](https://www.qemu.org/docs/master/interop/vhost-user.html)).
 
+mod refusal;
 mod request;
 mod ring;
 mod server;
 mod session;
 mod translations;
 
+pub use refusal::Refusal;
 pub use request::{
     MAX_PAYLOAD_BYTES, MAX_REGIONS, Request, RequestError, Shared, StreamError, VringAddress,
 };
 pub use server::serve;
-pub use session::{Outcome, Refusal, Session, Settings};
+pub use session::{Outcome, Session, Settings};

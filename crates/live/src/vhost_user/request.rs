@@ -38,6 +38,16 @@ mod number {
     pub(super) const GET_CONFIG: u32 = 24;
 }
 
+/// Whether whoever sends it waits for more than whether it was done.
+pub(super) fn asks(header: &Header) -> bool {
+    use number::{GET_CONFIG, GET_FEATURES, GET_PROTOCOL_FEATURES, GET_QUEUE_NUM, GET_VRING_BASE};
+    !header.reply
+        && matches!(
+            header.request,
+            GET_FEATURES | GET_PROTOCOL_FEATURES | GET_QUEUE_NUM | GET_VRING_BASE | GET_CONFIG
+        )
+}
+
 /// Why the stream cannot be followed any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamError {

@@ -1,10 +1,11 @@
 //! The device's thread: from the ring's start to its stop.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ReadWriteFlags;
 use virtio_queue::{Queue, QueueT};
 
@@ -14,6 +15,9 @@ use crate::dma::Dma;
 use crate::irq::signal;
 use crate::server::{Event, Report, Stop, wait};
 use crate::virtio::{Awaited, Device, QueueBroken};
+
+/// Times that it is said of one front-end's ring that it broke.
+const MOST_SAID: u32 = 16;
 
 /// A device that is not at work.
 pub(super) struct Parked<D> {
@@ -28,6 +32,10 @@ pub(super) struct Events {
     pub(super) call: Mutex<Option<OwnedFd>>,
     /// That the ring is broken: the front-end.
     pub(super) error: Mutex<Option<OwnedFd>>,
+    /// Times that the ring broke.
+    broken: AtomicU32,
+    /// The device waits for a kick.
+    pub(super) idle: AtomicBool,
 }
 
 fn tell(event: &Mutex<Option<OwnedFd>>) {
@@ -55,16 +63,29 @@ pub(super) struct Stopped<D> {
 /// A ring at work.
 pub(super) struct Running<D> {
     stop: Stop,
+    kick: Arc<OwnedFd>,
+    events: Arc<Events>,
     thread: JoinHandle<Stopped<D>>,
 }
 
 impl<D: Device + Send + 'static> Running<D> {
     pub(super) fn start(ring: Ring<D>, stop: Stop) -> Self {
         let told = stop.clone();
+        ring.events.idle.store(false, Ordering::Release);
         Self {
+            kick: Arc::clone(&ring.kick),
+            events: Arc::clone(&ring.events),
             thread: thread::spawn(move || ring.run(&told)),
             stop,
         }
+    }
+
+    /// Whether it waits for a kick, and none has come; or works no more.
+    pub(super) fn rests(&self) -> bool {
+        let mut kicked = [PollFd::new(&self.kick, PollFlags::IN)];
+        // In this order: who takes a kick is no longer idle by then.
+        let quiet = poll(&mut kicked, Some(&Timespec::default())) == Ok(0);
+        quiet && self.events.idle.load(Ordering::Acquire) || self.thread.is_finished()
     }
 
     /// Waits until it has stopped. Whoever calls this has cut short what the device waits for. None: its thread panicked.
@@ -81,7 +102,11 @@ impl<D: Device> Ring<D> {
             && !self.parked.dma.cut_short()
         {
             self.counters.broken_queues.add(1);
-            (self.report)(&Event::Broken(&broken));
+            // The guest breaks it as often as it likes.
+            let said = self.events.broken.fetch_add(1, Ordering::Relaxed);
+            if said < MOST_SAID {
+                (self.report)(&Event::Broken(&broken));
+            }
             tell(&self.events.error);
         }
         Stopped {
@@ -115,7 +140,9 @@ impl<D: Device> Ring<D> {
                 input: true,
                 output: false,
             };
+            self.events.idle.store(!unfinished, Ordering::Release);
             let woken = wait(None, Some(kick), stop, unfinished);
+            self.events.idle.store(false, Ordering::Release);
             // A descriptor that cannot be waited for is one that the front-end has made so.
             let Ok(woken) = woken else { return Ok(()) };
             if woken.stop {

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use ringfence_softiommu::iotlb::{Header, reply_status};
 use rustix::net::{RecvFlags, recv};
 
+use super::refusal::Refusal;
 use super::request::StreamError;
-use super::session::{Refusal, Session, Settings};
+use super::session::{Session, Settings};
 use crate::counters::DeviceCounters;
-use crate::server::{Event, Report, Stop, answer, receive_piece, wait};
+use crate::server::{Event, Report, Stop, Words, answer, receive_piece, wait};
 use crate::virtio::{Awaited, Device};
 use crate::wire::Assembly;
 
@@ -28,7 +29,7 @@ pub fn serve<D: Device + Send + 'static>(
     stop: &Stop,
     report: &Report,
 ) -> io::Result<()> {
-    while let Some(stream) = stop.accept(listener)? {
+    while let Some(stream) = stop.accept(listener, |event| report(&event))? {
         report(&Event::Connected);
         let (counters, told) = (Arc::clone(counters), Arc::clone(report));
         let session = Session::new(device, settings, Arc::clone(&counters), told);
@@ -37,6 +38,9 @@ pub fn serve<D: Device + Send + 'static>(
         device = session
             .end()
             .ok_or_else(|| io::Error::other("the device's thread panicked"))?;
+        if let Err(error) = &end {
+            report(&Event::Closed(error));
+        }
         report(&Event::Disconnected);
         if let Ok(false) = end {
             break;
@@ -55,6 +59,7 @@ fn converse<D: Device + Send + 'static>(
 ) -> io::Result<bool> {
     let mut inbox = Assembly::<Header>::default();
     let mut replies = Replies::default();
+    let mut words = Words::default();
     loop {
         let channel = session.channel().cloned();
         let replied = channel.as_ref().map(|channel| Awaited {
@@ -83,7 +88,7 @@ fn converse<D: Device + Send + 'static>(
             let outcome = session.handle(message);
             if let Some(refusal) = &outcome.refusal {
                 counters.refused.add(1);
-                report(&Event::Refused(refusal));
+                words.refused(refusal, |event| report(&event));
             }
             if let Some(reply) = outcome.reply
                 && !answer(stream, &reply, stop)?
@@ -103,7 +108,7 @@ fn converse<D: Device + Send + 'static>(
                     let status = reply_status(&bytes).map_err(Refusal::Reply);
                     if let Err(refusal) = status.and_then(|done| session.replied(done)) {
                         counters.refused.add(1);
-                        report(&Event::Refused(&refusal));
+                        words.refused(&refusal, |event| report(&event));
                         return Ok(true);
                     }
                 }

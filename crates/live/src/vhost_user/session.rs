@@ -3,19 +3,20 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringfence_softiommu::iotlb::{
-    FrameError, Header, Iotlb, IotlbError, IotlbLimits, MessageError, RegionError, Regions, reply,
-};
+use ringfence_softiommu::iotlb::{Header, Iotlb, IotlbError, IotlbLimits, Regions, reply};
 use ringfence_types::{DeviceId, Iova, IovaRange};
+use rustix::net::sockopt::{socket_domain, socket_type};
+use rustix::net::{AddressFamily, SocketType, getpeername};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use super::request::{Request, RequestError, Shared, VringAddress};
+use super::refusal::Refusal;
+use super::request::{Request, Shared, VringAddress, asks};
 use super::ring::{Events, Parked, Ring, Running};
 use super::translations::Translations;
 use crate::counters::DeviceCounters;
 use crate::irq::is_eventfd;
-use crate::memory::{GuestRam, MemoryError, Source};
+use crate::memory::{GuestRam, Source};
 use crate::server::{Report, Stop};
 use crate::virtio::{Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1};
 use crate::wire::Message;
@@ -42,102 +43,6 @@ pub struct Settings {
     pub iotlb: IotlbLimits,
 }
 
-/// Why a request was refused. Where the front-end asks, it is told that it was; the log has the reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Refusal {
-    /// It is no request.
-    Request(RequestError),
-    /// The memory's files.
-    Memory(MemoryError),
-    /// The memory's regions, as the front-end addresses them.
-    Regions(RegionError),
-    /// A region of no bytes, or past 2^64 - 1.
-    Region {
-        /// Where it begins in the front-end.
-        user: u64,
-    },
-    /// No IOTLB message.
-    Message(MessageError),
-    /// The IOTLB.
-    Iotlb(IotlbError),
-    /// No reply where one should be, on the back-end's channel.
-    Reply(FrameError),
-    /// Features that were not offered.
-    Features {
-        /// Those.
-        features: u64,
-    },
-    /// Of the features that it takes to be behind an IOMMU some are missing: `VIRTIO_F_ACCESS_PLATFORM`, `VIRTIO_F_VERSION_1`, or of the protocol
-    /// `REPLY_ACK` and `BACKEND_REQ`.
-    Untranslated {
-        /// The device's.
-        features: u64,
-        /// The protocol's.
-        protocol: u64,
-    },
-    /// There is one ring.
-    NoRing {
-        /// The one that was asked for.
-        index: u32,
-    },
-    /// No such size: a power of two up to the device's.
-    Size {
-        /// The size.
-        size: u32,
-    },
-    /// An index beyond 16 bits.
-    Base {
-        /// The index.
-        base: u32,
-    },
-    /// A ring whose parts are not aligned.
-    Misaligned {
-        /// The addresses.
-        address: VringAddress,
-    },
-    /// Not while the ring is running.
-    Running,
-    /// A ring that is to start, and has no size, or no address.
-    Incomplete,
-    /// A descriptor that is no eventfd.
-    NotAnEvent,
-    /// A second channel.
-    Channel,
-    /// The host has no descriptors left, or the device is lost.
-    Host,
-}
-
-impl std::fmt::Display for Refusal {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Request(error) => error.fmt(f),
-            Self::Memory(error) => error.fmt(f),
-            Self::Regions(error) => error.fmt(f),
-            Self::Region { user } => write!(f, "the region at {user:#x} is none"),
-            Self::Message(error) => error.fmt(f),
-            Self::Iotlb(error) => error.fmt(f),
-            Self::Reply(error) => error.fmt(f),
-            Self::Features { features } => write!(f, "features {features:#x} are not offered"),
-            Self::Untranslated { features, protocol } => write!(
-                f,
-                "not behind an IOMMU: features {features:#x}, of the protocol {protocol:#x}"
-            ),
-            Self::NoRing { index } => write!(f, "there is no ring {index}"),
-            Self::Size { size } => write!(f, "no ring has {size} descriptors"),
-            Self::Base { base } => write!(f, "no ring has an entry {base}"),
-            Self::Misaligned { address } => write!(f, "a ring at {address:x?} is not aligned"),
-            Self::Running => f.write_str("not while the ring is running"),
-            Self::Incomplete => f.write_str("a ring without size or address"),
-            Self::NotAnEvent => f.write_str("the descriptor is no eventfd"),
-            Self::Channel => f.write_str("a second channel"),
-            Self::Host => f.write_str("the host cannot"),
-        }
-    }
-}
-
-impl std::error::Error for Refusal {}
-
 /// What came of a message.
 #[derive(Debug)]
 pub struct Outcome {
@@ -145,7 +50,7 @@ pub struct Outcome {
     pub reply: Option<Vec<u8>>,
     /// What was refused.
     pub refusal: Option<Refusal>,
-    /// Whether the front-end waits for something that it cannot be given: there is nothing left but to close.
+    /// Whether the front-end waits for something that it cannot be given, or would take the reply for: there is nothing left but to close.
     pub close: bool,
 }
 
@@ -229,6 +134,14 @@ impl<D: Device + Send + 'static> Session<D> {
         self.channel.as_ref()
     }
 
+    /// Whether the device has nothing to do but wait: for a kick, or for a translation. For whoever drives it step by step, as tests do; true if it is
+    /// not at work.
+    pub fn rests(&self) -> bool {
+        self.running
+            .as_ref()
+            .is_none_or(|running| self.translations.waits() || running.rests())
+    }
+
     /// The front-end has replied on the [`channel`](Self::channel).
     ///
     /// # Errors
@@ -244,16 +157,8 @@ impl<D: Device + Send + 'static> Session<D> {
             need_reply,
             ..
         } = message.header;
+        let asks = asks(&message.header);
         let result = Request::parse(message).map_err(Refusal::Request);
-        // Those that are answered with more than whether it was done.
-        let asks = matches!(
-            &result,
-            Ok(Request::GetFeatures
-                | Request::GetProtocolFeatures
-                | Request::GetQueueNum
-                | Request::GetVringBase { .. }
-                | Request::GetConfig { .. })
-        );
         match result.and_then(|request| self.follow(request)) {
             Ok(Some(payload)) => Outcome {
                 reply: Some(answer(request, &payload)),
@@ -312,6 +217,7 @@ impl<D: Device + Send + 'static> Session<D> {
                 if self.channel.is_some() {
                     return Err(Refusal::Channel);
                 }
+                stream_only(&channel)?;
                 let channel = Arc::new(channel);
                 self.translations.set_channel(Arc::clone(&channel));
                 self.channel = Some(channel);
@@ -482,6 +388,18 @@ fn event_only(event: &OwnedFd) -> Result<(), Refusal> {
         Ok(())
     } else {
         Err(Refusal::NotAnEvent)
+    }
+}
+
+/// What else there is has no replies to read, or loses where one ends.
+fn stream_only(channel: &OwnedFd) -> Result<(), Refusal> {
+    let is_stream = socket_domain(channel) == Ok(AddressFamily::UNIX)
+        && socket_type(channel) == Ok(SocketType::STREAM)
+        && getpeername(channel).is_ok();
+    if is_stream {
+        Ok(())
+    } else {
+        Err(Refusal::NotAStream)
     }
 }
 

@@ -15,12 +15,16 @@ use ringfence_types::Fault;
 use rustix::net::{SendFlags, send};
 use vm_memory::GuestMemoryMmap;
 
-use super::session::Refusal;
+use super::refusal::Refusal;
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 
 /// Times that a translation is asked for which is gone each time before it could be used.
 const ATTEMPTS: usize = 16;
+
+/// Translations that one access may ask for. The longest access is that of a disk's piece, 256 KiB in at most 256 runs, and takes fewer pages; whoever
+/// needs more has them taken away as fast as they come, for want of room or by the front-end, and would ask for ever.
+const ASKED_PER_ACCESS: usize = 2048;
 
 /// What came of asking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +52,8 @@ struct State {
     unreplied: VecDeque<MissId>,
     /// The miss that the device waits for, and what became of it.
     waits_for: Option<(MissId, Option<Outcome>)>,
+    /// The device waits until fewer misses are under way.
+    crowded: bool,
     /// Nothing is waited for any more.
     cut_short: bool,
 }
@@ -60,6 +66,7 @@ impl Translations {
                 channel: None,
                 unreplied: VecDeque::new(),
                 waits_for: None,
+                crowded: false,
                 cut_short: false,
             }),
             changed: Condvar::new(),
@@ -77,8 +84,19 @@ impl Translations {
             reader: self.state().iotlb.reader()?,
             translations: Arc::clone(self),
             fault: None,
+            asked: 0,
             cut_short: false,
         })
+    }
+
+    /// Whether the device waits for the front-end, and nothing that it was told since changes that.
+    pub(super) fn waits(&self) -> bool {
+        let state = self.state();
+        let unanswered = match state.waits_for {
+            Some((miss, None)) => !state.iotlb.has_arrived(miss),
+            _ => false,
+        };
+        (unanswered || state.crowded) && !state.cut_short
     }
 
     /// Where the device asks.
@@ -99,6 +117,7 @@ impl Translations {
         let message = Message::decode(bytes).map_err(Refusal::Message)?;
         let mut state = self.state();
         let done = state.iotlb.receive(&message);
+        state.crowded = false;
         match (&done, message) {
             (Ok(()), Message::Update { .. }) => self.counters.iotlb_updates.add(1),
             (Ok(()), Message::Invalidate(_)) => self.counters.iotlb_invalidations.add(1),
@@ -121,6 +140,7 @@ impl Translations {
         let miss = state.unreplied.pop_front().ok_or(IotlbError::NoMiss);
         let miss = miss.map_err(Refusal::Iotlb)?;
         let outcome = state.iotlb.replied(miss, done).map_err(Refusal::Iotlb)?;
+        state.crowded = false;
         if let Some((waited, told)) = &mut state.waits_for
             && *waited == miss
         {
@@ -165,6 +185,7 @@ impl Translations {
                     miss
                 }
                 Err(IotlbError::TooManyMisses) => {
+                    state.crowded = true;
                     state = self.wait(state);
                     continue;
                 }
@@ -191,6 +212,7 @@ impl Translations {
                 Some(Outcome::Gone) | None => gone += 1,
             }
         };
+        state.crowded = false;
         drop(state);
         if resolved == Resolved::Refused {
             self.counters.faults.add(1);
@@ -221,6 +243,8 @@ pub(super) struct Translated {
     reader: Reader<GuestMemoryMmap>,
     /// What the last access met.
     fault: Option<Fault>,
+    /// Translations that were asked for since an access met no fault.
+    asked: usize,
     cut_short: bool,
 }
 
@@ -228,6 +252,7 @@ impl Translated {
     /// The device begins again.
     pub(super) fn begin(&mut self) {
         self.fault = None;
+        self.asked = 0;
         self.cut_short = false;
     }
 }
@@ -245,9 +270,19 @@ impl Dma for Translated {
 
     fn again(&mut self) -> bool {
         let Some(fault) = self.fault.take() else {
+            self.asked = 0;
             return false;
         };
+        self.asked += 1;
+        if self.asked > ASKED_PER_ACCESS {
+            self.asked = 0;
+            self.translations.counters.faults.add(1);
+            return false;
+        }
         let resolved = self.translations.resolve(&fault);
+        if resolved != Resolved::Present {
+            self.asked = 0;
+        }
         self.cut_short |= resolved == Resolved::CutShort;
         resolved == Resolved::Present
     }

@@ -140,6 +140,11 @@ impl Blk {
         self.complaints = complaints;
     }
 
+    /// Says that a request was too long.
+    pub(crate) fn complain(&mut self, refused: TooLong) {
+        self.complaints.say(&refused);
+    }
+
     /// Makes it misbehave, to see what stops it.
     pub fn misbehave(&mut self, how: Misbehaviour) {
         self.misbehaviour = Some(how);
@@ -185,7 +190,7 @@ impl Blk {
         let bytes = chain.readable.bytes().max(chain.writable.bytes());
         if bytes > self.request_bytes {
             let most = self.request_bytes;
-            self.complaints.say(&TooLong { bytes, most });
+            self.complain(TooLong { bytes, most });
             return (Status::IoError, 0);
         }
         match kind {

@@ -9,6 +9,7 @@ mod interrupts;
 mod links;
 mod memory;
 mod net;
+mod options;
 mod para;
 mod pviommu;
 mod rig;

@@ -177,3 +177,40 @@ fn it_stops_while_a_client_says_nothing() {
     drop(server);
     assert!(matches!(stream.read(&mut [0]), Ok(0) | Err(_)));
 }
+
+/// The process of the test below, whose limit is its own.
+#[test]
+#[ignore = "started by another test"]
+fn without_a_descriptor_left() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    if std::env::var_os("RF_NO_DESCRIPTORS").is_none() {
+        return;
+    }
+    let server = Server::new("no-descriptors");
+    let (first, mut second) = (server.connect(), server.connect());
+    let limit = getrlimit(Resource::Nofile);
+    // Whatever is open stays so; nothing more can be.
+    let none = Rlimit {
+        current: Some(3),
+        ..limit
+    };
+    assert_eq!(server.events.recv().unwrap(), "Connected");
+    setrlimit(Resource::Nofile, none).unwrap();
+    first.shutdown(std::net::Shutdown::Both).unwrap();
+    assert_eq!(server.events.recv().unwrap(), "Disconnected");
+    let said = server.events.recv().unwrap();
+    assert!(said.starts_with("closed: Too many open files"), "{said}");
+    setrlimit(Resource::Nofile, limit).unwrap();
+    agree(&mut second);
+}
+
+/// It is another client that has taken them all; the device outlives that.
+#[test]
+fn a_client_that_there_is_no_descriptor_for_waits() {
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "sockets::without_a_descriptor_left", "--ignored"])
+        .env("RF_NO_DESCRIPTORS", "1")
+        .stdout(std::process::Stdio::null())
+        .status();
+    assert!(status.unwrap().success());
+}

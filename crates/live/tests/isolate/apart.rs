@@ -1,12 +1,13 @@
 //! A disk in a process: it works, it reaches what is mapped, while it is, and what it does not reach the guest is told.
 
+use ringfence_live::caps::Caps;
 use ringfence_live::errant::Errant;
 use ringfence_types::Iova;
 
 use crate::guest::*;
 use crate::para::Para;
 use crate::rig::*;
-use crate::{Apart, Boundary, apart};
+use crate::{Apart, Boundary, apart, apart_within};
 
 fn good<I: Boundary>() -> Apart<I> {
     apart("", &[], &disk_file()).mapped()
@@ -243,4 +244,63 @@ fn round_trips_behind<I: Boundary>() {
     let after = counted(&apart);
     let calls = if I::BY_PAGE { 2 * 0x40 } else { 2 };
     assert_eq!((after.0 - before.0, after.1 - before.1), (2, calls));
+}
+
+/// The process keeps within the same limits as a disk of the daemon's own, and its daemon says what it refused.
+#[test]
+fn what_one_request_may_ask_for() {
+    let caps = Caps {
+        request_bytes: 1024,
+        queue_size: 1024,
+        ..Caps::default()
+    };
+    let mut apart = apart_within::<Virtio>(&caps, "", &[], &disk_file()).mapped();
+    let guest = &mut apart.guest;
+    assert_eq!(
+        guest.disk.register(0x18, 2),
+        16,
+        "of the driver's own choice"
+    );
+    for (count, bytes, status) in [(1, 1024, 0), (2, 1536, 1), (3, 512, 0)] {
+        assert_eq!(read_bytes(guest, count, 0xb000 + AWAY, bytes), Some(status));
+    }
+    let told = apart.told.lock().unwrap();
+    assert_eq!(*told, ["a request of 1536 bytes, at most 1024"]);
+}
+
+/// A ring as long as was offered: the process takes it for no shorter one.
+#[test]
+fn a_ring_may_be_as_long_as_was_offered() {
+    let caps = Caps {
+        queue_size: 1024,
+        ..Caps::default()
+    };
+    let mut apart = apart_within::<Virtio>(&caps, "", &[], &disk_file());
+    let guest = &mut apart.guest;
+    assert_eq!(guest.attach(), 0);
+    // Its parts lie where a ring of 1024 has them, in the guest's own addresses from 0x10000 on.
+    assert_eq!(guest.map(AWAY, RAM_BYTES, 0, READ_WRITE), 0);
+    guest.disk.negotiate(1 << 33);
+    guest.disk.set(0x16, &[0, 0]);
+    assert_eq!(guest.disk.register(0x18, 2), 1024);
+    for (register, at) in [(0x20, 0x1_0000), (0x28, 0x1_8000), (0x30, 0x1_a000)] {
+        guest.disk.set(register, &(at + AWAY).to_le_bytes());
+    }
+    guest.disk.set(0x1c, &[1, 0]);
+    guest.disk.set(0x14, &[15]);
+    guest.disk.poke(0x8000, &request(0, 0));
+    let chain = [
+        descriptor(0x8000 + AWAY, 16, NEXT, 1001),
+        descriptor(0xb000 + AWAY, 512, NEXT | WRITE, 1002),
+        descriptor(0x9000 + AWAY, 1, WRITE, 0),
+    ];
+    // Beyond what a ring of 256 has.
+    guest.disk.poke(0x1_0000 + 1000 * 16, &chain.concat());
+    guest.disk.poke(0x9000, &[0xee]);
+    guest.disk.poke(0x1_8004, &1000u16.to_le_bytes());
+    guest.disk.poke(0x1_8002, &1u16.to_le_bytes());
+    guest.disk.ring(0);
+    guest.settle();
+    assert_eq!(guest.disk.peek(0x9000, 1), [0]);
+    assert_eq!(guest.disk.peek(0x1_a002, 2), [1, 0]);
 }

@@ -14,10 +14,12 @@ mod breaches;
 mod reached;
 mod started;
 
+use std::error::Error;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
+use ringfence_live::caps::{Caps, Complaints};
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::errant::Errant;
 use ringfence_live::iommu::Behind;
@@ -139,13 +141,28 @@ struct Apart<I> {
 }
 
 fn apart<I: Boundary>(behaviour: &str, errant: &[Errant], image: &File) -> Apart<I> {
+    apart_within(&Caps::default(), behaviour, errant, image)
+}
+
+fn apart_within<I: Boundary>(
+    caps: &Caps,
+    behaviour: &str,
+    errant: &[Errant],
+    image: &File,
+) -> Apart<I> {
     let told = Told::default();
     let mut shared = None;
     let guest = I::guest(|behind, counters| {
-        let disk = Blk::new(image.try_clone().unwrap(), false, Arc::clone(&counters)).unwrap();
+        let mut disk = Blk::new(image.try_clone().unwrap(), false, Arc::clone(&counters)).unwrap();
+        let refused = Arc::clone(&told);
+        let tell = move |error: &(dyn Error + 'static)| {
+            refused.lock().unwrap().push(error.to_string());
+        };
+        disk.keep_within(caps, Complaints::new(tell));
         let of = Image {
             file: image.as_fd(),
             read_only: false,
+            caps: *caps,
             errant,
         };
         let (grants, link) = start(&program(behaviour), &of, &counters).unwrap();

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use ringfence_live::caps::Caps;
 use ringfence_live::isolate::{Image, Program, start};
 
 use crate::rig::disk_file;
@@ -12,6 +13,7 @@ fn refused(program: &Program) -> String {
     let image = Image {
         file: file.as_fd(),
         read_only: false,
+        caps: Caps::default(),
         errant: &[],
     };
     start(program, &image, &Arc::default())

@@ -1,0 +1,150 @@
+//! Which devices a guest gets, and what does not go together.
+
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::caps::{Caps, LEAST_IOTLB_PAGES};
+use crate::errant::Errant;
+use crate::guest::ForeignIommu;
+use crate::isolate::Program;
+use crate::link::Address;
+use crate::virtio::pviommu::Misanswer;
+
+/// Which devices a guest gets.
+#[derive(Clone, Debug, Default)]
+pub struct Devices {
+    /// A disk over this file.
+    pub disk: Option<PathBuf>,
+    /// The disk cannot be written.
+    pub read_only: bool,
+    /// The disk is a process of its own, which runs this.
+    pub isolate: Option<Program>,
+    /// The disk begins to work so long after the driver has rung.
+    pub late: Option<Duration>,
+    /// For tests: how the disk misbehaves.
+    pub errant: Vec<Errant>,
+    /// Where to write down what the guest's IOMMU driver asks for.
+    pub requests: Option<PathBuf>,
+    /// There is no IOMMU: devices see all of the guest's memory.
+    pub untranslated: bool,
+    /// The disk is a vhost-user back-end behind this IOMMU of QEMU's, and there is nothing else.
+    pub back_end: Option<ForeignIommu>,
+    /// The IOMMU is the para-virtual one, whose driver is a module of ours.
+    pub paravirtual: bool,
+    /// For tests: how the para-virtual IOMMU answers wrongly.
+    pub misanswer: Option<Misanswer>,
+    /// What the guest can make this process keep.
+    pub caps: Caps,
+    /// Whether there is an entropy device.
+    pub entropy: bool,
+    /// A network device.
+    pub net: Option<NetOptions>,
+}
+
+impl Devices {
+    /// Whether each of these does what it says beside the others; why not.
+    ///
+    /// # Errors
+    /// The reason, for whoever asked for them.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let disk = self.disk.is_some();
+        let apart = self.isolate.is_some();
+        let foreign = self.back_end.is_some();
+        // An IOMMU of ours; the virtio-iommu.
+        let own = !self.untranslated && !foreign;
+        let virtio = own && !self.paravirtual;
+        let errant = |class| self.errant.contains(&class);
+        let usual = Caps::default();
+        let rules = [
+            (
+                foreign && self.untranslated,
+                "a vhost-user back-end stands behind QEMU's IOMMU, and there would be none",
+            ),
+            (
+                foreign && self.paravirtual,
+                "a vhost-user back-end stands behind QEMU's IOMMU, not behind the para-virtual one",
+            ),
+            (
+                self.untranslated && self.paravirtual,
+                "there is the para-virtual IOMMU or there is none",
+            ),
+            (
+                foreign && (self.entropy || self.net.is_some()),
+                "only the disk can be a vhost-user back-end",
+            ),
+            (
+                foreign && !disk,
+                "only the disk can be a vhost-user back-end, and there is none",
+            ),
+            (
+                foreign && self.caps.iotlb_pages < LEAST_IOTLB_PAGES,
+                "a vhost-user back-end with fewer than 1024 pages cannot keep those of its longest access",
+            ),
+            (
+                self.requests.is_some() && !virtio,
+                "what is written down is what the virtio-iommu's driver asks for, and there is no virtio-iommu",
+            ),
+            (self.read_only && !disk, "there is no disk to be read-only"),
+            (
+                apart && !disk,
+                "there is no disk to be in a process of its own",
+            ),
+            (
+                !self.errant.is_empty() && !disk,
+                "it is the disk that misbehaves, and there is none",
+            ),
+            (
+                apart && !own,
+                "a process of its own is granted what an IOMMU of ours maps, and there is none",
+            ),
+            (
+                self.late.is_some() && !disk,
+                "it is the disk that is late, and there is none",
+            ),
+            (
+                self.late.is_some() && (apart || foreign),
+                "only a disk that is served here, and by its registers, can be late",
+            ),
+            (
+                apart && errant(Errant::Foreign),
+                "a disk in a process of its own has no other device to misbehave for it",
+            ),
+            (
+                errant(Errant::Foreign) && !self.entropy,
+                "the entropy device misbehaves as another device than the disk, and there is none",
+            ),
+            (
+                errant(Errant::Foreign) && !own,
+                "another device's misbehaviour is tried behind an IOMMU of ours, and there is none",
+            ),
+            (
+                errant(Errant::AfterRevoke) && !apart,
+                "only a disk in a process of its own can use what was revoked",
+            ),
+            (
+                self.misanswer.is_some() && !self.paravirtual,
+                "it is the para-virtual IOMMU that answers wrongly, and there is none",
+            ),
+            (
+                self.paravirtual
+                    && (self.caps.mappings, self.caps.domains, self.caps.tables)
+                        != (usual.mappings, usual.domains, usual.tables),
+                "mappings, domains and tables are limited for the virtio-iommu, and there is none",
+            ),
+        ];
+        let broken = rules.into_iter().find(|(broken, _)| *broken);
+        broken.map_or(Ok(()), |(_, why)| Err(why))
+    }
+}
+
+/// A network device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetOptions {
+    /// Its far side.
+    pub link: Address,
+    /// Pairs of queues, at most [`MAX_PAIRS`](crate::virtio::net::MAX_PAIRS).
+    pub pairs: NonZeroU16,
+    /// Its hardware address; without one it is a random one for local use.
+    pub mac: Option<[u8; 6]>,
+}

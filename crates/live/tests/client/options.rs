@@ -1,0 +1,267 @@
+//! Which devices go together: every pair of options is served, or refused with the sentence that stands here.
+
+use std::fs;
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ringfence_live::caps::Caps;
+use ringfence_live::daemon::{Daemon, Devices, Log, NetOptions};
+use ringfence_live::errant::Errant;
+use ringfence_live::guest::ForeignIommu;
+use ringfence_live::isolate::Program;
+use ringfence_live::link::Address;
+use ringfence_types::Iova;
+
+/// An option as the command line calls it.
+type Setting = (&'static str, fn(&mut Devices));
+
+/// All of them, over a disk in the present directory's `disk.img`.
+const SETTINGS: [Setting; 23] = [
+    ("blk", |devices| devices.disk = Some("disk.img".into())),
+    ("read-only", |devices| devices.read_only = true),
+    ("isolate", |devices| {
+        devices.isolate = Some(Program {
+            path: env!("CARGO_BIN_EXE_ringfence-test-simulator").into(),
+            arguments: Vec::new(),
+        });
+    }),
+    ("rng", |devices| devices.entropy = true),
+    ("net", |devices| {
+        devices.net = Some(NetOptions {
+            link: "socket=net.peer".parse::<Address>().unwrap(),
+            pairs: NonZeroU16::MIN,
+            mac: None,
+        });
+    }),
+    ("errant", |devices| {
+        devices.errant.push(Errant::Stray(Iova::new(0xdead_0000)));
+    }),
+    ("errant=after-unmap", |devices| {
+        devices.errant.push(Errant::AfterUnmap);
+    }),
+    ("errant=foreign", |devices| {
+        devices.errant.push(Errant::Foreign);
+    }),
+    ("errant=after-revoke", |devices| {
+        devices.errant.push(Errant::AfterRevoke);
+    }),
+    ("late", |devices| {
+        devices.late = Some(std::time::Duration::from_millis(1));
+    }),
+    ("requests", |devices| {
+        devices.requests = Some("requests".into());
+    }),
+    ("no-iommu", |devices| devices.untranslated = true),
+    ("vhost-user=intel", |devices| {
+        devices.back_end = Some(ForeignIommu::Intel);
+    }),
+    ("vhost-user=virtio", |devices| {
+        devices.back_end = Some(ForeignIommu::Virtio);
+    }),
+    ("pviommu", |devices| devices.paravirtual = true),
+    ("misanswer", |devices| {
+        devices.misanswer = Some("never:1".parse().unwrap());
+    }),
+    ("max-mappings", |devices| devices.caps.mappings = 1),
+    ("max-domains", |devices| devices.caps.domains = 1),
+    ("max-tables", |devices| devices.caps.tables = 4),
+    ("max-queue", |devices| devices.caps.queue_size = 1024),
+    ("max-request", |devices| devices.caps.request_bytes = 4096),
+    ("max-iotlb", |devices| devices.caps.iotlb_pages = 1024),
+    ("max-misses", |devices| devices.caps.iotlb_misses = 1),
+];
+
+const NO_DISK: [&str; 4] = [
+    "there is no disk to be read-only",
+    "there is no disk to be in a process of its own",
+    "it is the disk that misbehaves, and there is none",
+    "only the disk can be a vhost-user back-end, and there is none",
+];
+const APART: &str = "only a disk in a process of its own can use what was revoked";
+const WRONG: &str = "it is the para-virtual IOMMU that answers wrongly, and there is none";
+const ANOTHER: &str =
+    "the entropy device misbehaves as another device than the disk, and there is none";
+
+/// Options that are refused alone, where there is a disk.
+fn alone(name: &str) -> Option<&'static str> {
+    match name {
+        "errant=after-revoke" => Some(APART),
+        "errant=foreign" => Some(ANOTHER),
+        "misanswer" => Some(WRONG),
+        _ => None,
+    }
+}
+
+/// What is refused of pairs beside a disk, either way round; `*` stands for any end of a name.
+const LATE: &str = "only a disk that is served here, and by its registers, can be late";
+
+const PAIRS: [(&str, &str, &str); 18] = [
+    ("late", "isolate", LATE),
+    ("late", "vhost-user*", LATE),
+    (
+        "vhost-user*",
+        "no-iommu",
+        "a vhost-user back-end stands behind QEMU's IOMMU, and there would be none",
+    ),
+    (
+        "vhost-user*",
+        "pviommu",
+        "a vhost-user back-end stands behind QEMU's IOMMU, not behind the para-virtual one",
+    ),
+    (
+        "vhost-user*",
+        "rng",
+        "only the disk can be a vhost-user back-end",
+    ),
+    (
+        "vhost-user*",
+        "net",
+        "only the disk can be a vhost-user back-end",
+    ),
+    (
+        "vhost-user*",
+        "requests",
+        "what is written down is what the virtio-iommu's driver asks for, and there is no virtio-iommu",
+    ),
+    (
+        "vhost-user*",
+        "isolate",
+        "a process of its own is granted what an IOMMU of ours maps, and there is none",
+    ),
+    ("vhost-user*", "misanswer", WRONG),
+    (
+        "pviommu",
+        "no-iommu",
+        "there is the para-virtual IOMMU or there is none",
+    ),
+    (
+        "pviommu",
+        "requests",
+        "what is written down is what the virtio-iommu's driver asks for, and there is no virtio-iommu",
+    ),
+    (
+        "pviommu",
+        "max-mappings",
+        "mappings, domains and tables are limited for the virtio-iommu, and there is none",
+    ),
+    (
+        "pviommu",
+        "max-domains",
+        "mappings, domains and tables are limited for the virtio-iommu, and there is none",
+    ),
+    (
+        "pviommu",
+        "max-tables",
+        "mappings, domains and tables are limited for the virtio-iommu, and there is none",
+    ),
+    (
+        "no-iommu",
+        "requests",
+        "what is written down is what the virtio-iommu's driver asks for, and there is no virtio-iommu",
+    ),
+    (
+        "no-iommu",
+        "isolate",
+        "a process of its own is granted what an IOMMU of ours maps, and there is none",
+    ),
+    ("no-iommu", "misanswer", WRONG),
+    (
+        "isolate",
+        "errant=foreign",
+        "a disk in a process of its own has no other device to misbehave for it",
+    ),
+];
+
+/// Pairs that mend what each would be refused for alone.
+const MENDED: [(&str, &str); 3] = [
+    ("pviommu", "misanswer"),
+    ("isolate", "errant=after-revoke"),
+    ("rng", "errant=foreign"),
+];
+
+fn is(name: &str, pattern: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(beginning) => name.starts_with(beginning),
+        None => name == pattern,
+    }
+}
+
+fn pair((a, b): (&str, &str), (c, d): (&str, &str)) -> bool {
+    is(a, c) && is(b, d) || is(b, c) && is(a, d)
+}
+
+fn expected(a: &str, b: &str) -> Option<&'static str> {
+    if MENDED.iter().any(|mended| pair((a, b), *mended)) {
+        return None;
+    }
+    let both = PAIRS.iter().find(|(c, d, _)| pair((a, b), (c, d)));
+    both.map(|(.., why)| *why).or(alone(a)).or(alone(b))
+}
+
+fn devices(settings: &[&Setting], dir: &std::path::Path) -> Devices {
+    let mut devices = Devices {
+        caps: Caps::default(),
+        ..Devices::default()
+    };
+    for (_, set) in settings {
+        set(&mut devices);
+    }
+    let here = |path: &mut PathBuf| *path = dir.join(&*path);
+    devices.disk.as_mut().map(here);
+    devices.requests.as_mut().map(here);
+    if let Some(net) = &mut devices.net {
+        let path = dir.join("net.peer");
+        net.link = format!("socket={}", path.display()).parse().unwrap();
+    }
+    devices
+}
+
+#[test]
+fn every_pair_is_served_or_refused_with_its_reason() {
+    let dir = std::env::temp_dir().join(format!("rf-options-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("disk.img"), [0; 4096]).unwrap();
+    let log: Log = Arc::new(|_, _| ());
+    let (disk, others) = SETTINGS.split_first().unwrap();
+    let (mut served, mut refused) = (0, 0);
+    for (at, a) in others.iter().enumerate() {
+        for b in &others[at..] {
+            let devices = devices(&[disk, a, b], &dir);
+            let why = expected(a.0, b.0);
+            assert_eq!(devices.check().err(), why, "{} {}", a.0, b.0);
+            let started = Daemon::start(&dir, &devices, &log);
+            match (started, why) {
+                (Ok(mut daemon), None) => {
+                    served += 1;
+                    assert!(daemon.machine().device_arguments().is_ok());
+                    daemon.stopper().stop();
+                    daemon.join().unwrap();
+                }
+                (Err((_, error)), Some(why)) => {
+                    refused += 1;
+                    assert_eq!(error.to_string(), why);
+                }
+                (started, why) => panic!("{} {}: {started:?}, {why:?}", a.0, b.0),
+            }
+        }
+    }
+    println!("{served} pairs served, {refused} refused");
+    assert!(served > 100 && refused > 50, "{served} {refused}");
+    // Without a disk.
+    for (name, set) in others {
+        let mut devices = Devices::default();
+        set(&mut devices);
+        let why = match *name {
+            "read-only" => Some(NO_DISK[0]),
+            "isolate" => Some(NO_DISK[1]),
+            "late" => Some("it is the disk that is late, and there is none"),
+            name if name.starts_with("errant") => Some(NO_DISK[2]),
+            name if name.starts_with("vhost-user") => Some(NO_DISK[3]),
+            name => alone(name),
+        };
+        assert_eq!(devices.check().err(), why, "{name}");
+    }
+    fs::remove_dir_all(&dir).unwrap();
+}

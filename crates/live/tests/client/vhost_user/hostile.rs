@@ -1,0 +1,116 @@
+//! Front-ends that do not answer, do not read, or take back what they tell as fast as they tell it.
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use ringfence_softiommu::iotlb::Message as Iotlb;
+use ringfence_types::{Iova, IovaRange};
+
+use super::front::*;
+
+/// Each translation is taken back when the next one is told, so an access to two pages never finds both. It is given up.
+#[test]
+fn a_translation_that_never_stays_ends_the_request_and_not_the_device() {
+    let mut front = Front::new("never-stays", &[]);
+    front.start(0);
+    // The buffer lies in two pages, and ends in that of the status.
+    front.offer(3, 8192);
+    let mut told = 0;
+    while front.wait() {
+        let (iova, wanted) = front.next_miss();
+        let page = iova.get() / PAGE;
+        if [DATA.0 / PAGE, STATUS.0 / PAGE].contains(&page) {
+            told += 1;
+            assert!(told < 10_000, "it asks for ever");
+            let other = IovaRange::new(Iova::new(DATA.0 + STATUS.0 - page * PAGE), PAGE);
+            let taken = Iotlb::Invalidate(other).encode();
+            assert!(front.done(IOTLB, &taken, &[]));
+        }
+        front.answer((iova, wanted));
+    }
+    assert_eq!(front.peek(STATUS, 0, 1), [1], "an I/O error");
+    assert_eq!(front.counters.faults.get(), 1);
+    // The next request is served as if nothing had been.
+    let _ = rustix::io::read(&front.call, &mut [0; 8]);
+    front.offer(3, 4096);
+    front.serve();
+    assert_eq!(front.peek(STATUS, 0, 1), [0]);
+}
+
+/// The log is not the front-end's to fill: it hears of the first, and that there are more.
+#[test]
+fn as_much_is_said_of_a_front_end_as_a_log_bears() {
+    let mut front = Front::new("said", &[]);
+    for _ in 0..1000 {
+        assert!(!front.done(SET_VRING_NUM, &halves(&[1, 8]), &[]));
+    }
+    assert_eq!(front.counters.refused.get(), 1000);
+    let log = front.log();
+    let refused: Vec<&String> = log
+        .iter()
+        .filter(|line| line.starts_with("refused"))
+        .collect();
+    assert_eq!(refused.len(), 64);
+    assert!(refused[63].contains("more is only counted"), "{refused:?}");
+}
+
+/// Two back-ends of one process: whatever the one is told, the other serves.
+#[test]
+fn another_device_does_not_notice() {
+    let mut other = Front::new("other", &[]);
+    other.start(0);
+    for round in 0..8_u64 {
+        let hostile = Front::new(&format!("hostile{round}"), &[]);
+        let mut main = &hostile.main;
+        match round {
+            // Half a message.
+            0 => main
+                .write_all(&frame(SET_FEATURES, 0, &[0; 8])[..15])
+                .unwrap(),
+            // Too long a one.
+            1 => main
+                .write_all(&halves(&[SET_FEATURES, 1, 1 << 20]))
+                .unwrap(),
+            // Another protocol.
+            2 => main.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap(),
+            // Descriptors for nothing.
+            3 => hostile.send(GET_FEATURES, &[], &[hostile.kick.as_fd(); 8]),
+            // A reply that nobody asked for.
+            4 => (&hostile.channel).write_all(&frame(1, 4, &[0; 8])).unwrap(),
+            // And something else.
+            5 => (&hostile.channel).write_all(&[0xff; 64]).unwrap(),
+            // Gone without a word on its channel.
+            6 => hostile.channel.shutdown(std::net::Shutdown::Both).unwrap(),
+            _ => main.shutdown(std::net::Shutdown::Write).unwrap(),
+        }
+        other.offer(round, 4096);
+        other.serve();
+        assert_eq!(other.peek(STATUS, 0, 1), [0]);
+        assert_eq!(other.peek(DATA, 0, 4096), content(round, 4096));
+        // Each is closed; who has said half of something may finish, or go.
+        if round == 0 {
+            main.shutdown(std::net::Shutdown::Both).unwrap();
+        }
+        assert!(!matches!(main.read(&mut [0; 64]), Ok(1..)), "{round}");
+        let mut next = UnixStream::connect(&hostile.path).unwrap();
+        next.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        next.write_all(&frame(GET_FEATURES, 0, &[])).unwrap();
+        next.read_exact(&mut [0; 20]).unwrap();
+        let log = hostile.log();
+        let said = |text: &str| log.iter().any(|line| line.starts_with(text));
+        assert_eq!(
+            said("closed: "),
+            [1, 2].contains(&round),
+            "{round}: {log:?}"
+        );
+        assert_eq!(
+            said("refused: "),
+            (3..=5).contains(&round),
+            "{round}: {log:?}"
+        );
+        assert!(said("Disconnected"), "{round}: {log:?}");
+    }
+}

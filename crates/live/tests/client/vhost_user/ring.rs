@@ -1,0 +1,154 @@
+//! A front-end that keeps the protocol: what the device asks, is told, and leaves when the ring stops.
+
+use ringfence_live::errant::Errant;
+use ringfence_types::{Iova, Permissions};
+
+use super::front::*;
+
+#[test]
+fn every_address_is_asked_for_once_and_again_after_an_invalidation() {
+    let mut front = Front::new("asked", &[]);
+    front.start(0);
+    front.offer(3, 4096);
+    front.serve();
+    assert_eq!(front.used(), 1);
+    assert_eq!(front.peek(STATUS, 0, 1), [0]);
+    assert_eq!(front.peek(DATA, 0, 4096), content(3, 4096));
+    let mut pages: Vec<u64> = front.asked.iter().map(|(page, _)| *page).collect();
+    // The ring that it writes it reads first: where it was left.
+    assert_eq!(
+        pages.iter().filter(|page| **page == USED.0 / PAGE).count(),
+        2
+    );
+    pages.sort_unstable();
+    pages.dedup();
+    assert_eq!(pages.len(), 6, "{pages:x?}");
+
+    // All is known now.
+    front.asked.clear();
+    front.offer(5, 4096);
+    front.serve();
+    assert_eq!((front.used(), front.asked.len()), (2, 0));
+    assert_eq!(front.peek(DATA, 0, 4096), content(5, 4096));
+
+    // What was taken back is asked for again, and only that; it is elsewhere now.
+    let elsewhere = (DATA.0, 0x2_0000);
+    front.invalidate(DATA);
+    front.poke(DATA, 0, &[0xaa; 4096]);
+    front.grant(elsewhere, Permissions::READ_WRITE);
+    front.offer(7, 4096);
+    front.serve();
+    // More than once if the replies to older misses were not read before: then an answer may be late, and is not believed.
+    front.asked.dedup();
+    assert_eq!(front.asked, [(DATA.0 / PAGE, Permissions::WRITE)]);
+    assert_eq!(front.peek(elsewhere, 0, 4096), content(7, 4096));
+    assert_eq!(
+        front.peek(DATA, 0, 4096),
+        [0xaa; 4096],
+        "nothing is left of it"
+    );
+
+    // And if it is nowhere, the request fails, and the next one does not.
+    front.invalidate(DATA);
+    front.offer(7, 4096);
+    front.serve();
+    assert_eq!(front.peek(STATUS, 0, 1), [1]);
+    front.grant(DATA, Permissions::READ_WRITE);
+    front.offer(9, 4096);
+    front.serve();
+    assert_eq!(front.peek(STATUS, 0, 1), [0]);
+    assert_eq!(front.peek(DATA, 0, 4096), content(9, 4096));
+    assert_eq!(front.counters.faults.get(), 1);
+    assert!(front.log().iter().all(|line| line == "Connected"));
+}
+
+#[test]
+fn what_the_device_does_on_its_own_is_refused_and_it_goes_on() {
+    let stray = Errant::Stray(Iova::new(0xdead_0000));
+    let mut front = Front::new("errant", &[stray, Errant::WriteReadOnly]);
+    front.start(0);
+    for n in 1..=3 {
+        front.offer(n, 4096);
+        front.serve();
+        assert_eq!(front.peek(STATUS, 0, 1), [0]);
+        assert_eq!(front.peek(DATA, 0, 4096), content(n, 4096));
+    }
+    let log = front.log();
+    assert!(
+        log.contains(&"errant write (stray) at 0xdead0000: stopped".to_owned()),
+        "{log:?}"
+    );
+    // The header was read before, and the front-end has said then that it may be written, too.
+    assert!(
+        log.contains(&"errant write (write-read-only) at 0x20000: stopped".to_owned()),
+        "{log:?}"
+    );
+    assert_eq!(front.counters.strays_through.get(), 0);
+    assert_eq!(front.counters.faults.get(), 2);
+}
+
+/// The front-end stops the ring while the device waits for it: neither waits for the other, and the request is served when it goes on.
+#[test]
+fn a_ring_stops_while_it_waits_for_a_translation() {
+    for after in 0..7 {
+        let mut front = Front::new(&format!("stop{after}"), &[]);
+        front.start(0);
+        front.offer(3, 4096);
+        for _ in 0..after {
+            assert!(front.wait());
+            let miss = front.next_miss();
+            front.answer(miss);
+        }
+        assert!(front.wait(), "{after}");
+        let unanswered = front.next_miss();
+        let base = front.ask(GET_VRING_BASE, &halves(&[0, 0]));
+        assert_eq!(base, halves(&[0, 0]), "the request is left, {after}");
+        assert_eq!(front.used(), 0);
+        // The answer comes late, and is not believed: nobody tells a device that was stopped what no longer holds.
+        front.answer(unanswered);
+        front.asked.clear();
+        front.set_ring(0);
+        front.serve();
+        assert_eq!(
+            (front.used(), front.peek(STATUS, 0, 1)),
+            (1, vec![0]),
+            "{after}"
+        );
+        assert_eq!(front.peek(DATA, 0, 4096), content(3, 4096));
+        let asked: Vec<u64> = front.asked.iter().map(|(page, _)| *page).collect();
+        assert!(asked.contains(&(DESCRIPTORS.0 / PAGE)), "{asked:x?}");
+        let base = front.ask(GET_VRING_BASE, &halves(&[0, 0]));
+        assert_eq!(base, halves(&[0, 1]));
+    }
+}
+
+#[test]
+fn what_it_takes_to_start() {
+    let mut front = Front::new("start", &[]);
+    let ram = front.ram.try_clone().unwrap();
+    assert!(front.share(&ram));
+    // Nothing of the IOMMU.
+    assert!(front.done(SET_FEATURES, &longs(&[1 << 32]), &[]));
+    front.set_ring(0);
+    assert!(!front.done(SET_VRING_ENABLE, &halves(&[0, 1]), &[]));
+    assert!(front.done(SET_FEATURES, &longs(&[FEATURES]), &[]));
+    assert!(front.done(SET_VRING_ENABLE, &halves(&[0, 1]), &[]));
+    // While it runs.
+    assert!(!front.done(SET_VRING_NUM, &halves(&[0, 4]), &[]));
+    assert!(!front.done(SET_FEATURES, &longs(&[1 << 32]), &[]));
+    assert!(front.done(SET_FEATURES, &longs(&[FEATURES]), &[]));
+    let base = front.ask(GET_VRING_BASE, &halves(&[0, 0]));
+    assert_eq!(base, halves(&[0, 0]));
+    assert!(front.done(SET_VRING_NUM, &halves(&[0, 4]), &[]));
+    let log = front.log();
+    let refused = [
+        "refused: not behind an IOMMU: features 0x100000000, of the protocol 0x228",
+        "refused: not while the ring is running",
+        "refused: not while the ring is running",
+    ];
+    assert_eq!(
+        log.get(1..),
+        Some(&refused.map(str::to_owned)[..]),
+        "{log:?}"
+    );
+}

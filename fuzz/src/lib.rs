@@ -19,6 +19,7 @@ pub mod trace_text;
 pub mod translate;
 pub mod vfio_user;
 pub mod vhost_iotlb;
+pub mod vhost_user;
 pub mod virtio_iommu;
 pub mod walk;
 
@@ -91,6 +92,11 @@ pub const TARGETS: &[Target] = &[
         name: "vhost_iotlb",
         run: vhost_iotlb::run,
         outcomes: vhost_iotlb::OUTCOMES,
+    },
+    Target {
+        name: "vhost_user",
+        run: vhost_user::run,
+        outcomes: vhost_user::OUTCOMES,
     },
     Target {
         name: "virtio_iommu",

@@ -1,0 +1,222 @@
+//! A front-end of the vhost-user server, to which nothing is forbidden, and the driver of the disk behind it.
+//!
+//! Input: steps of a byte and what it takes. Byte modulo 9:
+//!
+//! | step | takes | |
+//! |---|---|---|
+//! | 0 stream | a byte about descriptors, then a message as it crosses the socket | |
+//! | 1 message | request; byte: bit 0 asks for a reply, bit 1 is one, bit 2 another version; a byte about descriptors; length; so many bytes | |
+//! | 2 bring up | byte: which parts are left out | what a front-end says until the ring runs |
+//! | 3 poke | address in the guest's memory, two bytes; length; so many bytes | the driver writes |
+//! | 4 offer | type, sector, length in sectors, flags: bit 0 a loop, bit 1 a buffer that is nowhere, bit 2 no kick | a request in the ring |
+//! | 5 kick | nothing | |
+//! | 6 IOTLB | byte: bits 0..=2 type, 3..=4 permissions; page, pages, frame | a message as a front-end sends it |
+//! | 7 reply | byte modulo 5: as asked, refused, done without a word, late after an invalidation, or any 20 bytes that follow | to a miss |
+//! | 8 serve | how many misses | replies as asked |
+//!
+//! A byte about descriptors: bits 0..=3 how many, bits 4..=6 of what kind ([`Files`]).
+//!
+//! What must hold is said in `front`.
+
+mod files;
+mod front;
+
+use ringfence_live::MemoryError;
+use ringfence_live::vhost_user::{Refusal, RequestError, StreamError};
+use ringfence_softiommu::iotlb::{FrameError, IotlbError, MessageError, RegionError};
+
+use self::files::with_files;
+use self::front::Front;
+use crate::Reached;
+
+/// What the corpus reaches: everything but what only the host can cause (`Refusal::Host`, the IOTLB's `Unit` and `PinHeld`), what eight regions cannot
+/// (`MemoryError::TooMany`, `RegionError::TooMany`), what no message of this protocol asks of memory (`Split`, `Absent`), and what the device itself asks
+/// of the IOTLB (`NotAMiss`, `TooManyMisses`), which `vhost_iotlb` has.
+pub const OUTCOMES: &[&str] = &[
+    "answered",
+    "acknowledged",
+    "silent",
+    "closed",
+    "miss",
+    "served",
+    "failed",
+    "malformed",
+    "broken",
+    "fault",
+    "interrupt",
+    "crowded",
+    "runaway",
+    "stream: Version",
+    "stream: Long",
+    "request: Unknown",
+    "request: NotARequest",
+    "request: Length",
+    "request: Descriptors",
+    "request: Regions",
+    "request: Polled",
+    "memory: Overlap",
+    "memory: Unsealed",
+    "memory: Unmappable",
+    "regions: Wraps",
+    "regions: Overlap",
+    "region",
+    "message: Kind",
+    "message: Permissions",
+    "message: Range",
+    "iotlb: NotForUs",
+    "iotlb: NotShared",
+    "iotlb: NoPage",
+    "iotlb: Map",
+    "iotlb: NoMiss",
+    "reply: Version",
+    "reply: Length",
+    "reply: NoReply",
+    "features",
+    "untranslated",
+    "no ring",
+    "size",
+    "base",
+    "misaligned",
+    "running",
+    "incomplete",
+    "not an event",
+    "channel",
+    "not a stream",
+];
+
+/// Runs one input.
+pub fn run(data: &[u8], reached: Reached<'_>) {
+    with_files(|files| {
+        let mut front = Front::new(files, reached);
+        let mut data = data;
+        while let Some(rest) = step(&mut front, data) {
+            data = rest;
+        }
+        front.end();
+    });
+}
+
+/// One step; none at the end of the input, or of the conversation.
+fn step<'d>(front: &mut Front<'_, '_>, data: &'d [u8]) -> Option<&'d [u8]> {
+    let (step, data) = data.split_first()?;
+    let rest = match step % 9 {
+        0 => {
+            let (about, data) = data.split_first()?;
+            front.stream(*about, data)?
+        }
+        1 => {
+            let (&[request, flags, about, bytes], data) = data.split_first_chunk()?;
+            let (payload, data) = data.split_at(data.len().min(bytes.into()));
+            front.send(request.into(), flags, about, payload);
+            data
+        }
+        2 => {
+            let (&without, data) = data.split_first()?;
+            front.bring_up(without);
+            data
+        }
+        3 => {
+            let (&[low, high, bytes], data) = data.split_first_chunk()?;
+            let (bytes, data) = data.split_at(data.len().min(bytes.into()));
+            front.poke(u16::from_le_bytes([low, high]).into(), bytes);
+            data
+        }
+        4 => {
+            let (&[kind, sector, sectors, flags], data) = data.split_first_chunk()?;
+            front.offer(kind.into(), sector.into(), sectors.into(), flags);
+            data
+        }
+        5 => {
+            front.kick();
+            data
+        }
+        6 => {
+            let (&[kind, page, pages, frame], data) = data.split_first_chunk()?;
+            front.iotlb(kind, page, pages, frame);
+            data
+        }
+        7 => {
+            let (&how, data) = data.split_first()?;
+            if how % 5 == 4 {
+                let (bytes, data) = data.split_first_chunk()?;
+                front.reply_bytes(bytes);
+                data
+            } else {
+                front.reply(how % 5);
+                data
+            }
+        }
+        _ => {
+            let (&misses, data) = data.split_first()?;
+            for _ in 0..misses {
+                if !front.reply(0) {
+                    break;
+                }
+            }
+            data
+        }
+    };
+    front.is_open().then_some(rest)
+}
+
+const fn stream(error: StreamError) -> &'static str {
+    match error {
+        StreamError::Frame(_) => "stream: Version",
+        StreamError::Long { .. } => "stream: Long",
+    }
+}
+
+fn refused(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::Request(error) => match error {
+            RequestError::Unknown { .. } => "request: Unknown",
+            RequestError::NotARequest { .. } => "request: NotARequest",
+            RequestError::Length { .. } => "request: Length",
+            RequestError::Descriptors { .. } => "request: Descriptors",
+            RequestError::Regions { .. } => "request: Regions",
+            RequestError::Polled { .. } => "request: Polled",
+        },
+        Refusal::Memory(error) => match error {
+            MemoryError::Overlap { .. } => "memory: Overlap",
+            MemoryError::Unsealed { .. } => "memory: Unsealed",
+            MemoryError::Unmappable { .. } => "memory: Unmappable",
+            other => panic!("{other}"),
+        },
+        Refusal::Regions(error) => match error {
+            RegionError::Wraps { .. } => "regions: Wraps",
+            RegionError::Overlap { .. } => "regions: Overlap",
+            other => panic!("{other}"),
+        },
+        Refusal::Region { .. } => "region",
+        Refusal::Message(error) => match error {
+            MessageError::Kind(_) => "message: Kind",
+            MessageError::Permissions(_) => "message: Permissions",
+            MessageError::Range { .. } => "message: Range",
+        },
+        Refusal::Iotlb(error) => match error {
+            IotlbError::NotForUs => "iotlb: NotForUs",
+            IotlbError::NotShared { .. } => "iotlb: NotShared",
+            IotlbError::NoPage { .. } => "iotlb: NoPage",
+            IotlbError::Map(_) => "iotlb: Map",
+            IotlbError::NoMiss => "iotlb: NoMiss",
+            other => panic!("{other}"),
+        },
+        Refusal::Reply(error) => match error {
+            FrameError::Version(_) => "reply: Version",
+            FrameError::Length(_) => "reply: Length",
+            FrameError::NoReply => "reply: NoReply",
+        },
+        Refusal::Features { .. } => "features",
+        Refusal::Untranslated { .. } => "untranslated",
+        Refusal::NoRing { .. } => "no ring",
+        Refusal::Size { .. } => "size",
+        Refusal::Base { .. } => "base",
+        Refusal::Misaligned { .. } => "misaligned",
+        Refusal::Running => "running",
+        Refusal::Incomplete => "incomplete",
+        Refusal::NotAnEvent => "not an event",
+        Refusal::Channel => "channel",
+        Refusal::NotAStream => "not a stream",
+        other => panic!("{other}"),
+    }
+}

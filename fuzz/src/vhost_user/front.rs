@@ -1,0 +1,534 @@
+//! The front-end, and what must hold whatever it says:
+//!
+//! - a request that is asked for more than whether it was done is answered, or the conversation ends; any other is acknowledged if that was asked for and agreed on, with
+//!   what became of it;
+//! - no byte of the guest's memory changes that the front-end has not said the device may write, or has taken back: compared with a copy before
+//!   each such message and at the end;
+//! - no more misses are under way than there may be;
+//! - the device rests in the end, or serves one request after the other and can be stopped;
+//! - at the end of an open conversation the next request is understood, and the device is given back.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::thread;
+
+use ringfence_live::caps::Caps;
+use ringfence_live::counters::DeviceCounters;
+use ringfence_live::server::{Event, Report};
+use ringfence_live::vhost_user::{MAX_PAYLOAD_BYTES, Refusal, Session, Settings};
+use ringfence_live::virtio::blk::Blk;
+use ringfence_live::wire::{Assembly, Message};
+use ringfence_softiommu::iotlb::{Header, IotlbLimits, Message as Iotlb, reply_status};
+use ringfence_types::{DeviceId, Iova, IovaRange, Permissions};
+
+use super::files::{CALL, CHANNEL, Files, KICK, RAM, RAM_BYTES, one};
+use super::{refused, stream};
+use crate::Reached;
+
+const GET_FEATURES: u32 = 1;
+const SET_FEATURES: u32 = 2;
+const RESET_OWNER: u32 = 4;
+const SET_MEM_TABLE: u32 = 5;
+const SET_VRING_NUM: u32 = 8;
+const SET_VRING_ADDR: u32 = 9;
+const GET_VRING_BASE: u32 = 11;
+const SET_VRING_KICK: u32 = 12;
+const SET_VRING_CALL: u32 = 13;
+const GET_PROTOCOL_FEATURES: u32 = 15;
+const SET_PROTOCOL_FEATURES: u32 = 16;
+const GET_QUEUE_NUM: u32 = 17;
+const SET_VRING_ENABLE: u32 = 18;
+const SET_BACKEND_REQ_FD: u32 = 21;
+const IOTLB_MSG: u32 = 22;
+const GET_CONFIG: u32 = 24;
+
+const NEED_REPLY: u8 = 1;
+const REPLY_ACK: u64 = 1 << 3;
+const PAGE: u64 = 1 << 12;
+const USER: u64 = 0x7f00_0000_0000;
+
+/// Pages of the device's addresses, which a front-end that keeps its word maps to the frames of the same number.
+const DESCRIPTORS: u64 = PAGE;
+const AVAILABLE: u64 = 2 * PAGE;
+const USED: u64 = 3 * PAGE;
+const HEADER: u64 = 4 * PAGE;
+const STATUS: u64 = 5 * PAGE;
+const DATA: u64 = 6 * PAGE;
+const QUEUE: u16 = 8;
+
+const SETTINGS: Settings = Settings {
+    device: DeviceId::new(0x20),
+    iotlb: IotlbLimits {
+        pages: 12,
+        ahead: 4,
+        tables: 8,
+        misses: 3,
+        width: ringfence_softiommu::Width::BITS_39,
+        readers: 1,
+    },
+};
+
+/// Requests after which a ring is taken for one that never runs dry.
+const RUNAWAY: u64 = 256;
+
+/// A region of the table that is in force: where it begins in the front-end, its bytes, where it begins in the file.
+type Shared = (u64, u64, u64);
+
+pub(super) struct Front<'f, 'r> {
+    files: &'f Files,
+    session: Session<Blk>,
+    counters: Arc<DeviceCounters>,
+    inbox: Assembly<Header>,
+    reached: Reached<'r>,
+    open: bool,
+    protocol: u64,
+    shared: Vec<Shared>,
+    /// Frames that the device may write through a page, one bit each.
+    writable: BTreeMap<u64, u16>,
+    /// The guest's memory as it was last looked at.
+    before: Vec<u8>,
+    /// The device may have written since.
+    touched: bool,
+    offered: u16,
+    /// Misses without a reply.
+    unanswered: usize,
+}
+
+impl<'f, 'r> Front<'f, 'r> {
+    pub(super) fn new(files: &'f Files, reached: Reached<'r>) -> Self {
+        let counters = Arc::new(DeviceCounters::default());
+        let file = files.disk.try_clone().expect("a copy");
+        let mut disk = Blk::new(file, false, Arc::clone(&counters)).expect("a disk");
+        let caps = Caps {
+            queue_size: 16,
+            request_bytes: 1 << 15,
+            ..Caps::default()
+        };
+        disk.keep_within(&caps, ringfence_live::caps::Complaints::default());
+        let report: Report = Arc::new(|event: &Event<'_>| {
+            if let Event::Broken(broken) = event {
+                assert!(!broken.to_string().is_empty());
+            }
+        });
+        let session = Session::new(disk, &SETTINGS, Arc::clone(&counters), report);
+        Self {
+            files,
+            session: session.expect("sound limits"),
+            counters,
+            inbox: Assembly::default(),
+            reached,
+            open: true,
+            protocol: 0,
+            shared: Vec::new(),
+            writable: BTreeMap::new(),
+            before: vec![0; RAM_BYTES as usize],
+            touched: false,
+            offered: 0,
+            unanswered: 0,
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// The device has done what it can, or has found so much to do that it may go on for ever: a driver can let it write over the index that it reads.
+    fn settle(&mut self) {
+        let begun = self.counters.requests.get();
+        while !self.session.rests() {
+            if self.counters.requests.get() - begun > RUNAWAY {
+                (self.reached)("runaway");
+                return;
+            }
+            thread::yield_now();
+        }
+    }
+
+    fn allowed(&self) -> u16 {
+        self.writable.values().fold(0, |all, frames| all | frames)
+    }
+
+    /// Nothing has changed but what may.
+    fn check(&mut self) {
+        if !self.touched {
+            return;
+        }
+        let mut now = vec![0; RAM_BYTES as usize];
+        self.files.ram.read_exact_at(&mut now, 0).expect("whole");
+        let allowed = self.allowed();
+        let frames = now
+            .chunks(PAGE as usize)
+            .zip(self.before.chunks(PAGE as usize));
+        for (frame, (now, before)) in frames.enumerate() {
+            assert!(
+                allowed >> frame & 1 == 1 || now == before,
+                "frame {frame} was written"
+            );
+        }
+        self.before = now;
+    }
+
+    /// From now on nothing may change that could be before.
+    fn revoked(&mut self, before: u16) {
+        let gone = before & !self.allowed();
+        for frame in (0..16_u64).filter(|frame| self.touched && gone >> frame & 1 == 1) {
+            let start = (frame * PAGE) as usize;
+            let bytes = &mut self.before[start..start + PAGE as usize];
+            let at = frame * PAGE;
+            self.files.ram.read_exact_at(bytes, at).expect("whole");
+        }
+    }
+
+    /// A message as it crosses the socket; what follows it.
+    pub(super) fn stream<'d>(&mut self, about: u8, data: &'d [u8]) -> Option<&'d [u8]> {
+        let mut fds = self.files.take(about);
+        let mut rest = data;
+        loop {
+            let wants = self.inbox.wants();
+            let most = Header::BYTES + MAX_PAYLOAD_BYTES as usize;
+            assert!((1..=most).contains(&wants), "bounded");
+            let (piece, after) = rest.split_at(wants.min(rest.len()));
+            rest = after;
+            if piece.is_empty() {
+                return None;
+            }
+            match self.inbox.take(piece, fds.drain(..), false) {
+                Ok(Some(message)) => {
+                    self.hear(message);
+                    return Some(rest);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    assert!(!error.to_string().is_empty());
+                    (self.reached)(stream(error));
+                    self.open = false;
+                    return None;
+                }
+            }
+        }
+    }
+
+    pub(super) fn send(&mut self, request: u32, flags: u8, about: u8, payload: &[u8]) {
+        let bits = u32::from(flags & 1) << 3 | u32::from(flags & 2) << 1;
+        let version = 1 + u32::from(flags >> 2 & 1);
+        let header = [request, version | bits, payload.len() as u32];
+        let header = header.into_iter().flat_map(u32::to_ne_bytes);
+        let bytes: Vec<u8> = header.chain(payload.iter().copied()).collect();
+        self.stream(about, &bytes);
+    }
+
+    fn hear(&mut self, message: Message<Header>) {
+        let header = message.header;
+        let body = message.body.clone();
+        let asks = !header.reply
+            && [
+                GET_FEATURES,
+                GET_PROTOCOL_FEATURES,
+                GET_QUEUE_NUM,
+                GET_VRING_BASE,
+                GET_CONFIG,
+            ]
+            .contains(&header.request);
+        if [
+            SET_MEM_TABLE,
+            IOTLB_MSG,
+            GET_VRING_BASE,
+            SET_VRING_ENABLE,
+            RESET_OWNER,
+        ]
+        .contains(&header.request)
+        {
+            self.check();
+        }
+        let outcome = self.session.handle(message);
+        let ok = outcome.refusal.is_none();
+        assert_eq!(outcome.close, asks && !ok, "{header:?}");
+        if let Some(refusal) = &outcome.refusal {
+            assert!(!refusal.to_string().is_empty());
+            (self.reached)(refused(refusal));
+        } else {
+            let allowed = self.allowed();
+            self.follow(header.request, &body);
+            self.revoked(allowed);
+        }
+        // As it is agreed on from now on.
+        let acknowledged = !asks && header.need_reply && self.protocol & REPLY_ACK != 0;
+        match outcome.reply {
+            None => {
+                assert!(!acknowledged && (!asks || !ok), "{header:?}");
+                (self.reached)("silent");
+            }
+            Some(reply) => {
+                let (head, payload) = reply.split_first_chunk().expect("a header");
+                let head = Header::decode(head).expect("a header");
+                assert_eq!(
+                    (head.request, head.reply, head.bytes as usize),
+                    (header.request, true, payload.len())
+                );
+                if asks {
+                    (self.reached)("answered");
+                    assert!(ok && payload.len() >= 8, "{header:?}");
+                } else {
+                    assert!(acknowledged);
+                    assert_eq!(payload, u64::from(!ok).to_ne_bytes());
+                    (self.reached)("acknowledged");
+                }
+            }
+        }
+        if outcome.close {
+            (self.reached)("closed");
+            self.open = false;
+        }
+        self.settle();
+    }
+
+    /// What a message that was done means for what the device may do.
+    fn follow(&mut self, request: u32, body: &[u8]) {
+        let half = |at: usize| u32::from_ne_bytes(body[at..at + 4].try_into().expect("4 bytes"));
+        let long = |at: usize| u64::from_ne_bytes(body[at..at + 8].try_into().expect("8 bytes"));
+        match request {
+            SET_PROTOCOL_FEATURES => self.protocol = long(0),
+            SET_MEM_TABLE => {
+                let regions = (0..half(0) as usize).map(|n| 8 + n * 32);
+                self.shared = regions
+                    .map(|at| (long(at + 16), long(at + 8), long(at + 24)))
+                    .collect();
+                self.writable.clear();
+            }
+            RESET_OWNER | GET_VRING_BASE => self.writable.clear(),
+            SET_VRING_ENABLE if half(4) == 0 => self.writable.clear(),
+            SET_VRING_ENABLE | SET_VRING_KICK => self.touched = true,
+            IOTLB_MSG => match Iotlb::decode(body.try_into().expect("32 bytes")) {
+                Ok(Iotlb::Update {
+                    range,
+                    user,
+                    permissions,
+                }) => {
+                    if permissions.union(Permissions::WRITE) == permissions {
+                        self.granted(range, user);
+                    }
+                }
+                Ok(Iotlb::Invalidate(None)) => self.writable.clear(),
+                Ok(Iotlb::Invalidate(Some(range))) => {
+                    let (first, last) = (range.start().get() / PAGE, range.last().get() / PAGE);
+                    self.writable
+                        .retain(|page, _| !(first..=last).contains(page));
+                }
+                other => panic!("{other:?} was done"),
+            },
+            _ => {}
+        }
+    }
+
+    fn granted(&mut self, range: IovaRange, user: u64) {
+        let region = self.shared.iter().find(|(from, bytes, _)| {
+            user >= *from && user - from < *bytes && bytes - (user - from) >= range.bytes()
+        });
+        let (from, _, offset) = *region.expect("an update of shared memory");
+        let file = offset + (user - from);
+        let (start, last) = (range.start().get(), range.last().get());
+        for page in start / PAGE..=last / PAGE {
+            // As far as the update has the page.
+            let (low, high) = (start.max(page * PAGE), last.min(page * PAGE + PAGE - 1));
+            for at in [low, high] {
+                let frame = (file + (at - start)) / PAGE;
+                *self.writable.entry(page).or_default() |= 1 << frame;
+            }
+        }
+    }
+
+    /// Says what it takes to start the ring, but for the parts whose bits are set.
+    pub(super) fn bring_up(&mut self, without: u8) {
+        let longs = |longs: &[u64]| -> Vec<u8> {
+            longs.iter().flat_map(|long| long.to_ne_bytes()).collect()
+        };
+        let low = |value: u64| value << 32;
+        let messages = [
+            (SET_PROTOCOL_FEATURES, 0, longs(&[1 << 3 | 1 << 5 | 1 << 9])),
+            (SET_BACKEND_REQ_FD, one(CHANNEL), vec![]),
+            (SET_FEATURES, 0, longs(&[3 << 32])),
+            (SET_MEM_TABLE, one(RAM), longs(&[1, 0, RAM_BYTES, USER, 0])),
+            (SET_VRING_NUM, 0, longs(&[low(QUEUE.into())])),
+            (
+                SET_VRING_ADDR,
+                0,
+                longs(&[0, DESCRIPTORS, USED, AVAILABLE, 0]),
+            ),
+            (SET_VRING_CALL, one(CALL), longs(&[0])),
+            (SET_VRING_KICK, one(KICK), longs(&[0])),
+        ];
+        for (at, (request, about, payload)) in messages.iter().enumerate() {
+            if self.open && without >> at & 1 == 0 {
+                self.send(*request, NEED_REPLY, *about, payload);
+            }
+        }
+        if self.open {
+            self.send(SET_VRING_ENABLE, NEED_REPLY, 0, &longs(&[low(1)]));
+        }
+    }
+
+    /// The driver writes.
+    pub(super) fn poke(&mut self, at: u64, bytes: &[u8]) {
+        let room = (RAM_BYTES - at).min(bytes.len() as u64) as usize;
+        let (bytes, start) = (&bytes[..room], at as usize);
+        self.files.ram.write_all_at(bytes, at).expect("inside");
+        self.before[start..start + room].copy_from_slice(bytes);
+    }
+
+    /// A request, and a kick.
+    pub(super) fn offer(&mut self, kind: u32, sector: u64, sectors: u32, flags: u8) {
+        let mut header = kind.to_le_bytes().to_vec();
+        header.extend([0; 4]);
+        header.extend(sector.to_le_bytes());
+        self.poke(HEADER, &header);
+        let data = if flags & 2 == 0 { DATA } else { 1 << 40 };
+        let towards_us = if kind == 1 { 1_u16 } else { 3 };
+        let end = flags & 1;
+        for (at, (place, bytes, flags, next)) in [
+            (HEADER, 16, 1, 1_u16),
+            (data, sectors << 9, towards_us, 2),
+            (STATUS, 1, 2 | u16::from(end), 0),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut descriptor = place.to_le_bytes().to_vec();
+            descriptor.extend(u32::to_le_bytes(bytes));
+            descriptor.extend(u16::to_le_bytes(flags));
+            descriptor.extend(next.to_le_bytes());
+            self.poke(DESCRIPTORS + at as u64 * 16, &descriptor);
+        }
+        self.poke(AVAILABLE + 4 + u64::from(self.offered % QUEUE) * 2, &[0, 0]);
+        self.offered = self.offered.wrapping_add(1);
+        self.poke(AVAILABLE + 2, &self.offered.to_le_bytes());
+        if flags & 4 == 0 {
+            self.kick();
+        }
+    }
+
+    pub(super) fn kick(&mut self) {
+        let _ = rustix::io::write(&self.files.kick, &1_u64.to_ne_bytes());
+        self.settle();
+    }
+
+    pub(super) fn iotlb(&mut self, kind: u8, page: u8, pages: u8, frame: u8) {
+        let [page, pages, frame] = [page, pages, frame].map(u64::from);
+        let mut bytes: Vec<u8> = [page * PAGE, pages * PAGE, USER + frame * PAGE, 0]
+            .into_iter()
+            .flat_map(u64::to_ne_bytes)
+            .collect();
+        (bytes[24], bytes[25]) = (kind >> 3 & 3, kind & 7);
+        self.send(IOTLB_MSG, NEED_REPLY, 0, &bytes);
+    }
+
+    /// The next miss, if there is one.
+    fn miss(&mut self) -> Option<(Iova, Permissions)> {
+        let mut bytes = [0; 44];
+        match (&self.files.channel).read(&mut bytes) {
+            Ok(44) => {}
+            Ok(0) | Err(_) => return None,
+            Ok(other) => panic!("{other} bytes of a miss"),
+        }
+        let (header, message) = bytes.split_first_chunk().expect("a header");
+        let header = Header::decode(header).expect("a header");
+        assert_eq!(
+            (header.request, header.need_reply, header.bytes),
+            (1, true, 32)
+        );
+        let message = Iotlb::decode(message.try_into().expect("32 bytes"));
+        let Ok(Iotlb::Miss { iova, wanted }) = message else {
+            panic!("{message:?}");
+        };
+        (self.reached)("miss");
+        self.unanswered += 1;
+        let most = SETTINGS.iotlb.misses;
+        assert!(self.unanswered <= most, "{} under way", self.unanswered);
+        if self.unanswered == most {
+            (self.reached)("crowded");
+        }
+        Some((iova, wanted))
+    }
+
+    /// Replies to the next miss, which is looked for even if older ones were never replied to; false if there is none.
+    pub(super) fn reply(&mut self, how: u8) -> bool {
+        let Some((iova, _)) = self.miss() else {
+            return false;
+        };
+        let page = iova.get() / PAGE;
+        let update = |front: &mut Self| {
+            if page < 16 && front.open {
+                front.iotlb(3 << 3 | 2, page as u8, 1, page as u8);
+            }
+        };
+        match how {
+            0 => update(self),
+            3 => {
+                self.iotlb(3, page as u8, 1, 0);
+                update(self);
+            }
+            _ => {}
+        }
+        if self.open {
+            self.hear_reply(Ok(how != 1));
+        }
+        true
+    }
+
+    /// Something where a reply should be.
+    pub(super) fn reply_bytes(&mut self, bytes: &[u8; 20]) {
+        self.miss();
+        self.hear_reply(reply_status(bytes).map_err(Refusal::Reply));
+    }
+
+    /// As the server does; it closes if nobody asked.
+    fn hear_reply(&mut self, status: Result<bool, Refusal>) {
+        match status.and_then(|done| self.session.replied(done)) {
+            Ok(()) => {
+                assert!(self.session.channel().is_some());
+                self.unanswered = self.unanswered.saturating_sub(1);
+            }
+            Err(refusal) => {
+                assert!(!refusal.to_string().is_empty());
+                (self.reached)(refused(&refusal));
+                self.open = false;
+            }
+        }
+        self.settle();
+    }
+
+    /// The front-end goes.
+    pub(super) fn end(mut self) {
+        if self.open {
+            self.inbox = Assembly::default();
+            self.send(GET_FEATURES, 0, 0, &[]);
+            assert!(self.open, "understood");
+        }
+        while self.miss().is_some() {}
+        self.check();
+        let Self {
+            session,
+            counters,
+            files,
+            reached,
+            ..
+        } = self;
+        assert!(session.end().is_some(), "the device's thread panicked");
+        let disk = files.disk.metadata().expect("a file");
+        assert_eq!(disk.len(), 1 << 15);
+        let ended_well = counters.requests.get() > counters.failed.get() + counters.malformed.get();
+        for (outcome, holds) in [
+            ("served", ended_well),
+            ("failed", counters.failed.get() > 0),
+            ("malformed", counters.malformed.get() > 0),
+            ("broken", counters.broken_queues.get() > 0),
+            ("fault", counters.faults.get() > 0),
+            ("interrupt", counters.interrupts.get() > 0),
+        ] {
+            if holds {
+                reached(outcome);
+            }
+        }
+    }
+}

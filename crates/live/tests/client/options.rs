@@ -93,9 +93,9 @@ fn alone(name: &str) -> Option<&'static str> {
     }
 }
 
-/// What is refused of pairs beside a disk, either way round; `*` stands for any end of a name.
 const LATE: &str = "only a disk that is served here, and by its registers, can be late";
 
+/// What is refused of pairs beside a disk, either way round; `*` stands for any end of a name.
 const PAIRS: [(&str, &str, &str); 18] = [
     ("late", "isolate", LATE),
     ("late", "vhost-user*", LATE),

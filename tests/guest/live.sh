@@ -135,9 +135,9 @@ judged() {
 
 # What a read of 4 KiB costs where time is the number of instructions: of two equal runs the counters are equal, and a third with 500 reads
 # more says what one takes. The medians of the reads that waited for the disk differ by less than a thousandth. A run that the host disturbed is made
-# once more, at most three times in all, and the note says so: one in which most reads did not wait, or whose median is the odd one out.
+# once more, at most six times in all, and the note says so: one in which most reads did not wait, or whose median is the odd one out.
 counted() {
-    local again=(first second more) left=3 one
+    local again=(first second more) left=6 one
     while :; do
         for one in "${again[@]}"; do counted_run "$one" "$@" || return 1; done
         diff "$case/first.counters" "$case/second.counters" && [[ -s $case/first.counters ]] || return 1

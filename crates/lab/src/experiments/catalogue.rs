@@ -5,7 +5,9 @@ use std::time::Instant;
 use ringfence_devices::workload::PACKETS_PER_RUN;
 
 use super::finding::{Finding, Findings, Verdict};
+use super::guests::Guests;
 use super::prefetch::PrefetchRow;
+use super::reuse::ReuseRow;
 use crate::Profile;
 use crate::error::LabError;
 
@@ -26,6 +28,10 @@ pub struct Setting {
     pub repetitions: usize,
     /// What prefetchers predict of recorded traces (X07), from [`of_trace`](super::prefetch::of_trace): a trace after the other.
     pub recorded: Vec<PrefetchRow>,
+    /// How often recorded devices map their pages again (X22), from [`of_trace`](super::reuse::of_trace).
+    pub reuse: Vec<ReuseRow>,
+    /// What was counted in guests (X21).
+    pub guests: Guests,
 }
 
 impl Setting {
@@ -40,6 +46,8 @@ impl Setting {
             wraps: 2,
             repetitions: 5,
             recorded: Vec::new(),
+            reuse: Vec::new(),
+            guests: Guests::default(),
         }
     }
 
@@ -103,6 +111,11 @@ impl Experiment {
         super::x17_freebsd::EXPERIMENT,
         super::x18_fujita::EXPERIMENT,
         super::x19_flush_memory::EXPERIMENT,
+        super::x21_guests::EXPERIMENT,
+        super::x22_page_reuse::EXPERIMENT,
+        super::x23_radix_tree::EXPERIMENT,
+        super::x24_residency::EXPERIMENT,
+        super::x25_host_side::EXPERIMENT,
         super::x26_windows::EXPERIMENT,
     ];
 

@@ -1,0 +1,137 @@
+//! What was counted in guests, by whoever can boot some: this crate boots none.
+
+use serde::Serialize;
+
+/// What stands between a guest's devices and its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Configuration {
+    /// No IOMMU: all of memory is mapped.
+    KvmBaseline,
+    /// The stock virtio-iommu, its kernel's IOMMU strict.
+    VirtioStrict,
+    /// The stock virtio-iommu, lazy.
+    VirtioLazy,
+    /// The para-virtual IOMMU without its cache.
+    Pviommu,
+    /// With its cache.
+    PviommuRtc,
+    /// And with the host's pool and pointer.
+    PviommuRtcHopt,
+}
+
+impl Configuration {
+    /// All, in the order of reports.
+    pub const ALL: [Self; 6] = [
+        Self::KvmBaseline,
+        Self::Pviommu,
+        Self::PviommuRtc,
+        Self::PviommuRtcHopt,
+        Self::VirtioStrict,
+        Self::VirtioLazy,
+    ];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::KvmBaseline => "kvm-baseline",
+            Self::VirtioStrict => "virtio-strict",
+            Self::VirtioLazy => "virtio-lazy",
+            Self::Pviommu => "pviommu",
+            Self::PviommuRtc => "pviommu+rtc",
+            Self::PviommuRtcHopt => "pviommu+rtc+hopt",
+        }
+    }
+}
+
+/// What kind of device a guest has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A device whose accesses the model of the hardware translates, by tables in memory.
+    Assigned,
+    /// A device in the process that has the guest's memory, behind the software IOMMU.
+    Emulated,
+    /// A device in a process of its own that has nothing of the guest's memory but what is mapped for it.
+    Simulated,
+    /// A network device with four pairs of queues.
+    ManyQueue,
+}
+
+impl Kind {
+    /// All, in the order of reports.
+    pub const ALL: [Self; 4] = [
+        Self::Assigned,
+        Self::Emulated,
+        Self::Simulated,
+        Self::ManyQueue,
+    ];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Assigned => "assigned",
+            Self::Emulated => "emulated",
+            Self::Simulated => "simulated",
+            Self::ManyQueue => "many queues",
+        }
+    }
+
+    /// What it does once, that is counted.
+    pub const fn operation(self) -> &'static str {
+        match self {
+            Self::ManyQueue => "frame sent",
+            _ => "4 KiB read",
+        }
+    }
+}
+
+/// What one operation of a device took, as the difference of two guests that differ in their number.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct GuestCounts {
+    /// Requests to the IOMMU.
+    pub requests: f64,
+    /// Exits for its doorbell.
+    pub exits: f64,
+    /// Exits for the device's own.
+    pub device_exits: f64,
+    /// Mappings that the guest's driver made; `None` where the guest does not say.
+    pub maps: Option<f64>,
+    /// Of these, the ones that the cache answered.
+    pub hits: Option<f64>,
+    /// Guest instructions, the cheapest; `None` where nothing counts them.
+    pub instructions: Option<f64>,
+    /// Guest instructions of a map and its unmap, the page being one that was mapped before.
+    pub map_unmap: f64,
+}
+
+/// A device kind in a configuration.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GuestCell {
+    /// The device.
+    pub kind: Kind,
+    /// The IOMMU.
+    pub configuration: Configuration,
+    /// What was counted, or why nothing was.
+    pub counts: Result<GuestCounts, String>,
+}
+
+/// What was counted in guests.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub enum Guests {
+    /// None was booted, and why.
+    None(String),
+    /// In guests with this kernel.
+    Counted {
+        /// As the guest calls it.
+        kernel: String,
+        /// Every kind in every configuration.
+        cells: Vec<GuestCell>,
+    },
+}
+
+impl Default for Guests {
+    fn default() -> Self {
+        Self::None("no guest was booted".into())
+    }
+}

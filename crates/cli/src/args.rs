@@ -48,7 +48,7 @@ pub(crate) enum Command {
     Modes(ModesArgs),
     /// Compare two reports of `compare --json`
     Diff(DiffArgs),
-    /// Run the experiments of the rIOMMU, EIOVAR and Fujita documents; print them beside what was measured here
+    /// Run the experiments of the rIOMMU, EIOVAR, Fujita and PVIOMMU documents; print them beside what was measured here
     #[command(long_about = REPRODUCE_LONG)]
     Reproduce(ReproduceArgs),
     /// Look at traces, record them, make them fit to be shared
@@ -312,7 +312,7 @@ pub(crate) struct DiffArgs {
 }
 
 const REPRODUCE_LONG: &str = "\
-Run the experiments of the rIOMMU, EIOVAR and Fujita documents; print them beside what was measured here.
+Run the experiments of the rIOMMU, EIOVAR, Fujita and PVIOMMU documents; print them beside what was measured here.
 
 For each number: what the document prints, what was measured, their ratio, and which part of a cost this processor executed and which \
 the profile r210-2015 charged: invalidations, IOTLB misses, and what a packet costs without protection. The verdict follows from the \
@@ -325,7 +325,8 @@ Examples:
   ringfence reproduce X10 X13
   ringfence reproduce --all --out findings            a page, JSON and text in one directory
   ringfence reproduce --all --json > findings.json
-  ringfence reproduce X07 --trace traces/*.zst        recorded devices beside synthetic rings";
+  ringfence reproduce X07 --trace traces/*.zst        recorded devices beside synthetic rings
+  ringfence reproduce X21                             boots guests; fetches what they need (see guest run)";
 
 /// Arguments of `reproduce`.
 #[derive(Debug, Args)]
@@ -340,7 +341,7 @@ pub(crate) struct ReproduceArgs {
     /// Print what there is, and run nothing
     #[arg(long)]
     pub list: bool,
-    /// Recorded traces for X07, which feeds their devices to the prefetchers as well
+    /// Recorded traces for X07, which feeds their devices to the prefetchers as well, and for X22, which counts how often they map their pages again
     #[arg(long = "trace", value_name = "FILE", num_args = 1.., conflicts_with = "list", value_hint = ValueHint::FilePath)]
     pub traces: Vec<PathBuf>,
     /// Also write a page, JSON and text into this directory
@@ -349,6 +350,27 @@ pub(crate) struct ReproduceArgs {
     /// One JSON object (docs/REPRODUCE.md)
     #[arg(long)]
     pub json: bool,
+    /// Guests.
+    #[command(flatten)]
+    pub guests: ReproduceGuestArgs,
+}
+
+/// The guests of X21. With --all they are booted only if what they need is there.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Guests of X21")]
+pub(crate) struct ReproduceGuestArgs {
+    /// Where what was fetched for guests is kept
+    #[arg(long, value_name = "DIR", default_value = "target/guest", value_hint = ValueHint::DirPath)]
+    pub guest_cache: PathBuf,
+    /// Their kernel, as `guest run --kernel` takes it
+    #[arg(long, value_name = "VERSION", default_value = "6.12")]
+    pub guest_kernel: String,
+    /// Longest life of each in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub guest_limit: u64,
+    /// Where the modules' sources are
+    #[arg(long, value_name = "DIR", default_value = "kmod", value_hint = ValueHint::DirPath)]
+    pub module_source: PathBuf,
 }
 
 /// What to do with traces.

@@ -154,7 +154,7 @@ impl fmt::Display for Failure {
             }
             Self::StdinTwice => f.write_str("standard input is one trace: name - once"),
             Self::TraceUnread => {
-                f.write_str("--trace: only X07 reads recorded traces; name it, or --all")
+                f.write_str("--trace: only X07 and X22 read recorded traces; name one, or --all")
             }
             Self::Closed => f.write_str("output closed"),
         }

@@ -367,7 +367,7 @@ pub(crate) struct GuestRunArgs {
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
     /// Time is the number of instructions, a nanosecond each, and doorbells are answered before the guest goes on
-    #[arg(long, conflicts_with = "cpus")]
+    #[arg(long)]
     pub icount: bool,
     /// Put this program into the guest
     #[arg(long)]

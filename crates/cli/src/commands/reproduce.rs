@@ -1,21 +1,33 @@
 //! `ringfence reproduce`.
 
+#[cfg(feature = "live")]
+mod guests;
+#[cfg(feature = "live")]
+mod said;
+
 use std::fs;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-use ringfence_lab::experiments::prefetch::{PrefetchRow, of_trace};
-use ringfence_lab::experiments::{Experiment, Setting};
+use ringfence_lab::experiments::guests::Guests;
+use ringfence_lab::experiments::{Experiment, Setting, prefetch, reuse};
 use ringfence_lab::report::{
     Look, Reproduction, experiments_table, finding_terminal, findings_page, findings_terminal,
 };
 
+use ringfence_trace::Options;
+
 use super::compare::executed_on;
 use super::json;
-use crate::args::ReproduceArgs;
+use crate::args::{ReproduceArgs, ReproduceGuestArgs};
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::output::{look, print};
+
+/// The experiments that read recorded traces, and the one whose guests are booted.
+const PREFETCHERS: &str = "X07";
+const REUSE: &str = "X22";
+const GUESTS: &str = "X21";
 
 /// Runs experiments of the documents and prints what came of them.
 pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
@@ -31,11 +43,17 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
         fs::create_dir_all(dir).map_err(Failure::io(dir))?;
     }
     let mut setting = Setting::full();
+    let asked = |id| experiments.iter().any(|experiment| experiment.id == id);
     if !args.traces.is_empty() {
-        if !experiments.iter().any(|experiment| experiment.id == "X07") {
+        let wanted = [PREFETCHERS, REUSE].map(asked);
+        if wanted == [false; 2] {
             return Err(Failure::TraceUnread);
         }
-        setting.recorded = recorded(&args.traces)?;
+        recorded(&args.traces, wanted, &mut setting)?;
+    }
+    if asked(GUESTS) {
+        // Among all others it is no reason to fetch anything.
+        setting.guests = guests(&args.guests, !args.all)?;
     }
     let mut reproduction = Reproduction::new(executed_on(), setting.profile.clone());
     for (place, experiment) in experiments.iter().enumerate() {
@@ -57,22 +75,49 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
     }
 }
 
-/// What prefetchers predict of the devices of recorded traces.
-fn recorded(paths: &[PathBuf]) -> Result<Vec<PrefetchRow>, Failure> {
+#[cfg(feature = "live")]
+fn guests(args: &ReproduceGuestArgs, fetch: bool) -> Result<Guests, Failure> {
+    guests::count(args, fetch)
+}
+
+#[cfg(not(feature = "live"))]
+fn guests(_: &ReproduceGuestArgs, _: bool) -> Result<Guests, Failure> {
+    Ok(Guests::None(Failure::NotBuilt.to_string()))
+}
+
+/// What prefetchers predict of the devices of recorded traces, and how often these map their pages again; each if it is wanted.
+fn recorded(
+    paths: &[PathBuf],
+    [prefetchers, reused]: [bool; 2],
+    setting: &mut Setting,
+) -> Result<(), Failure> {
     let inputs = Input::all(paths);
     let stdin = inputs.iter().filter(|input| **input == Input::Stdin);
     if stdin.count() > 1 {
         return Err(Failure::StdinTwice);
     }
-    let mut rows = Vec::new();
     let names = Input::names(&inputs);
-    for (place, (input, name)) in inputs.iter().zip(&names).enumerate() {
+    for (place, (input, name)) in inputs.into_iter().zip(&names).enumerate() {
         if std::io::stderr().is_terminal() {
-            eprintln!("ringfence: trace {}/{} {name}", place + 1, inputs.len());
+            eprintln!("ringfence: trace {}/{} {name}", place + 1, names.len());
         }
-        rows.extend(of_trace(name, input.source()?)?);
+        // What is read for both is read twice.
+        let input = if prefetchers && reused {
+            input.kept()?
+        } else {
+            input
+        };
+        if prefetchers {
+            let rows = prefetch::of_trace(name, input.source()?)?;
+            setting.recorded.extend(rows);
+        }
+        if reused {
+            let mut operations = input.operations(Options::default())?;
+            let rows = reuse::of_trace(name, &mut operations)?;
+            setting.reuse.extend(rows);
+        }
     }
-    Ok(rows)
+    Ok(())
 }
 
 /// Says on standard error what runs, if anybody is there to read it.

@@ -99,7 +99,7 @@ pub struct GuestCounts {
     pub maps: Option<f64>,
     /// Of these, the ones that the cache answered.
     pub hits: Option<f64>,
-    /// Guest instructions, the cheapest; `None` where nothing counts them.
+    /// Guest instructions, the median; `None` where nothing counts them.
     pub instructions: Option<f64>,
     /// Guest instructions of a map and its unmap, the page being one that was mapped before.
     pub map_unmap: f64,

@@ -210,8 +210,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     };
     let mut found = Findings::by(format!(
         "Stock guests (Linux {kernel}) under QEMU's icount, where time is the number of the guest's instructions and a doorbell is answered before the guest \
-         goes on. Requests and exits are the difference of two guests that differ in the number of operations; instructions of a 4 KiB read are those of \
-         the cheapest, of a map and its unmap the mean of 256 in a row."
+         goes on. Requests and exits are the difference of two guests that differ in the number of operations; instructions of a 4 KiB read are the \
+         median of those that waited for the disk, of a map and its unmap the mean of 256 in a row."
     ));
     for one in cells {
         cell(one, &mut found);

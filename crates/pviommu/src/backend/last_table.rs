@@ -38,6 +38,30 @@ impl LastTable for NoLastTable {
     fn freed(&mut self) {}
 }
 
+/// A pointer, or none, by a choice made at run time.
+impl<K: LastTable> LastTable for Option<K> {
+    const FILLS_IN_PLACE: bool = K::FILLS_IN_PLACE;
+
+    #[inline]
+    fn entry(&self, page: Gpa) -> Option<PhysAddr> {
+        self.as_ref()?.entry(page)
+    }
+
+    #[inline]
+    fn learn(&mut self, page: Gpa, table: PhysAddr) {
+        if let Some(last) = self {
+            last.learn(page, table);
+        }
+    }
+
+    #[inline]
+    fn freed(&mut self) {
+        if let Some(last) = self {
+            last.freed();
+        }
+    }
+}
+
 /// Prefix and pointer.
 #[derive(Debug, Clone, Copy, Default)]
 struct Last(Option<(u64, PhysAddr)>);

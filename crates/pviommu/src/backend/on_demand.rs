@@ -172,6 +172,13 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         })
     }
 
+    /// Without the pool of section 4.6: each frame is asked of the host when a page needs it.
+    #[must_use]
+    pub fn without_pool(mut self) -> Self {
+        self.pool.close();
+        self
+    }
+
     /// The frame behind the page that `page` lies in, which gets one if it has none: what a guest's processor asks for that met an absent entry. It is not pinned.
     ///
     /// # Errors

@@ -27,6 +27,8 @@ pub struct PagePool<S: FrameSource> {
     /// Place of the oldest page.
     head: usize,
     available: usize,
+    /// Whether the ring is filled at all.
+    in_advance: bool,
     stats: PoolStats,
 }
 
@@ -38,10 +40,27 @@ impl<S: FrameSource> PagePool<S> {
             ring: [PhysAddr::ZERO; POOL_PAGES],
             head: 0,
             available: 0,
+            in_advance: true,
             stats: PoolStats::default(),
         };
         pool.refill();
         pool
+    }
+
+    /// Gives the ring's pages back: from here on each page is asked of the host when it is needed, as without the optimisation.
+    pub fn close(&mut self) {
+        self.in_advance = false;
+        self.empty();
+    }
+
+    fn empty(&mut self) {
+        while self.available > 0 {
+            if let Some(page) = self.ring.get(self.head) {
+                self.host.free(*page);
+            }
+            self.head = (self.head + 1) % POOL_PAGES;
+            self.available -= 1;
+        }
     }
 
     /// A page that reads zero: the oldest of the ring, or one from the host if there is none.
@@ -70,7 +89,7 @@ impl<S: FrameSource> PagePool<S> {
     /// Fills the ring if fewer than [`REFILL_BELOW`] pages are left. Off the way of requests.
     #[inline]
     pub fn refill(&mut self) {
-        if self.available < REFILL_BELOW {
+        if self.in_advance && self.available < REFILL_BELOW {
             self.fill();
         }
     }
@@ -108,13 +127,7 @@ impl<S: FrameSource> PagePool<S> {
 
 impl<S: FrameSource> Drop for PagePool<S> {
     fn drop(&mut self) {
-        while self.available > 0 {
-            if let Some(page) = self.ring.get(self.head) {
-                self.host.free(*page);
-            }
-            self.head = (self.head + 1) % POOL_PAGES;
-            self.available -= 1;
-        }
+        self.empty();
     }
 }
 

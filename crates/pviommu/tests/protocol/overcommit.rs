@@ -122,6 +122,36 @@ fn the_pool_is_a_ring_of_256_refilled_below_64() {
     assert_eq!(counted.wrong_frees(), 0);
 }
 
+/// Without it the host is asked for each page, when it is needed and not before.
+#[test]
+fn without_the_pool_each_page_is_asked_of_the_host() {
+    let rig = Rig::new();
+    let counted = FaultyFrames::new(rig.frames.clone());
+    let mut pool = PagePool::new(&counted);
+    pool.take().unwrap();
+    pool.close();
+    assert_eq!(counted.outstanding(), 1, "the ring's pages went back");
+    pool.refill();
+    pool.take().unwrap();
+    assert_eq!((pool.available(), counted.outstanding()), (0, 2));
+    let stats = pool.stats();
+    assert_eq!((stats.from_ring, stats.from_host, stats.refills), (1, 1, 1));
+    assert_eq!(counted.wrong_frees(), 0);
+}
+
+/// By a choice made at run time.
+#[test]
+fn a_pointer_that_is_not_there_finds_nothing() {
+    let limits = Limits::default();
+    for (last, hits) in [(None, 0), (Some(RepairedLastTable::default()), 1)] {
+        let mut rig = Rig::with(config(), limits, &memory(), last);
+        for page in [MEMORY, MEMORY + PAGE, MEMORY] {
+            rig.frame(page);
+        }
+        assert_eq!(rig.backend.backing().stats().last_table_hits, hits);
+    }
+}
+
 /// Errata 13: the page 1 MiB above another one, in the same table. A device that is to read the upper page reads the lower one.
 #[test]
 fn the_literal_pointer_mistakes_the_upper_half_of_a_table() {

@@ -102,6 +102,31 @@ wrong() {
         said '^alive' && said "$text" && said '^unloaded'
 }
 
+# While a guest works the host takes back what it can of its memory, by its control groups. What the module has mapped stays, and everything is what it
+# was; where devices see all of a guest's memory all of it has to stay.
+readonly RECLAIMED='set -e; mkdir -p /t; mount -t tmpfs -o size=300m none /t
+dd if=/dev/urandom of=/t/f bs=64k count=800 2>/dev/null; md5sum </t/f >/before; for n in 1 2 3 4; do cp /t/f /t/$n; done; echo ready
+dd if=/dev/urandom of=/dev/vda bs=4k count=1000 oflag=direct 2>/dev/null; dd if=/dev/vda of=/t/g bs=4k count=1000 iflag=direct 2>/dev/null
+md5sum </t/f | cmp - /before; dd if=/dev/vda bs=64k count=63 2>/dev/null | cmp -n 4096000 - /t/g; echo same'
+reclaimed() {
+    local what=$1 least=$2 most=$3 status before after locked
+    shift 3
+    # Memory that the host can take back lies in a file system on a disk.
+    local memory group=ringfence-$$-$what
+    memory=$(mktemp -d -p "$target" memory.XXXXXX)
+    python3 "$here/reclaim.py" enter "$group" "$ringfence" guest run --cache "$cache" --limit "$LIMIT" --module-source "$repo/kmod" \
+        "$@" --memory-file "$memory/guest" --lock "$what" --metrics -- sh -c "$RECLAIMED" </dev/null >"$case/guest" 2>&1 &
+    python3 "$here/reclaim.py" take "$group" "$memory/guest" "$case/guest" 3
+    status=$?
+    wait $! || status=1
+    grep -v 'service_seconds\|^#' "$case/guest"
+    rm -rf "$memory"
+    ((status == 0)) && said '^same' || return 1
+    read -r before after locked <<<"$(sed -n 's/^taken: //p' "$log")"
+    echo "of $((before / 256)) MiB in memory $((after / 256)) stayed, $locked pages of them locked" >"$case/note"
+    ((after * 100 >= before * least && after * 100 <= before * most))
+}
+
 # Data crosses between two guests, through the module's maps.
 network() {
     talk pviommu 'grep -r . /sys/kernel/debug/pviommu' -- behind "$@" &&
@@ -157,5 +182,7 @@ for kernel in $KERNELS; do
     try "wrong answers, twice: $kernel" wrong twice:50 3 'answered what was not asked' --kernel "$kernel"
     try "wrong answers, foreign: $kernel" wrong foreign:50 3 'answered what was not asked' --kernel "$kernel"
 done
+try "reclaimed: what is not mapped is taken back while the guest works" reclaimed mapped 0 40 --kernel 6.12 --module pviommu
+try "reclaimed: nothing is, where devices see all memory" reclaimed all 100 100 --kernel 6.12 --no-iommu
 try "kept: what was unmapped is reached, with the cache" kept --kernel 6.12
 all_passed

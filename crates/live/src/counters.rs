@@ -138,6 +138,10 @@ counters! {
         maps,
         /// Unmappings asked for.
         unmaps,
+        /// Pages of the guest that were locked into the host's memory when they were mapped.
+        locked,
+        /// Of these, pages that were let go when they were unmapped.
+        unlocked,
         /// Accesses that the IOMMU stopped.
         faults,
         /// Of these, accesses to what had been unmapped shortly before.

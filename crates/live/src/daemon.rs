@@ -9,7 +9,7 @@ pub use rebuild::{Here, Rebuilt};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,6 +31,7 @@ use crate::iommu::{Behind, Iommu, Recorder};
 use crate::isolate::{self, Front, Grants, Image, Program, Said};
 use crate::left_behind;
 use crate::link;
+use crate::memory::{Locked, MemoryRules};
 use crate::pviommu::PvIommu;
 use crate::server::{Event, Post, Report, Served, Stop, serve_text};
 use crate::vhost_user::{self, Settings};
@@ -63,6 +64,8 @@ pub fn use_all_descriptors() {
 #[derive(Debug)]
 pub struct Daemon {
     machine: Machine,
+    /// What clients share has to be like this.
+    rules: MemoryRules,
     stop: Stop,
     threads: Vec<JoinHandle<io::Result<()>>>,
     sockets: Vec<PathBuf>,
@@ -107,6 +110,10 @@ impl Daemon {
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         devices.check().map_err(invalid).map_err(at(dir))?;
         let mut daemon = Self::empty(dir, devices.back_end).map_err(at(dir))?;
+        daemon.rules = devices.memory.clone();
+        if let Some(path) = &devices.memory.file {
+            daemon.make_memory(path).map_err(at(path))?;
+        }
         let iommu = if devices.untranslated || devices.back_end.is_some() {
             None
         } else if devices.paravirtual {
@@ -171,6 +178,7 @@ impl Daemon {
         Ok(Self {
             machine: Machine {
                 dir: dir.to_owned(),
+                memory_file: None,
                 iommu: None,
                 foreign,
                 devices: Vec::new(),
@@ -179,6 +187,7 @@ impl Daemon {
                 counted: false,
                 extra: Vec::new(),
             },
+            rules: MemoryRules::default(),
             stop: Stop::new()?,
             threads: Vec::new(),
             sockets: Vec::new(),
@@ -189,6 +198,15 @@ impl Daemon {
             control: None,
             gone: Arc::default(),
         })
+    }
+
+    /// The file that will be the guest's memory. Nothing of another guest's is in it, and it goes with the devices.
+    fn make_memory(&mut self, path: &Path) -> io::Result<()> {
+        let mut file = File::options();
+        file.write(true).create_new(true).mode(0o600).open(path)?;
+        self.sockets.push(path.to_owned());
+        self.machine.memory_file = Some(path.to_owned());
+        Ok(())
     }
 
     fn count(&mut self, name: &'static str) -> Arc<DeviceCounters> {
@@ -242,6 +260,9 @@ impl Daemon {
             .collect();
         let iommu = PvIommu::new(&behind, Arc::clone(&counters));
         let iommu = iommu.map_err(|e| (self.machine.dir.clone(), e))?;
+        if devices.memory.locked == Locked::Mapped {
+            iommu.lock_mapped();
+        }
         let mut device = PvIommuDevice::new(iommu.clone(), Arc::clone(&counters));
         if let Some(misanswer) = devices.misanswer {
             device.misanswer(misanswer);
@@ -304,7 +325,7 @@ impl Daemon {
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
         let path = self.machine.socket(name);
-        let post = Post::new(self.listen(&path)?, function);
+        let post = Post::new(self.listen(&path)?, function).under(self.rules.clone());
         let prepared = self.prepare(name, post, counters, log);
         prepared.map_err(|error| (path, io::Error::other(error)))
     }

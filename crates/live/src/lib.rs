@@ -28,7 +28,7 @@ pub mod view;
 pub mod virtio;
 pub mod wire;
 
-pub use memory::{GuestRam, MAX_RANGES, MemoryError, Source};
+pub use memory::{GuestRam, Locked, MAX_RANGES, MemoryError, MemoryRules, Source};
 pub use session::{
     CONFIG_REGION, ERROR_IRQ, Function, FunctionError, IRQ_KINDS, MSIX_IRQ, Outcome, REGIONS,
     Refusal, Region, Session,

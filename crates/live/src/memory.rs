@@ -3,6 +3,11 @@
 //! A client could cut a file off after it was mapped, and the next access would kill the process. So only files that are
 //! sealed against shrinking are mapped (`F_SEAL_SHRINK`, which QEMU's `memory-backend-memfd` sets by itself). Ranges without a
 //! file, such as ROMs, and ranges that a device may not write are known and not reachable.
+//!
+//! One file may be excepted ([`MemoryRules`]), so that a host without swap can take pages of a guest back.
+
+pub(crate) mod lock;
+mod rules;
 
 use std::fs::File;
 use std::io;
@@ -18,6 +23,8 @@ use vm_memory::{
 
 use crate::handover::RangeState;
 use crate::wire::errno;
+
+pub use rules::{Locked, MemoryRules};
 
 /// Most ranges that one client may map. Announced as `max_dma_maps`.
 pub const MAX_RANGES: usize = 1024;
@@ -45,6 +52,11 @@ pub enum MemoryError {
         /// The range that was asked for.
         range: IovaRange,
     },
+    /// The host cannot keep all of it in memory.
+    Unlockable {
+        /// The range that was asked for.
+        range: IovaRange,
+    },
     /// What is to be unmapped would cut a range into pieces.
     Split {
         /// The range that was asked for.
@@ -65,6 +77,7 @@ impl MemoryError {
             Self::TooMany { .. } => errno::ENOSPC,
             Self::Unsealed { .. } => errno::EACCES,
             Self::Absent { .. } => errno::ENOENT,
+            Self::Unlockable { .. } => errno::ENOMEM,
             Self::Unmappable { .. } | Self::Split { .. } => errno::EINVAL,
         }
     }
@@ -77,6 +90,7 @@ impl std::fmt::Display for MemoryError {
             Self::TooMany { range } => (range, "is one too many"),
             Self::Unsealed { range } => (range, "lies in a file that could be cut off"),
             Self::Unmappable { range } => (range, "cannot be mapped from its file"),
+            Self::Unlockable { range } => (range, "is more than the host can keep in memory"),
             Self::Split { range } => (range, "covers a part of a mapped range"),
             Self::Absent { range } => (range, "is not mapped"),
         };
@@ -105,6 +119,7 @@ pub struct Source {
 /// The ranges of one client.
 #[derive(Debug, Default)]
 pub struct GuestRam {
+    rules: MemoryRules,
     ranges: Vec<(IovaRange, Reach)>,
     memory: GuestMemoryMmap,
 }
@@ -117,6 +132,14 @@ enum Reach {
 }
 
 impl GuestRam {
+    /// No range yet, and each as `rules` say.
+    pub fn new(rules: MemoryRules) -> Self {
+        Self {
+            rules,
+            ..Self::default()
+        }
+    }
+
     /// What is mapped, as of now: later changes are not seen through it.
     pub fn memory(&self) -> &GuestMemoryMmap {
         &self.memory
@@ -205,11 +228,12 @@ impl GuestRam {
         offset: u64,
     ) -> Result<GuestMemoryMmap, MemoryError> {
         let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-        if !sealed {
+        if !sealed && !self.rules.takes(&file) {
             return Err(MemoryError::Unsealed { range });
         }
         let unmappable = MemoryError::Unmappable { range };
-        // Mapping past the end of a file succeeds; touching it there kills the process. The seal keeps the size from shrinking below.
+        // Mapping past the end of a file succeeds; touching it there kills the process. The seal, or whoever vouched for the file, keeps the size from
+        // shrinking below.
         let size = fstat(&file).map_err(|_| unmappable)?.st_size;
         let size = u64::try_from(size).unwrap_or(0);
         if offset
@@ -223,9 +247,13 @@ impl GuestRam {
         let mapping = MmapRegion::from_file(file, bytes).map_err(|_| unmappable)?;
         let start = GuestAddress(range.start().get());
         let region = GuestRegionMmap::new(mapping, start).ok_or(unmappable)?;
-        self.memory
-            .insert_region(Arc::new(region))
-            .map_err(|_| unmappable)
+        let memory = self.memory.insert_region(Arc::new(region));
+        let memory = memory.map_err(|_| unmappable)?;
+        if self.rules.locked == Locked::All {
+            let locked = lock::lock(&memory, start.0, range.bytes());
+            locked.map_err(|_| MemoryError::Unlockable { range })?;
+        }
+        Ok(memory)
     }
 
     /// Unmaps all ranges within `range`; without one, all.
@@ -234,7 +262,7 @@ impl GuestRam {
     /// [`MemoryError`]; nothing has changed.
     pub fn unmap(&mut self, range: Option<IovaRange>) -> Result<(), MemoryError> {
         let Some(range) = range else {
-            *self = Self::default();
+            *self = Self::new(std::mem::take(&mut self.rules));
             return Ok(());
         };
         let touched = |other: &IovaRange| range.overlaps(other);

@@ -16,6 +16,7 @@ use crate::counters::DeviceCounters;
 use crate::errant::Tried;
 use crate::handover::{FunctionState, Own, Unmovable};
 use crate::isolate::Breach;
+use crate::memory::MemoryRules;
 use crate::session::{Function, Session};
 use crate::virtio::{Awaited, QueueBroken};
 use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
@@ -204,6 +205,7 @@ pub fn serve<F: Served>(
 #[derive(Debug)]
 pub(crate) struct Post<F> {
     listener: UnixListener,
+    rules: MemoryRules,
     talk: Talk<F>,
 }
 
@@ -235,14 +237,25 @@ pub(crate) enum Pause {
 
 impl<F: Served> Post<F> {
     pub(crate) fn new(listener: UnixListener, function: F) -> Self {
-        let talk = Talk::Alone(function);
-        Self { listener, talk }
+        Self {
+            listener,
+            rules: MemoryRules::default(),
+            talk: Talk::Alone(function),
+        }
+    }
+
+    /// Clients that come share memory under these rules.
+    pub(crate) fn under(self, rules: MemoryRules) -> Self {
+        Self { rules, ..self }
     }
 
     /// Goes on with a client.
     pub(crate) fn with(listener: UnixListener, conversation: Conversation<F>) -> Self {
-        let talk = Talk::With(Box::new(conversation));
-        Self { listener, talk }
+        Self {
+            listener,
+            rules: MemoryRules::default(),
+            talk: Talk::With(Box::new(conversation)),
+        }
     }
 
     pub(crate) fn listener(&self) -> &UnixListener {
@@ -292,7 +305,7 @@ impl<F: Served> Post<F> {
                     if let Talk::Alone(function) = std::mem::replace(&mut self.talk, Talk::Ended) {
                         self.talk = Talk::With(Box::new(Conversation {
                             stream,
-                            session: Session::new(function),
+                            session: Session::under(self.rules.clone(), function),
                             inbox: Inbox::default(),
                             words: Words::default(),
                         }));

@@ -2,7 +2,7 @@
 
 use vm_memory::GuestMemoryMmap;
 
-use crate::memory::{GuestRam, MAX_RANGES, MemoryError, Source};
+use crate::memory::{GuestRam, MAX_RANGES, MemoryError, MemoryRules, Source};
 use crate::wire::{
     Command, MAX_DATA_BYTES, MAX_FDS, Message, Request, RequestError, SetIrqs, errno,
 };
@@ -181,9 +181,14 @@ pub struct Session<F> {
 impl<F: Function> Session<F> {
     /// Begins with a function as after power-on.
     pub fn new(function: F) -> Self {
+        Self::under(MemoryRules::default(), function)
+    }
+
+    /// The same, whose client shares memory under these rules.
+    pub fn under(rules: MemoryRules, function: F) -> Self {
         Self {
             function,
-            ram: GuestRam::default(),
+            ram: GuestRam::new(rules),
             agreed: false,
         }
     }

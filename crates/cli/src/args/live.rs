@@ -35,7 +35,7 @@ pub(crate) struct ServeArgs {
     pub pviommu: bool,
     /// Take the devices over that another `serve` has in the directory, while their guest runs; the other one ends with exit code 4
     #[arg(long, conflicts_with_all = [
-        "pviommu", "blk", "read_only", "rng", "net", "errant", "requests", "no_iommu", "vhost_user", "misanswer", "isolate", "memory", "cpus",
+        "pviommu", "blk", "read_only", "rng", "net", "errant", "requests", "no_iommu", "vhost_user", "misanswer", "isolate", "memory", "cpus", "memory_file", "lock",
     ])]
     pub take_over: bool,
     /// Before the other one is stopped: copy, and rebuild, the devices while they work until they have completed this many requests
@@ -131,6 +131,14 @@ pub(crate) struct DeviceArgs {
     /// Memory of the guest in MiB
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=16384), help_heading = "Devices")]
     pub memory: u32,
+    /// The guest's memory is this file, made anew and removed at the end: the host takes pages of it back when it needs room, without swap.
+    /// Whoever may write it can end this process by cutting it off
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "vhost_user", help_heading = "Devices")]
+    pub memory_file: Option<PathBuf>,
+    /// Keep in the host's memory what an assigned device needs there: mapped, what the para-virtual IOMMU's driver has mapped; all, as without
+    /// an IOMMU for the guest
+    #[arg(long, value_name = "WHAT", value_parser = lock, conflicts_with = "vhost_user", help_heading = "Devices")]
+    pub lock: Option<LockArg>,
     /// Processors of the guest
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16), help_heading = "Devices")]
     pub cpus: u32,
@@ -397,6 +405,26 @@ fn foreign(text: &str) -> Result<ForeignArg, String> {
         "intel" => Ok(ForeignArg::Intel),
         "virtio" => Ok(ForeignArg::Virtio),
         _ => Err("it is intel or virtio".into()),
+    }
+}
+
+/// What is kept in the host's memory, likewise.
+#[cfg(feature = "live")]
+pub(crate) type LockArg = ringfence_live::Locked;
+#[cfg(not(feature = "live"))]
+pub(crate) type LockArg = String;
+
+#[cfg(not(feature = "live"))]
+fn lock(text: &str) -> Result<LockArg, String> {
+    Ok(text.to_owned())
+}
+
+#[cfg(feature = "live")]
+fn lock(text: &str) -> Result<LockArg, String> {
+    match text {
+        "mapped" => Ok(LockArg::Mapped),
+        "all" => Ok(LockArg::All),
+        _ => Err("it is mapped or all".into()),
     }
 }
 

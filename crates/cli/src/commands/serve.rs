@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use ringfence_live::MemoryRules;
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Devices, Ended, Here, Log, use_all_descriptors};
 use ringfence_live::handover::Limits;
@@ -112,6 +113,10 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<Devices,
         paravirtual: false,
         misanswer: args.misanswer,
         net: args.net.clone(),
+        memory: MemoryRules {
+            file: args.memory_file.clone(),
+            locked: args.lock.unwrap_or_default(),
+        },
     })
 }
 

@@ -9,6 +9,7 @@ use crate::errant::Errant;
 use crate::guest::ForeignIommu;
 use crate::isolate::Program;
 use crate::link::Address;
+use crate::memory::{Locked, MemoryRules};
 use crate::virtio::pviommu::Misanswer;
 
 /// Which devices a guest gets.
@@ -36,6 +37,8 @@ pub struct Devices {
     pub misanswer: Option<Misanswer>,
     /// What the guest can make this process keep.
     pub caps: Caps,
+    /// What the guest's memory has to be like, and what of it stays. A file of its own is made anew, and goes with the devices.
+    pub memory: MemoryRules,
     /// Whether there is an entropy device.
     pub entropy: bool,
     /// A network device.
@@ -125,6 +128,14 @@ impl Devices {
             (
                 self.misanswer.is_some() && !self.paravirtual,
                 "it is the para-virtual IOMMU that answers wrongly, and there is none",
+            ),
+            (
+                foreign && self.memory != MemoryRules::default(),
+                "a vhost-user back-end takes sealed memory only, and locks none of it",
+            ),
+            (
+                self.memory.locked == Locked::Mapped && !self.paravirtual,
+                "what is locked is what the para-virtual IOMMU's driver maps, and there is none",
             ),
             (
                 self.paravirtual

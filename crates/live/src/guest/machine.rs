@@ -30,6 +30,8 @@ pub struct Machine {
     pub foreign: Option<ForeignIommu>,
     /// Memory in MiB.
     pub memory: u32,
+    /// What the memory is kept in; without, a sealed file in memory.
+    pub memory_file: Option<PathBuf>,
     /// Processors.
     pub processors: u32,
     /// Time is the number of instructions, and doorbells are answered before the guest goes on: two runs ask for the same.
@@ -93,7 +95,14 @@ impl Machine {
             "-m",
             &format!("{memory}M"),
             "-object",
-            &format!("memory-backend-memfd,id=m,size={memory}M,share=on"),
+            &match &self.memory_file {
+                None => format!("memory-backend-memfd,id=m,size={memory}M,share=on"),
+                // What is left in it at the end is of use to nobody.
+                Some(path) => format!(
+                    "memory-backend-file,id=m,size={memory}M,share=on,discard-data=on,mem-path={}",
+                    path.display().to_string().replace(',', ",,")
+                ),
+            },
             "-nodefaults",
             "-no-reboot",
             // The usual firmware reads the disk itself, before anybody has allowed it to.

@@ -88,6 +88,7 @@ impl Judge {
             foreign: None,
             devices: vec![(SLOT, NAME)],
             memory: MEMORY_MIB,
+            memory_file: None,
             processors: 1,
             counted: false,
             extra: vec![

@@ -59,6 +59,11 @@ impl PvIommu {
         })
     }
 
+    /// What its driver maps from now on is locked into the host's memory for as long as it is mapped. To be called before there is a driver.
+    pub fn lock_mapped(&self) {
+        self.unit().lock(Arc::clone(&self.shared.counters));
+    }
+
     /// What the accesses of a device go through; one for each thread that makes any.
     ///
     /// # Errors

@@ -1,15 +1,20 @@
 //! The backend over the software IOMMU: a domain for each device, and the guest's memory as its client shares it.
 
+mod frames;
 mod records;
 mod tables;
 
-use ringfence_pviommu::backend::{Backend, BackendError, Limits, Resident, Slot};
-use ringfence_pviommu::wire::{Config, Devid, Event, Gpa, PAGE_BYTES, Status};
-use ringfence_softiommu::{IommuError, Reader};
-use ringfence_types::{Access, AddressRange, DeviceId, Iova, IovaRange};
-use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use std::sync::Arc;
 
+use ringfence_pviommu::backend::{Backend, BackendError, Limits, Slot};
+use ringfence_pviommu::wire::{Config, Devid, Event, PAGE_BYTES, Status};
+use ringfence_softiommu::{IommuError, Reader};
+use ringfence_types::{Access, DeviceId, Iova, IovaRange};
+use vm_memory::GuestMemoryMmap;
+
+use self::frames::GuestFrames;
 use self::tables::Domains;
+use crate::counters::DeviceCounters;
 use crate::isolate::Grants;
 
 /// The page at 0 is never mapped: drivers take its address for none. What the software IOMMU's tables can map ends the window.
@@ -48,7 +53,7 @@ impl From<IommuError> for UnitError {
 
 /// The IOMMU behind its lock.
 pub(crate) struct Unit {
-    backend: Backend<Resident, Domains>,
+    backend: Backend<GuestFrames, Domains>,
     devices: Vec<DeviceId>,
     running: bool,
 }
@@ -76,7 +81,7 @@ impl Unit {
             .ok_or(UnitError::Config)?;
         let tables = Domains::new(&devices)?;
         let ids = devices.iter().copied().map(devid);
-        let memory = Resident::new(Vec::new());
+        let memory = GuestFrames::new();
         let backend = Backend::new(config, Limits::default(), ids, memory, tables);
         Ok(Self {
             backend: backend.map_err(UnitError::Backend)?,
@@ -113,13 +118,14 @@ impl Unit {
         u32::try_from(index).ok().map(Slot::new)
     }
 
+    /// What the driver maps from now on is locked into the host's memory, and counted. It has mapped nothing yet.
+    pub(super) fn lock(&mut self, counters: Arc<DeviceCounters>) {
+        self.backend.backing().lock(counters);
+    }
+
     /// When it returns, no device holds anything of the memory before.
     pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
-        let ranges = memory.iter().filter_map(|region| {
-            let start = Gpa::new(region.start_addr().raw_value());
-            AddressRange::new(start, region.len())
-        });
-        *self.backend.backing() = Resident::new(ranges.collect());
+        self.backend.backing().set_memory(memory);
         self.backend.tables().set_memory(memory);
     }
 

@@ -1,8 +1,11 @@
 //! The guest's memory: what is mapped, what is refused, and that nothing of it is kept.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
+use ringfence_live::{GuestRam, MemoryError, MemoryRules, Source};
+use ringfence_types::{Iova, IovaRange};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::rig::*;
@@ -31,6 +34,53 @@ fn memory_that_could_vanish_is_refused() {
     );
     assert_eq!(map_file(&mut client, File::open("/").unwrap()), EACCES);
     assert_eq!(map_file(&mut client, sealed(4096)), 0);
+}
+
+/// One file may be cut off: the one that its path leads to when the client shares it.
+#[test]
+fn a_file_that_was_vouched_for_is_taken_and_no_other() {
+    let dir = std::env::temp_dir().join(format!("rf-memory-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir(&dir).unwrap();
+    let (named, other) = (dir.join("named"), dir.join("other"));
+    let range = IovaRange::new(Iova::new(1 << 30), 8192).unwrap();
+    let share = |ram: &mut GuestRam, path: &Path| {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let source = Source {
+            file: Some(file.into()),
+            offset: 0,
+            accessible: true,
+        };
+        ram.map(range, source)
+    };
+    let rules = MemoryRules {
+        file: Some(named.clone()),
+        ..MemoryRules::default()
+    };
+    let mut ram = GuestRam::new(rules);
+    fs::write(&other, [7; 8192]).unwrap();
+    let unsealed = Err(MemoryError::Unsealed { range });
+    // It is not there yet; then it is, and is another file.
+    assert_eq!(share(&mut ram, &other), unsealed);
+    fs::write(&named, [9; 4096]).unwrap();
+    assert_eq!(share(&mut ram, &other), unsealed);
+    // It is too short.
+    assert_eq!(
+        share(&mut ram, &named),
+        Err(MemoryError::Unmappable { range })
+    );
+    fs::write(&named, [9; 8192]).unwrap();
+    assert_eq!(share(&mut ram, &named), Ok(()));
+    assert_eq!(ram.unmap(None), Ok(()));
+    // The rules stay with the memory gone.
+    assert_eq!(share(&mut ram, &named), Ok(()));
+    assert_eq!(ram.unmap(None), Ok(()));
+    // Its path leads to another one.
+    fs::rename(&other, &named).unwrap();
+    assert_eq!(share(&mut ram, &named), Ok(()));
+    let mut usual = GuestRam::default();
+    assert_eq!(share(&mut usual, &named), unsealed);
+    fs::remove_dir_all(&dir).unwrap();
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ringfence_live::Locked;
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Devices, Log, NetOptions};
 use ringfence_live::errant::Errant;
@@ -17,7 +18,7 @@ use ringfence_types::Iova;
 type Setting = (&'static str, fn(&mut Devices));
 
 /// All of them, over a disk in the present directory's `disk.img`.
-const SETTINGS: [Setting; 23] = [
+const SETTINGS: [Setting; 26] = [
     ("blk", |devices| devices.disk = Some("disk.img".into())),
     ("read-only", |devices| devices.read_only = true),
     ("isolate", |devices| {
@@ -63,6 +64,13 @@ const SETTINGS: [Setting; 23] = [
     ("misanswer", |devices| {
         devices.misanswer = Some("never:1".parse().unwrap());
     }),
+    ("memory-file", |devices| {
+        devices.memory.file = Some("memory".into());
+    }),
+    ("lock=mapped", |devices| {
+        devices.memory.locked = Locked::Mapped;
+    }),
+    ("lock=all", |devices| devices.memory.locked = Locked::All),
     ("max-mappings", |devices| devices.caps.mappings = 1),
     ("max-domains", |devices| devices.caps.domains = 1),
     ("max-tables", |devices| devices.caps.tables = 4),
@@ -89,14 +97,20 @@ fn alone(name: &str) -> Option<&'static str> {
         "errant=after-revoke" => Some(APART),
         "errant=foreign" => Some(ANOTHER),
         "misanswer" => Some(WRONG),
+        "lock=mapped" => Some(LOCKED),
         _ => None,
     }
 }
 
+const LOCKED: &str =
+    "what is locked is what the para-virtual IOMMU's driver maps, and there is none";
+const SEALED: &str = "a vhost-user back-end takes sealed memory only, and locks none of it";
 const LATE: &str = "only a disk that is served here, and by its registers, can be late";
 
 /// What is refused of pairs beside a disk, either way round; `*` stands for any end of a name.
-const PAIRS: [(&str, &str, &str); 18] = [
+const PAIRS: [(&str, &str, &str); 20] = [
+    ("vhost-user*", "memory-file", SEALED),
+    ("vhost-user*", "lock*", SEALED),
     ("late", "isolate", LATE),
     ("late", "vhost-user*", LATE),
     (
@@ -174,7 +188,10 @@ const PAIRS: [(&str, &str, &str); 18] = [
 ];
 
 /// Pairs that mend what each would be refused for alone.
-const MENDED: [(&str, &str); 3] = [
+const MENDED: [(&str, &str); 5] = [
+    // The later one stands.
+    ("lock=mapped", "lock=all"),
+    ("pviommu", "lock=mapped"),
     ("pviommu", "misanswer"),
     ("isolate", "errant=after-revoke"),
     ("rng", "errant=foreign"),
@@ -210,6 +227,7 @@ fn devices(settings: &[&Setting], dir: &std::path::Path) -> Devices {
     let here = |path: &mut PathBuf| *path = dir.join(&*path);
     devices.disk.as_mut().map(here);
     devices.requests.as_mut().map(here);
+    devices.memory.file.as_mut().map(here);
     if let Some(net) = &mut devices.net {
         let path = dir.join("net.peer");
         net.link = format!("socket={}", path.display()).parse().unwrap();

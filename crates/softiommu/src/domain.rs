@@ -9,11 +9,14 @@ use crate::endpoint::Endpoint;
 use crate::error::{MapError, MapReason, PinHeld, UnmapError};
 use crate::gate::settle;
 use crate::pinned;
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, will_store};
 use crate::table::{GRANULE_SHIFT, Leaf, Table, Width, index};
 use crate::tables::Tables;
 
 const PAGE: u64 = PageSize::Size4K.bytes();
+
+/// Pages of a batch whose entries are asked for before the first of them is cleared: about as many lines as a processor waits for at a time.
+const AHEAD: usize = 16;
 
 /// One I/O address space. Belongs to a [`SoftIommu`](crate::SoftIommu), which attaches endpoints to it.
 pub struct Domain<M> {
@@ -25,13 +28,14 @@ pub struct Domain<M> {
 }
 
 impl<M> Domain<M> {
-    pub(crate) fn new(id: DomainId, width: Width, tables: usize) -> Self {
-        Self {
+    /// `None` where there is no memory for so many tables.
+    pub(crate) fn new(id: DomainId, width: Width, tables: usize) -> Option<Self> {
+        Some(Self {
             id,
-            table: Arc::new(Table::new(width, tables)),
+            table: Arc::new(Table::new(width, tables)?),
             tables: Tables::new(),
             endpoints: Vec::new(),
-        }
+        })
     }
 
     /// Its identifier.
@@ -217,8 +221,16 @@ impl<M> Domain<M> {
                 range,
             });
         }
+        let mut ahead = ranges.clone();
+        ahead
+            .by_ref()
+            .take(AHEAD)
+            .for_each(|range| self.expect_clear(&range));
         let mut pages = 0_u64;
         for range in ranges {
+            if let Some(next) = ahead.next() {
+                self.expect_clear(&next);
+            }
             pages = pages.saturating_add(self.clear(&range));
         }
         Ok(self.gone(pages))
@@ -231,6 +243,14 @@ impl<M> Domain<M> {
             self.settle();
         }
         pages
+    }
+
+    /// `range` is going to be cleared.
+    #[inline]
+    fn expect_clear(&self, range: &IovaRange) {
+        if let Some((_, word)) = self.page_at_hand(range) {
+            will_store(word);
+        }
     }
 
     /// Clears the entries of `range`; returns how many were present. Readers may hold what they got by them until they have been

@@ -124,6 +124,8 @@ pub enum IommuError {
     DomainExists(DomainId),
     /// There are as many domains as there may be.
     TooManyDomains(DomainId),
+    /// The process has no memory for as many tables as the domain may have.
+    NoMemory(DomainId),
     /// An endpoint is attached to the domain.
     DomainInUse(DomainId),
     /// See [`PinHeld`].
@@ -140,6 +142,7 @@ impl fmt::Display for IommuError {
             Self::NoDomain(domain) => write!(f, "no domain {domain}"),
             Self::DomainExists(domain) => write!(f, "there is a domain {domain} already"),
             Self::TooManyDomains(domain) => write!(f, "no room for domain {domain}"),
+            Self::NoMemory(domain) => write!(f, "no memory for the tables of domain {domain}"),
             Self::DomainInUse(domain) => write!(f, "an endpoint is attached to domain {domain}"),
             Self::PinHeld(held) => held.fmt(f),
         }

@@ -120,7 +120,10 @@ impl<M> SoftIommu<M> {
         let (width, tables) = (self.limits.width, self.limits.tables);
         match self.domains.entry(domain) {
             Entry::Occupied(_) => Err(IommuError::DomainExists(domain)),
-            Entry::Vacant(free) => Ok(free.insert(Domain::new(domain, width, tables))),
+            Entry::Vacant(free) => {
+                let made = Domain::new(domain, width, tables);
+                Ok(free.insert(made.ok_or(IommuError::NoMemory(domain))?))
+            }
         }
     }
 

@@ -38,6 +38,7 @@
 //! across an `.await`; the borrow of a [`Pin`] ends every slice taken under it before the next checkpoint. What remains is a
 //! thread that blocks by itself: it delays unmap, and never breaks it.
 
+mod ahead;
 mod chunks;
 mod domain;
 mod endpoint;

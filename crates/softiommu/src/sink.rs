@@ -157,7 +157,9 @@ impl<M> Sink for IommuSink<M> {
 
 fn changed(error: IommuError) -> SinkError {
     match error {
-        IommuError::TooManyDomains(_) | IommuError::TooManyEndpoints(_) => SinkError::OutOfMemory,
+        IommuError::TooManyDomains(_)
+        | IommuError::TooManyEndpoints(_)
+        | IommuError::NoMemory(_) => SinkError::OutOfMemory,
         IommuError::PinHeld(_) => SinkError::WouldBlock,
         _ => SinkError::Failed,
     }

@@ -9,6 +9,7 @@ use std::thread;
 pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
+pub(crate) use crate::ahead::will_store;
 pub(crate) use crate::membarrier::{can_park, heavy_fence};
 pub(crate) use crate::zeroed::zeroed;
 

@@ -78,13 +78,13 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// An empty table of at most `tables` tables, the root among them; at least the root.
-    pub(crate) fn new(width: Width, tables: usize) -> Self {
-        Self {
-            words: zeroed(tables.max(1).saturating_mul(ENTRIES)),
+    /// An empty table of at most `tables` tables, the root among them; at least the root. `None` where there is no memory for so many.
+    pub(crate) fn new(width: Width, tables: usize) -> Option<Self> {
+        Some(Self {
+            words: zeroed(tables.max(1).checked_mul(ENTRIES)?)?,
             width,
             top: GRANULE_SHIFT + (width.levels() - 1) * INDEX_BITS,
-        }
+        })
     }
 
     /// How many tables there can be, the root included.

@@ -60,8 +60,10 @@ mod sync {
         FENCES.fetch_add(1, Ordering::AcqRel);
     }
 
-    pub(crate) fn zeroed(words: usize) -> Box<[AtomicU64]> {
-        (0..words).map(|_| AtomicU64::new(0)).collect()
+    pub(crate) fn will_store(_: &AtomicU64) {}
+
+    pub(crate) fn zeroed(words: usize) -> Option<Box<[AtomicU64]>> {
+        Some((0..words).map(|_| AtomicU64::new(0)).collect())
     }
 
     loom::thread_local! {

@@ -518,3 +518,19 @@ fn readers_outlive_their_endpoint_and_the_unit() {
         assert_eq!(fault.reason, FaultReason::Blocked);
     }
 }
+
+/// A guest makes domains; what the host has no room for must not end the process.
+#[test]
+fn a_domain_that_there_is_no_memory_for_is_refused() {
+    let limits = Limits {
+        tables: usize::MAX >> 13,
+        ..Limits::default()
+    };
+    let mut iommu = SoftIommu::new(limits, ());
+    let id = DomainId::new(1);
+    assert_eq!(
+        iommu.create_domain(id).err(),
+        Some(IommuError::NoMemory(id))
+    );
+    assert_eq!(iommu.domain(id).err(), Some(IommuError::NoDomain(id)));
+}

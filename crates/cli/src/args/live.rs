@@ -180,13 +180,16 @@ fn iotlb(text: &str) -> Result<usize, String> {
     at_least(1024, text)
 }
 
-/// One page takes a table of each level.
+/// One page takes a table of each level. A domain has the address space for all that it may have: 1 GiB of it, at most.
 fn tables(text: &str) -> Result<usize, String> {
-    at_least(4, text)
+    between(4, 1 << 18, text)
 }
 
 fn at_least(least: usize, text: &str) -> Result<usize, String> {
-    let most = 1 << 30;
+    between(least, 1 << 30, text)
+}
+
+fn between(least: usize, most: usize, text: &str) -> Result<usize, String> {
     let number = text.parse().ok();
     number
         .filter(|number| (least..=most).contains(number))

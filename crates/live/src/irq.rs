@@ -3,8 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
+use crate::event::{is_eventfd, signal};
 use crate::handover::StateError;
 use crate::session::{ERROR_IRQ, FunctionError, MSIX_IRQ};
 use crate::wire::{IrqAction, IrqData, SetIrqs};
@@ -136,20 +135,4 @@ impl Vectors {
             self.signal(vector);
         }
     }
-}
-
-/// Signals an eventfd. Never waits: a counter that is full is signalled already.
-pub(crate) fn signal(event: &OwnedFd) {
-    let mut ready = [PollFd::new(event, PollFlags::OUT)];
-    if matches!(poll(&mut ready, Some(&Timespec::default())), Ok(1)) {
-        // An error says that the client has closed or changed it; then nobody waits for it.
-        let _ = rustix::io::write(event, &1u64.to_ne_bytes());
-    }
-}
-
-/// Anything else, such as a pipe or a file, could be made to block or to grow.
-pub(crate) fn is_eventfd(fd: &OwnedFd) -> bool {
-    use std::os::fd::AsRawFd;
-    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
-        .is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
 }

@@ -10,6 +10,7 @@ pub mod counters;
 pub mod daemon;
 pub mod dma;
 pub mod errant;
+mod event;
 pub mod guest;
 pub mod handover;
 pub mod iommu;

@@ -1,7 +1,8 @@
 //! The guest's memory as the client shares it: the ranges of `DMA_MAP`, mapped from its files.
 //!
 //! A client could cut a file off after it was mapped, and the next access would kill the process. So only files that are
-//! sealed against shrinking are mapped (`F_SEAL_SHRINK`, which QEMU's `memory-backend-memfd` sets by itself). Ranges without a
+//! sealed against shrinking are mapped (`F_SEAL_SHRINK`, which QEMU's `memory-backend-memfd` sets by itself), and none of huge pages: there are
+//! so many of these and no more, the client can give any of them back, and who touches one that is not to be had is killed. Ranges without a
 //! file, such as ROMs, and ranges that a device may not write are known and not reachable.
 //!
 //! One file may be excepted ([`MemoryRules`]), so that a host without swap can take pages of a guest back.
@@ -15,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_types::IovaRange;
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
     GuestRegionMmap, MmapRegion,
@@ -28,6 +29,10 @@ pub use rules::{Locked, MemoryRules};
 
 /// Most ranges that one client may map. Announced as `max_dma_maps`.
 pub const MAX_RANGES: usize = 1024;
+/// Most bytes that one client may map, 16 TiB: of the address space, of which a process has 128 TiB, the other devices need some.
+const MAX_MAPPED_BYTES: u64 = 1 << 44;
+/// The file system of huge pages (`HUGETLBFS_MAGIC`, Linux, include/uapi/linux/magic.h).
+const HUGE_PAGES: u64 = 0x9584_58f6;
 
 /// Why a range was not mapped or unmapped. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +44,16 @@ pub enum MemoryError {
     },
     /// There are [`MAX_RANGES`] already.
     TooMany {
+        /// The range that was asked for.
+        range: IovaRange,
+    },
+    /// With it there would be more bytes than one client may map: 16 TiB.
+    TooLong {
+        /// The range that was asked for.
+        range: IovaRange,
+    },
+    /// Its file is one of huge pages.
+    HugePages {
         /// The range that was asked for.
         range: IovaRange,
     },
@@ -74,8 +89,8 @@ impl MemoryError {
     pub fn errno(&self) -> u32 {
         match self {
             Self::Overlap { .. } => errno::EEXIST,
-            Self::TooMany { .. } => errno::ENOSPC,
-            Self::Unsealed { .. } => errno::EACCES,
+            Self::TooMany { .. } | Self::TooLong { .. } => errno::ENOSPC,
+            Self::Unsealed { .. } | Self::HugePages { .. } => errno::EACCES,
             Self::Absent { .. } => errno::ENOENT,
             Self::Unlockable { .. } => errno::ENOMEM,
             Self::Unmappable { .. } | Self::Split { .. } => errno::EINVAL,
@@ -88,6 +103,8 @@ impl std::fmt::Display for MemoryError {
         let (range, why) = match self {
             Self::Overlap { range } => (range, "overlaps one that is mapped"),
             Self::TooMany { range } => (range, "is one too many"),
+            Self::TooLong { range } => (range, "makes more than one client may map"),
+            Self::HugePages { range } => (range, "lies in a file of huge pages, which may run out"),
             Self::Unsealed { range } => (range, "lies in a file that could be cut off"),
             Self::Unmappable { range } => (range, "cannot be mapped from its file"),
             Self::Unlockable { range } => (range, "is more than the host can keep in memory"),
@@ -232,6 +249,10 @@ impl GuestRam {
             return Err(MemoryError::Unsealed { range });
         }
         let unmappable = MemoryError::Unmappable { range };
+        let kind = fstatfs(&file).map_err(|_| unmappable)?.f_type;
+        if u64::try_from(kind) == Ok(HUGE_PAGES) {
+            return Err(MemoryError::HugePages { range });
+        }
         // Mapping past the end of a file succeeds; touching it there kills the process. The seal, or whoever vouched for the file, keeps the size from
         // shrinking below.
         let size = fstat(&file).map_err(|_| unmappable)?.st_size;
@@ -241,6 +262,14 @@ impl GuestRam {
             .is_none_or(|end| end > size)
         {
             return Err(unmappable);
+        }
+        let mapped = self
+            .ranges
+            .iter()
+            .filter(|(_, reach)| *reach == Reach::Mapped);
+        let mapped = mapped.map(|(other, _)| other.bytes());
+        if mapped.fold(range.bytes(), u64::saturating_add) > MAX_MAPPED_BYTES {
+            return Err(MemoryError::TooLong { range });
         }
         let bytes = usize::try_from(range.bytes()).map_err(|_| unmappable)?;
         let file = FileOffset::new(File::from(file), offset);

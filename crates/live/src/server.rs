@@ -27,13 +27,26 @@ const NO_ROOM: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// What one client can put into the log: so many refusals. All are counted.
+/// What one client can put into the log: so many refusals and broken queues. All are counted.
+const WORDS: u32 = 64;
+/// What all clients of a device can, one after the other: whoever is refused comes again.
+const WORDS_OF_ALL: u32 = 1024;
+
+/// What may still be said.
 #[derive(Debug)]
-pub(crate) struct Words(u32);
+pub(crate) struct Words {
+    /// Of this client,
+    left: u32,
+    /// and of all.
+    of_all: u32,
+}
 
 impl Default for Words {
     fn default() -> Self {
-        Self(64)
+        Self {
+            left: WORDS,
+            of_all: WORDS_OF_ALL,
+        }
     }
 }
 
@@ -50,18 +63,23 @@ impl std::fmt::Display for Unsaid {
 impl Error for Unsaid {}
 
 impl Words {
+    /// Those of the next client.
+    pub(crate) fn next(&self) -> Self {
+        Self {
+            left: WORDS.min(self.of_all),
+            of_all: self.of_all,
+        }
+    }
+
     /// Says it, or that it is the last that is said.
-    pub(crate) fn refused(
-        &mut self,
-        refusal: &(dyn Error + '_),
-        mut report: impl FnMut(Event<'_>),
-    ) {
-        match self.0 {
+    pub(crate) fn say(&mut self, event: Event<'_>, mut report: impl FnMut(Event<'_>)) {
+        match self.left {
             0 => return,
             1 => report(Event::Refused(&Unsaid)),
-            _ => report(Event::Refused(refusal)),
+            _ => report(event),
         }
-        self.0 -= 1;
+        self.left -= 1;
+        self.of_all = self.of_all.saturating_sub(1);
     }
 }
 
@@ -184,6 +202,11 @@ pub trait Served: Function {
 
     /// Does a bounded part of what is left.
     fn go_on(&mut self) {}
+
+    /// Why a queue cannot be used any further, once for each time.
+    fn take_broken(&mut self) -> Option<QueueBroken> {
+        None
+    }
 }
 
 /// Serves clients one after another until told to stop.
@@ -207,6 +230,8 @@ pub(crate) struct Post<F> {
     listener: UnixListener,
     rules: MemoryRules,
     talk: Talk<F>,
+    /// For the next client.
+    words: Words,
 }
 
 #[derive(Debug)]
@@ -241,6 +266,7 @@ impl<F: Served> Post<F> {
             listener,
             rules: MemoryRules::default(),
             talk: Talk::Alone(function),
+            words: Words::default(),
         }
     }
 
@@ -254,6 +280,7 @@ impl<F: Served> Post<F> {
         Self {
             listener,
             rules: MemoryRules::default(),
+            words: conversation.words.next(),
             talk: Talk::With(Box::new(conversation)),
         }
     }
@@ -307,7 +334,7 @@ impl<F: Served> Post<F> {
                             stream,
                             session: Session::under(self.rules.clone(), function),
                             inbox: Inbox::default(),
-                            words: Words::default(),
+                            words: self.words.next(),
                         }));
                     }
                 }
@@ -316,12 +343,13 @@ impl<F: Served> Post<F> {
                     if let Ok(Some(Pause::Bell)) = end {
                         return Ok(Pause::Bell);
                     }
+                    if let Err(error) = &end {
+                        conversation.words.say(Event::Closed(error), &mut report);
+                    }
+                    self.words = conversation.words.next();
                     if let Talk::With(conversation) = std::mem::replace(&mut self.talk, Talk::Ended)
                     {
                         self.talk = Talk::Alone(conversation.session.end());
-                    }
-                    if let Err(error) = &end {
-                        report(Event::Closed(error));
                     }
                     report(Event::Disconnected);
                     if let Ok(Some(pause)) = end {
@@ -367,6 +395,9 @@ impl<F: Served> Conversation<F> {
         } = self;
         loop {
             let function = session.function();
+            if let Some(broken) = function.take_broken() {
+                words.say(Event::Broken(&broken), &mut *report);
+            }
             let unfinished = function.unfinished();
             let (main, extra) = (Some(stream.as_fd()), function.waits_for());
             let woken = wait_or_bell(main, extra, stop, bell, unfinished)?;
@@ -388,7 +419,7 @@ impl<F: Served> Conversation<F> {
                 Received::Part => continue,
                 Received::End => return Ok(None),
                 Received::Lost(error) => {
-                    report(Event::Closed(&error));
+                    words.say(Event::Closed(&error), &mut *report);
                     return Ok(None);
                 }
             };
@@ -396,7 +427,7 @@ impl<F: Served> Conversation<F> {
             let outcome = session.handle(message);
             if let Some(refusal) = &outcome.refusal {
                 counters.refused.add(1);
-                words.refused(refusal, &mut *report);
+                words.say(Event::Refused(refusal), &mut *report);
             }
             if let Some(reply) = outcome.reply
                 && !answer(stream, &reply, stop)?

@@ -32,6 +32,8 @@ const NO_INFORMATION: u16 = 0x1000;
 #[derive(Debug)]
 pub struct Tap {
     file: File,
+    /// It was taken away. Whoever waited for it would find it ready for ever.
+    gone: bool,
 }
 
 impl Tap {
@@ -61,7 +63,7 @@ impl Tap {
         // layout (40 bytes: a name of 16, then a union that begins with 16 bits of flags), and lives longer than the call. Any bytes are a
         // valid `Request`, so what the kernel writes is one.
         unsafe { ioctl(&file, Updater::<SET_INTERFACE, Request>::new(&mut request)) }?;
-        Ok(Self { file })
+        Ok(Self { file, gone: false })
     }
 }
 
@@ -78,15 +80,35 @@ impl Link for Tap {
     fn receive(&mut self, buffer: &mut [u8]) -> Receiving {
         match (&self.file).read(buffer) {
             Ok(got) => received(got),
-            Err(_) => Receiving::Nothing,
+            Err(error) => {
+                let later = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
+                self.gone |= !later.contains(&error.kind());
+                Receiving::Nothing
+            }
         }
     }
 
     fn waits_for(&self, input: bool, output: bool) -> Option<Awaited<'_>> {
-        Some(Awaited {
+        (!self.gone).then_some(Awaited {
             fd: self.file.as_fd(),
             input,
             output,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What stands for an interface that was taken away: it is always ready, and there is nothing to read but an error.
+    #[test]
+    fn an_interface_that_has_gone_is_not_waited_for() {
+        let file = File::open("/").unwrap();
+        let mut tap = Tap { file, gone: false };
+        assert!(tap.waits_for(true, false).is_some());
+        assert_eq!(tap.receive(&mut [0; 2000]), Receiving::Nothing);
+        assert!(tap.waits_for(true, true).is_none());
+        assert_eq!(tap.send(&[0; 60]), Sending::Lost);
     }
 }

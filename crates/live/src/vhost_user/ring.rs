@@ -12,7 +12,7 @@ use virtio_queue::{Queue, QueueT};
 use super::translations::Translated;
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::irq::signal;
+use crate::event::signal;
 use crate::server::{Event, Report, Stop, wait};
 use crate::virtio::{Awaited, Device, QueueBroken};
 

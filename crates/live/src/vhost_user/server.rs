@@ -9,7 +9,6 @@ use ringfence_softiommu::iotlb::{Header, reply_status};
 use rustix::net::{RecvFlags, recv};
 
 use super::refusal::Refusal;
-use super::request::StreamError;
 use super::session::{Session, Settings};
 use crate::counters::DeviceCounters;
 use crate::server::{Event, Report, Stop, Words, answer, receive_piece, wait};
@@ -29,17 +28,19 @@ pub fn serve<D: Device + Send + 'static>(
     stop: &Stop,
     report: &Report,
 ) -> io::Result<()> {
+    let mut words = Words::default();
     while let Some(stream) = stop.accept(listener, |event| report(&event))? {
         report(&Event::Connected);
         let (counters, told) = (Arc::clone(counters), Arc::clone(report));
         let session = Session::new(device, settings, Arc::clone(&counters), told);
         let mut session = session.map_err(io::Error::other)?;
-        let end = converse(&stream, &mut session, &counters, stop, report);
+        words = words.next();
+        let end = converse(&stream, &mut session, &counters, stop, report, &mut words);
         device = session
             .end()
             .ok_or_else(|| io::Error::other("the device's thread panicked"))?;
         if let Err(error) = &end {
-            report(&Event::Closed(error));
+            words.say(Event::Closed(error), |event| report(&event));
         }
         report(&Event::Disconnected);
         if let Ok(false) = end {
@@ -56,10 +57,10 @@ fn converse<D: Device + Send + 'static>(
     counters: &DeviceCounters,
     stop: &Stop,
     report: &Report,
+    words: &mut Words,
 ) -> io::Result<bool> {
     let mut inbox = Assembly::<Header>::default();
     let mut replies = Replies::default();
-    let mut words = Words::default();
     loop {
         let channel = session.channel().cloned();
         let replied = channel.as_ref().map(|channel| Awaited {
@@ -82,13 +83,16 @@ fn converse<D: Device + Send + 'static>(
             let message = match inbox.take(&piece.bytes, piece.fds, piece.truncated) {
                 Ok(Some(message)) => message,
                 Ok(None) => continue,
-                Err(error) => return closed(report, error),
+                Err(error) => {
+                    words.say(Event::Closed(&error), |event| report(&event));
+                    return Ok(true);
+                }
             };
             counters.messages.add(1);
             let outcome = session.handle(message);
             if let Some(refusal) = &outcome.refusal {
                 counters.refused.add(1);
-                words.refused(refusal, |event| report(&event));
+                words.say(Event::Refused(refusal), |event| report(&event));
             }
             if let Some(reply) = outcome.reply
                 && !answer(stream, &reply, stop)?
@@ -108,18 +112,13 @@ fn converse<D: Device + Send + 'static>(
                     let status = reply_status(&bytes).map_err(Refusal::Reply);
                     if let Err(refusal) = status.and_then(|done| session.replied(done)) {
                         counters.refused.add(1);
-                        words.refused(&refusal, |event| report(&event));
+                        words.say(Event::Refused(&refusal), |event| report(&event));
                         return Ok(true);
                     }
                 }
             }
         }
     }
-}
-
-fn closed(report: &Report, error: StreamError) -> io::Result<bool> {
-    report(&Event::Closed(&error));
-    Ok(true)
 }
 
 /// Bytes of a reply.

@@ -15,7 +15,7 @@ use super::request::{Request, Shared, VringAddress, asks};
 use super::ring::{Events, Parked, Ring, Running};
 use super::translations::Translations;
 use crate::counters::DeviceCounters;
-use crate::irq::is_eventfd;
+use crate::event::is_eventfd;
 use crate::memory::{GuestRam, Source};
 use crate::server::{Report, Stop};
 use crate::virtio::{Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1};

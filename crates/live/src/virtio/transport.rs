@@ -31,6 +31,7 @@ pub struct VirtioPci<D, A> {
     common: Common,
     vectors: Vectors,
     isr: u8,
+    broken: Option<QueueBroken>,
     counters: std::sync::Arc<DeviceCounters>,
 }
 
@@ -61,6 +62,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
             identity,
             vectors: Vectors::new(identity.vectors),
             isr: 0,
+            broken: None,
             counters,
         }
     }
@@ -113,7 +115,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
                     self.vectors.signal(slot.vector);
                 }
             }
-            Err(broken) => self.stop(&broken),
+            Err(broken) => self.stop(broken),
         }
     }
 
@@ -128,7 +130,8 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
     }
 
     /// Nothing more can be done with the rings; the driver is told to begin again (virtio 1.2, section 2.1.2).
-    fn stop(&mut self, _broken: &QueueBroken) {
+    fn stop(&mut self, broken: QueueBroken) {
+        self.broken = Some(broken);
         self.counters.broken_queues.add(1);
         self.common.needs_reset();
         self.isr |= ISR_CONFIG;
@@ -312,5 +315,9 @@ impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
             }
         }
         self.work_on_due();
+    }
+
+    fn take_broken(&mut self) -> Option<QueueBroken> {
+        self.broken.take()
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use ringfence_live::{GuestRam, MemoryError, MemoryRules, Source};
 use ringfence_types::{Iova, IovaRange};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::rig::*;
 
@@ -81,6 +81,45 @@ fn a_file_that_was_vouched_for_is_taken_and_no_other() {
     let mut usual = GuestRam::default();
     assert_eq!(share(&mut usual, &named), unsealed);
     fs::remove_dir_all(&dir).unwrap();
+}
+
+/// A page of such a file is had when it is touched, or not: then whoever touches it is killed, sealed or not.
+#[test]
+fn huge_pages_that_may_run_out_are_refused() {
+    const BYTES: u64 = 2 << 20;
+    let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+    let Ok(huge) = memfd_create("guest", flags) else {
+        println!("not tried: this host has no huge pages");
+        return;
+    };
+    ftruncate(&huge, BYTES).unwrap();
+    fcntl_add_seals(&huge, SealFlags::SHRINK).unwrap();
+    let mut client = fresh();
+    client.agree();
+    let body = [words(&[32, 3]), longs(&[0, 0, BYTES])].concat();
+    let errno = client.send_with(DMA_MAP, &body, vec![huge]).errno;
+    assert_eq!(errno, EACCES);
+    // Nor is it touched.
+    client.begin(0);
+    client.ring(0);
+}
+
+/// Address space is this process's, and all its devices'.
+#[test]
+fn a_client_cannot_take_all_of_the_address_space() {
+    let mut client = fresh();
+    client.agree();
+    client.ram = sealed(1 << 46);
+    let mut at = 0;
+    for shift in (12..=46).rev() {
+        for _ in 0..2 {
+            if client.map(at, 1 << shift, 0, 3).errno == 0 {
+                at += 1 << shift;
+            }
+        }
+    }
+    let mut room = Vec::<u8>::new();
+    assert!(room.try_reserve_exact(1 << 32).is_ok(), "{at:#x} are taken");
 }
 
 #[test]

@@ -168,6 +168,61 @@ fn a_lost_stream_is_closed_and_the_next_client_served() {
     );
 }
 
+/// Writes a register of the BAR.
+fn set(stream: &mut UnixStream, offset: u64, data: &[u8]) {
+    let fixed = [longs(&[offset]), words(&[0, data.len() as u32])].concat();
+    let body = [fixed, data.to_vec()].concat();
+    stream
+        .write_all(&encode(7, REGION_WRITE, 0, &body))
+        .unwrap();
+    assert_eq!(receive(stream).0, 0);
+}
+
+/// A guest breaks its queue as often as it likes: it is said, and not for ever.
+#[test]
+fn a_broken_queue_is_said_a_bounded_number_of_times() {
+    const TIMES: usize = 300;
+    let server = Server::new("broken");
+    let mut stream = server.connect();
+    agree(&mut stream);
+    for _ in 0..TIMES {
+        for status in [0, 1, 3] {
+            set(&mut stream, 0x14, &[status]);
+        }
+        set(&mut stream, 0x08, &[1, 0, 0, 0]);
+        set(&mut stream, 0x0c, &[1, 0, 0, 0]);
+        set(&mut stream, 0x14, &[11]);
+        // There is no memory.
+        set(&mut stream, 0x1c, &[1, 0]);
+        set(&mut stream, 0x14, &[15]);
+        set(&mut stream, 0x3000, &[0, 0]);
+    }
+    drop(stream);
+    let said: Vec<String> = server.events.try_iter().collect();
+    let broken = said.iter().filter(|said| said.starts_with("Broken"));
+    let broken = broken.count();
+    assert!((1..TIMES / 2).contains(&broken), "{broken} times");
+}
+
+/// Nor does it help to come again and again.
+#[test]
+fn clients_one_after_the_other_do_not_fill_the_log() {
+    const CLIENTS: usize = 300;
+    let server = Server::new("flood");
+    for _ in 0..CLIENTS {
+        let mut stream = server.connect();
+        for _ in 0..20 {
+            // Before a version was agreed on.
+            stream.write_all(&encode(7, GET_INFO, 0, &[0; 16])).unwrap();
+            assert_eq!(receive(&mut stream).0, 22);
+        }
+    }
+    let said = server.events.try_iter();
+    let said = said.filter(|said| said.starts_with("refused"));
+    let said = said.count();
+    assert!((1..CLIENTS * 10).contains(&said), "{said} times");
+}
+
 #[test]
 fn it_stops_while_a_client_says_nothing() {
     let server = Server::new("stop");

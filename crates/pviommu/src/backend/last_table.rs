@@ -6,7 +6,7 @@ use crate::wire::Gpa;
 
 /// Finds the entry of a page without a walk, if its table is the one of the last walk.
 pub trait LastTable {
-    /// Whether an absent entry that is found here is filled where it stands, as the document does, or by a walk, which counts it.
+    /// Whether an absent entry that is found here is filled where it stands, as the document does, or by a map of the table, which counts it.
     const FILLS_IN_PLACE: bool;
 
     /// Where the entry of `page` is, if this knows.

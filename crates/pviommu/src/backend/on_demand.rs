@@ -36,6 +36,8 @@ pub struct OnDemandStats {
     pub last_table_hits: u64,
     /// Walks of the second stage.
     pub walks: u64,
+    /// Words of the second stage that finding entries has read; what entering a frame reads is not in it.
+    pub reads: u64,
     /// Frames given to pages that had none.
     pub allocated: u64,
     /// Frames taken from pages.
@@ -312,6 +314,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         };
         let format = *self.second_stage.format();
         let word = self.memory.word(at).map_err(|_| PinError::Corrupt)?;
+        self.stats.reads += 1;
         match format.decode(Level::LEAF, word.load(Ordering::Acquire)) {
             Entry::Leaf { base, .. } => {
                 self.stats.last_table_hits += 1;
@@ -326,7 +329,11 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
                 self.stats.allocated += 1;
                 Ok(frame)
             }
-            Entry::Absent => self.walk(page),
+            // The table that the entry is in is known, and stays what it is.
+            Entry::Absent => {
+                self.stats.last_table_hits += 1;
+                self.populate(page)
+            }
             Entry::Table { .. } | Entry::Reserved => Err(PinError::Corrupt),
         }
     }
@@ -335,32 +342,40 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
         let format = *self.second_stage.format();
         let address = Iova::new(page.get());
         let root = Cursor::root(&format, self.second_stage.root());
-        // Twice at most: the second time the page has its frame.
+        // Twice at most: the second time the page has its frame, and a last table.
         for _ in 0..2 {
-            let mut last = None;
-            self.stats.walks += 1;
+            // The root is read, and each table that an entry leads to.
+            let (mut last, mut reads) = (None, 1);
             let found = walk(&format, &self.memory, root, address, |cursor| {
+                reads += 1;
                 if cursor.level() == Level::LEAF {
                     last = Some(cursor.table());
                 }
             });
-            match found {
-                Ok(leaf) => {
-                    if let Some(table) = last {
-                        self.last.learn(page, table);
+            self.stats.walks += 1;
+            self.stats.reads += reads;
+            let frame = match found {
+                Ok(leaf) => leaf.translate(address),
+                Err(error) if error.kind == WalkErrorKind::NotPresent => {
+                    let frame = self.populate(page)?;
+                    if last.is_none() {
+                        continue;
                     }
-                    return Ok(leaf.translate(address));
+                    frame
                 }
-                Err(error) if error.kind == WalkErrorKind::NotPresent => self.populate(page)?,
                 Err(_) => return Err(PinError::Corrupt),
+            };
+            if let Some(table) = last {
+                self.last.learn(page, table);
             }
+            return Ok(frame);
         }
         Err(PinError::Corrupt)
     }
 
     /// Gives the page a frame.
     #[cold]
-    fn populate(&mut self, page: Gpa) -> Result<(), PinError> {
+    fn populate(&mut self, page: Gpa) -> Result<PhysAddr, PinError> {
         let frame = self.pool.take().map_err(|_| PinError::NoRoom)?;
         self.pager.load(page, frame);
         let request = MapRequest {
@@ -378,7 +393,7 @@ impl<M: PhysMemory, S: FrameSource, K: LastTable, P: Pager> OnDemand<M, S, K, P>
             }
         })?;
         self.stats.allocated += 1;
-        Ok(())
+        Ok(frame)
     }
 }
 

@@ -143,7 +143,7 @@ fn without_the_pool_each_page_is_asked_of_the_host() {
 #[test]
 fn a_pointer_that_is_not_there_finds_nothing() {
     let limits = Limits::default();
-    for (last, hits) in [(None, 0), (Some(RepairedLastTable::default()), 1)] {
+    for (last, hits) in [(None, 0), (Some(RepairedLastTable::default()), 2)] {
         let mut rig = Rig::with(config(), limits, &memory(), last);
         for page in [MEMORY, MEMORY + PAGE, MEMORY] {
             rig.frame(page);
@@ -227,6 +227,26 @@ fn a_freed_table_is_not_read_through_its_old_pointer() {
             PhysAddr::new(2),
             "a frame for each time it was mapped"
         );
+    }
+}
+
+/// Four words are read for each walk of four levels, fewer where a table is absent, and one through the pointer: never more with it than without.
+#[test]
+fn the_pointer_reads_one_word_in_place_of_four() {
+    for last in [None, Some(RepairedLastTable::default())] {
+        let with = last.is_some();
+        let mut rig = Rig::with(config(), Limits::default(), &memory(), last);
+        let mut seen = Vec::new();
+        for page in [0, 1, 2, 1] {
+            let before = *rig.backend.backing().stats();
+            rig.frame(MEMORY + page * PAGE);
+            let now = *rig.backend.backing().stats();
+            seen.push((now.walks - before.walks, now.reads - before.reads));
+        }
+        // No table yet but the root, and a walk that learns of the last one; an absent entry in it twice; a present one.
+        let rest = if with { (0, 1) } else { (1, 4) };
+        assert_eq!(seen, [(2, 5), rest, rest, rest]);
+        assert_eq!(rig.backend.backing().stats().allocated, 3);
     }
 }
 

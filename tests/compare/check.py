@@ -11,6 +11,8 @@ ring does not fit the driver: what they did map is held to the same safety. For 
 - bounded modes: violations and a stale window where more than 1000 mappings ended;
 - modes with rings: nothing colocated either; those that take any free slot turn no map away and let none wait;
 - modes that translate by pages: something colocated in all of them or, where every buffer fills its pages, in none;
+- a host that looks its guest's pages up: at least a word read for each, one frame for a page; with pool and pointer it is asked for the same as without,
+  reads no more, walks no more, gives as many frames, and has the guest wait for no more of them;
 - modes with a cache: no window longer than T x (C + 1), and no more requests and kicks than without;
 - modes that ask a host otherwise: as many requests as unmaps at least, and no more kicks than requests; strict ones kick once for every map and
   unmap, and in between only where a list fills the queue;
@@ -28,7 +30,9 @@ QUEUE = 128
 LITERAL_RINGS = ("riommu-literal", "riommu--literal")
 RINGS = ("riommu", "riommu-", "riommu-ooo", *LITERAL_RINGS)
 LITERAL = (*LITERAL_RINGS, "rtc-literal")
-CACHES = ("pviommu+rtc", "pviommu+rtc-adaptive")
+CACHES = ("pviommu+rtc", "pviommu+rtc+hopt", "pviommu+rtc-adaptive")
+# The same host without and with the document's optimisations.
+HOSTS = ("pviommu+rtc", "pviommu+rtc+hopt")
 
 
 def broken(row):
@@ -48,6 +52,11 @@ def broken(row):
         yield f"{row['colocated']} colocated"
     if row["mode"] == "riommu-ooo" and row["stalls"]:
         yield f"{row['stalls']} maps waited"
+    if row["mode"].startswith("pviommu"):
+        if row["host_frames"] < (row["maps"] > 0) or row["host_frames"] > row["host_reads"]:
+            yield f"{row['host_frames']} frames for {row['host_reads']} words of the second stage"
+    elif row["host_reads"] and row["mode"] not in LITERAL:
+        yield f"{row['host_reads']} words of no second stage"
     if row["mode"] in CACHES:
         if row["kicks"] > row["requests"]:
             yield f"{row['requests']} requests and {row['kicks']} kicks"
@@ -68,6 +77,18 @@ def broken(row):
             yield "deferred, and no violation"
         if not row["stale_window_max_ns"]:
             yield "deferred, and no stale window"
+
+
+def unoptimised(plain, optimised):
+    """What a host with pool and pointer does not do as it should beside one without."""
+    for field in ("requests", "kicks", "invalidations", "host_frames"):
+        if optimised[field] != plain[field]:
+            yield f"{field} {optimised[field]}, without {plain[field]}"
+    for field in ("host_reads", "host_walks", "host_frames_awaited"):
+        if optimised[field] > plain[field]:
+            yield f"{field} {optimised[field]}, without {plain[field]}"
+    if plain["host_frames_awaited"] != plain["host_frames"]:
+        yield f"{plain['host_frames_awaited']} of {plain['host_frames']} frames awaited without a pool"
 
 
 def main(paths):
@@ -106,6 +127,14 @@ def main(paths):
                     told.append(f"BROKEN: {mode} asks {asked[0]} times, pviommu {asked[1]}")
                 kept = rows[mode]["kept_at_end"]
                 told.append(f"{mode}: {asked[0][0]} requests in place of {asked[1][0]}, {kept} mappings kept at the end")
+        hosts = [rows.get(mode) for mode in HOSTS]
+        if all(row and row["status"] == "ok" for row in hosts):
+            found = list(unoptimised(*hosts))
+            failures += len(found)
+            told += [f"{HOSTS[1]}: BROKEN: {what}" for what in found]
+            for what in ("walks", "reads", "frames_awaited"):
+                counts = [row[f"host_{what}"] for row in hosts]
+                told.append(f"{HOSTS[1]}: {counts[1]} {what} of its host in place of {counts[0]}")
         judged = [row for row in rows.values() if row["status"] == "ok"]
         paged = [row for row in judged if row["mode"] not in ("none", "hwpt", "swpt", "kvm-baseline", "rtc-literal", *RINGS)]
         beside = [row for row in paged if row["colocated"]]

@@ -314,13 +314,15 @@ fn flat() -> impl Iterator<Item = Mode> {
 
 /// Tables that a host keeps, with other allocators and flush policies than Linux has; no named mode has them.
 fn hosted() -> impl Iterator<Item = Mode> {
-    const ROWS: [(&str, &str, &str); 6] = [
+    const ROWS: [(&str, &str, &str); 8] = [
         ("magazine", "burst", "virtio-iommu"),
         ("cached-rbtree", "deferred", "virtio-iommu"),
         ("eiovar", "per-unmap", "virtio-iommu"),
         ("bitmap", "per-cpu-queue", "virtio-iommu"),
         ("magazine", "burst", "pviommu"),
         ("bitmap", "per-unmap", "pviommu"),
+        ("linux-rcache", "per-unmap", "pviommu-hopt"),
+        ("magazine", "burst", "pviommu-hopt"),
     ];
     ROWS.iter().map(|(alloc, flush, who)| {
         compose(&format!(
@@ -426,6 +428,7 @@ fn invalidations_are_what_the_policy_says() {
         ("pviommu", 600),
         // Nothing leaves before a cycle ends.
         ("pviommu+rtc", 0),
+        ("pviommu+rtc+hopt", 0),
         // All but the last unmap go with the map after them.
         ("virtio-lazy", 599),
     ] {

@@ -12,7 +12,7 @@ use ringfence_trace::{Operations, Options as TraceOptions, SAMPLE, Source};
 
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/sample.txt");
 
-const HEAD: [&str; 20] = [
+const HEAD: [&str; 23] = [
     "mode",
     "safety",
     "maps",
@@ -32,10 +32,13 @@ const HEAD: [&str; 20] = [
     "delay_ns",
     "live",
     "tables",
+    "walks",
+    "reads",
+    "awaited",
     "status",
 ];
 
-fn cells(row: &Row) -> [String; 20] {
+fn cells(row: &Row) -> [String; 23] {
     [
         row.mode.clone(),
         row.safety.clone(),
@@ -56,6 +59,9 @@ fn cells(row: &Row) -> [String; 20] {
         row.release_delay_max_ns.to_string(),
         row.live_max.to_string(),
         row.table_bytes.to_string(),
+        row.host_walks.to_string(),
+        row.host_reads.to_string(),
+        row.host_frames_awaited.to_string(),
         row.status.to_string(),
     ]
 }
@@ -129,6 +135,10 @@ fn the_table_keeps_the_promises() {
         let literal = line.starts_with("rtc-literal");
         assert_eq!(column(line, "false") > 0, literal, "{line}");
         assert!(column(line, "attempts") >= column(line, "unmaps"), "{line}");
+        let looks_up = line.starts_with("pviommu") || line.starts_with("rtc-");
+        assert_eq!(column(line, "walks") > 0, looks_up, "{line}");
+        let pool = line.starts_with("pviommu+rtc+hopt");
+        assert_eq!(column(line, "awaited") > 0, looks_up && !pool, "{line}");
         match safety {
             "strict" | "byte-granular" => assert_eq!(violations, 0, "{line}"),
             _ => assert!(violations > 0, "{line}"),

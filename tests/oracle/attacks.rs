@@ -36,6 +36,7 @@ const DEFERRED: &[&str] = &[
     "bitmap",
     "virtio-lazy",
     "pviommu+rtc",
+    "pviommu+rtc+hopt",
     "pviommu+rtc-adaptive",
 ];
 
@@ -66,6 +67,7 @@ const ODD: &[(&str, &str, Expected)] = &[
     ("A05 recycled page", "virtio-lazy", R),
     // What a cache keeps stays in the table.
     ("A03 stale, cold", "pviommu+rtc", V),
+    ("A03 stale, cold", "pviommu+rtc+hopt", V),
     ("A03 stale, cold", "pviommu+rtc-adaptive", V),
 ];
 
@@ -131,7 +133,12 @@ fn caches_are_confused_as_printed_and_not_as_repaired() {
     let literal = "rtc-literal";
     assert_eq!(direction_and_range(&mut *quiet(literal)), (1, 1 + 3));
     assert_eq!(two_users(&mut *quiet(literal)), 1);
-    for name in ["pviommu", "pviommu+rtc", "pviommu+rtc-adaptive"] {
+    for name in [
+        "pviommu",
+        "pviommu+rtc",
+        "pviommu+rtc+hopt",
+        "pviommu+rtc-adaptive",
+    ] {
         assert_eq!(direction_and_range(&mut *quiet(name)), (0, 0), "{name}");
         assert_eq!(two_users(&mut *quiet(name)), 0, "{name}");
     }
@@ -140,7 +147,11 @@ fn caches_are_confused_as_printed_and_not_as_repaired() {
 /// A cached mapping is out of reach when its bound is over, and not before.
 #[test]
 fn cached_mappings_leave_within_their_bound() {
-    for (name, stays) in [("pviommu+rtc", true), ("pviommu+rtc-adaptive", false)] {
+    for (name, stays) in [
+        ("pviommu+rtc", true),
+        ("pviommu+rtc+hopt", true),
+        ("pviommu+rtc-adaptive", false),
+    ] {
         let mut bench = named(name);
         bench.attackers(false);
         let handle = bench.map(0, 0, &[memory(0x10_0000, 4096)], TO);

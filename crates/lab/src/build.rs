@@ -26,7 +26,7 @@ use ringfence_types::{DomainId, PageSize, Pfn, PfnRange, PhysAddr};
 use crate::any;
 use crate::error::LabError;
 use crate::hardware::{Calgary, Hardware, Vtd};
-use crate::hosted::{CachedRecipe, PviommuTable, VirtioTable};
+use crate::hosted::{CachedRecipe, PviommuTable, VirtioTable, pviommu};
 use crate::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing, Stubbed};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind, Who};
 use crate::ring::RingRecipe;
@@ -166,18 +166,6 @@ pub(crate) fn virtio(
 ) -> Result<VirtioTable, LabError> {
     let host = host.ok_or(LabError::Internal("a guest without a host"))?;
     VirtioTable::new(host, domain)
-}
-
-/// Kept by a host behind a para-virtual IOMMU.
-pub(crate) fn pviommu(
-    domain: DomainId,
-    _: Coherency,
-    _: &Arena,
-    _: &Frames<Rc<Arena>>,
-    host: Option<&HostOf<PviommuTable>>,
-) -> Result<PviommuTable, LabError> {
-    let host = host.ok_or(LabError::Internal("a guest without a host"))?;
-    PviommuTable::new(host, domain)
 }
 
 /// Room for the one level of a flat table.
@@ -408,11 +396,12 @@ pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
                 _ => return dispatch_by_parts(mode, job),
             });
         }
-        W::Pviommu => {
+        W::Pviommu | W::PviommuHopt => {
+            let table = pviommu(mode.who);
             return Ok(match (mode.alloc, mode.table, mode.flush) {
                 (A::LinuxRcache, T::Radix, F::PerUnmap) => job
                     .paged::<Rcache, PviommuTable, Strict>(recipe(
-                        mode, rcache, pviommu, strict, Exact,
+                        mode, rcache, table, strict, Exact,
                     )),
                 _ => return dispatch_by_parts(mode, job),
             });

@@ -107,6 +107,15 @@ pub enum Who {
     VirtioIommu,
     /// The host, asked through a virtqueue as the para-virtual IOMMU has it: a request maps or unmaps pages.
     Pviommu,
+    /// The same with the document's optimisations of the host: frames from a pool, and a pointer to the last table of the second stage.
+    PviommuHopt,
+}
+
+impl Who {
+    /// Whether it is a host behind the para-virtual IOMMU.
+    pub fn is_pviommu(self) -> bool {
+        matches!(self, Self::Pviommu | Self::PviommuHopt)
+    }
 }
 
 /// What a mode promises; what it does is measured.
@@ -182,6 +191,7 @@ pub const NAMED: &[(&str, Alloc, TableKind, FlushKind, Who, &str)] = {
         ("pviommu",         LinuxRcache,     T::Radix,                  PerUnmap,     Pviommu,     "a guest behind the para-virtual IOMMU (PVIOMMU 4)"),
         ("rtc-literal",     LinuxRcache,     T::Radix,                  PerCycleLiteral, Pviommu,  "with its reverse translation cache as printed, defects included"),
         ("pviommu+rtc",     LinuxRcache,     T::Radix,                  PerCycle,     Pviommu,     "with its reverse translation cache, repaired (PVIOMMU 4.5)"),
+        ("pviommu+rtc+hopt", LinuxRcache,    T::Radix,                  PerCycle,     PviommuHopt, "and its host with a page pool and a pointer to the last table (PVIOMMU 4.6)"),
         ("pviommu+rtc-adaptive", LinuxRcache, T::Radix,                 PerCycleAdaptive, Pviommu, "Ringfence: with a cache whose residency follows reuse"),
     ]
 };

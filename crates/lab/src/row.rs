@@ -111,6 +111,14 @@ pub struct Row {
     pub requests: u64,
     /// Notifications of the host: requests that wait together have one.
     pub kicks: u64,
+    /// Walks of the guest's second stage by the host; 0 where guest-physical is physical.
+    pub host_walks: u64,
+    /// Words of the second stage that finding pages has read, by walks or through the pointer to the last table.
+    pub host_reads: u64,
+    /// Frames given to pages of the guest that had none.
+    pub host_frames: u64,
+    /// Those of them that were not in the host's pool, and were asked for while the guest waited.
+    pub host_frames_awaited: u64,
     /// Mappings that nobody used and a cache still kept when the trace ended.
     pub kept_at_end: u64,
     /// Their part of `stale_byte_seconds`: until the end of the trace, not of their residency.
@@ -240,6 +248,10 @@ impl Row {
             stalled_out: metered.stalled_out,
             requests: traffic.requests,
             kicks: traffic.kicks_in_maps + traffic.kicks_in_unmaps,
+            host_walks: traffic.lookups.walks,
+            host_reads: traffic.lookups.reads,
+            host_frames: traffic.lookups.frames,
+            host_frames_awaited: traffic.lookups.frames_awaited,
             kept_at_end: metered.kept_at_end,
             kept_byte_seconds: metered.kept_byte_seconds,
         }

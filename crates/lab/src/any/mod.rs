@@ -9,8 +9,8 @@ use ringfence_dma::flush::{Burst, PerWrap, Strict};
 use ringfence_dma::space::Rounding;
 
 use crate::build::{
-    Flat, Job, MakeTable, Recipe, Reclaimer, ReplayTable, Site, flat, pviommu, queue, queues,
-    reclaimer, reclaimer_of_pages, virtio,
+    Flat, Job, MakeTable, Recipe, Reclaimer, ReplayTable, Site, flat, queue, queues, reclaimer,
+    reclaimer_of_pages, virtio,
 };
 use crate::error::LabError;
 use crate::hosted::{self, PviommuTable, VirtioTable};
@@ -82,7 +82,8 @@ fn dispatch_pviommu<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> 
             T::Radix,
             F::PerUnmap | F::Burst,
         ) => {
-            let recipe = recipe(mode, alloc::alloc, pviommu, flush_of(mode));
+            let table = hosted::pviommu(mode.who);
+            let recipe = recipe(mode, alloc::alloc, table, flush_of(mode));
             Ok(job.paged::<AnyAlloc, PviommuTable, AnyFlush>(recipe))
         }
         (_, _, F::PerCycle | F::PerCycleAdaptive | F::PerCycleLiteral) => {
@@ -97,7 +98,7 @@ pub(crate) fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabErro
     use {Alloc as A, FlushKind as F, TableKind as T};
     match mode.who {
         Who::VirtioIommu => return dispatch_virtio(mode, job),
-        Who::Pviommu => return dispatch_pviommu(mode, job),
+        Who::Pviommu | Who::PviommuHopt => return dispatch_pviommu(mode, job),
         Who::Kernel | Who::Host => {}
     }
     let flush = flush_of(mode);

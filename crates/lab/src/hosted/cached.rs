@@ -16,8 +16,8 @@ use ringfence_pviommu::rtc::{
 };
 use ringfence_types::{DomainId, Iova, PhysAddr};
 
-use super::{PviommuHost, PviommuTable, Shared};
-use crate::build::{Job, Rcache, ReplayTable, Site, pviommu, rcache};
+use super::{PviommuHost, PviommuTable, Shared, pviommu};
+use crate::build::{Job, MakeTable, Rcache, ReplayTable, Site, rcache};
 use crate::error::LabError;
 use crate::modes::{Alloc, FlushKind, Mode, TableKind};
 
@@ -166,6 +166,8 @@ pub type CycleFlush = PerCycle<RefCell<RangeBatch>>;
 #[derive(Debug, Clone, Copy)]
 pub struct CachedRecipe {
     flush: FlushKind,
+    /// The table of a domain.
+    pub(crate) table: MakeTable<PviommuTable>,
 }
 
 impl CachedRecipe {
@@ -212,7 +214,7 @@ impl CachedRecipe {
         frames: &Frames<Rc<Arena>>,
         host: Option<&Shared<PviommuHost>>,
     ) -> Result<(CachedSpace, PhysAddr), LabError> {
-        let table = pviommu(domain, Coherency::Coherent, memory, frames, host)?;
+        let table = (self.table)(domain, Coherency::Coherent, memory, frames, host)?;
         let root = table.root();
         let alloc = allocator(memory, frames, Some(root))?;
         let paged = Paged::new(alloc, table, Rounding::Exact);
@@ -249,7 +251,10 @@ pub(crate) fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabErro
             TableKind::Radix,
             flush
             @ (FlushKind::PerCycle | FlushKind::PerCycleAdaptive | FlushKind::PerCycleLiteral),
-        ) => Ok(job.cached(CachedRecipe { flush })),
+        ) => Ok(job.cached(CachedRecipe {
+            flush,
+            table: pviommu(mode.who),
+        })),
         _ => Err(LabError::NotBuilt(mode.name.clone())),
     }
 }

@@ -10,15 +10,18 @@
 mod cached;
 mod pviommu;
 mod queue;
+mod second_stage;
 mod tables;
 mod unit;
 mod virtio;
 
 pub use cached::{AnyCache, CachedRecipe, CachedSpace, CycleFlush, Cycling};
 pub(crate) use cached::{allocator, dispatch};
+pub(crate) use pviommu::pviommu;
 pub use pviommu::{PviommuHost, PviommuQueue, PviommuTable};
-pub use queue::{Cause, Traffic};
+pub use queue::{Cause, Lookups, Traffic};
 pub use ringfence_pviommu::rtc::Cycles;
+pub use second_stage::{HostSide, Occupants};
 pub use unit::Unit;
 pub use virtio::{VirtioHost, VirtioTable};
 
@@ -38,6 +41,7 @@ use crate::Profile;
 use crate::error::LabError;
 use crate::hardware::{Directed, Hardware, Host, Vtd};
 use crate::meter::{Bench, replica_bench};
+use second_stage::AsGuest;
 
 /// The host's side of a queue, and the queue.
 pub trait Service: fmt::Debug + Sized + 'static {
@@ -69,6 +73,11 @@ pub trait Service: fmt::Debug + Sized + 'static {
 
     /// What went through the queue.
     fn traffic(&self) -> Traffic;
+
+    /// Who is in the frames that devices reach; none where the guest has the machine's addresses.
+    fn occupants(&self) -> Option<Rc<Occupants>> {
+        None
+    }
 }
 
 /// A host, as the guest's tables and the unit share it.
@@ -178,6 +187,11 @@ impl<V: Service> Hardware for Hosted<V> {
         observer: O,
     ) -> Result<(), Fault> {
         self.host.with(|host| {
+            let occupants = host.occupants();
+            let observer = AsGuest {
+                occupants,
+                observer,
+            };
             host.with_unit(|unit| match unit {
                 Unit::Modelled { vtd, .. } => vtd.probe(memory, request, observer),
                 // No machine has this one, and nothing would translate its accesses.

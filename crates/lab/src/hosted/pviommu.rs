@@ -10,42 +10,27 @@ use ringfence_dma::Platform;
 use ringfence_dma::space::Translations;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, MapError, MapRequest, SecondStage, UnmapError};
-use ringfence_pviommu::backend::{
-    Backend, HardwareTables, IoError, IoTables, Limits, Resident, Slot,
-};
+use ringfence_pviommu::backend::{Backend, HardwareTables, IoError, IoTables, Limits, Slot};
 use ringfence_pviommu::frontend::{
     Answers, Channel, ChannelOptions, Link, Queue, QueueFull, RemoteTable, RequestId, Used,
 };
 use ringfence_pviommu::loopback::Loopback;
-use ringfence_pviommu::wire::{Config, Devid, Gpa, PAGES_LIMIT};
+use ringfence_pviommu::wire::{Config, Devid, PAGES_LIMIT};
 use ringfence_types::{
-    AddressRange, CachedLevels, Direction, DomainId, FrameSource, Invalidation, InvalidationError,
-    Invalidator, Iova, IovaRange, OutOfFrames, PfnRange, PhysAddr, Ticket, Unmapped,
+    CachedLevels, Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova,
+    IovaRange, PfnRange, PhysAddr, Ticket, Unmapped,
 };
 
-use super::{Cause, Hosted, Service, Shared, Traffic, Unit};
-use crate::build::ReplayTable;
+use super::second_stage::{GuestMemory, HostFrames, guest_memory, lookups};
+use super::{Cause, HostSide, Hosted, Occupants, Service, Shared, Traffic, Unit};
+use crate::build::{HostOf, MakeTable, ReplayTable};
 use crate::error::LabError;
-use crate::machine::MEMORY_BYTES;
+use crate::modes::Who;
 
 /// Devices of a guest, numbered from 1 as their domains are.
 const DEVICES: u32 = 1024;
 /// Requests that can wait, as in the module's queue of 256 descriptors.
 const CHAINS: u16 = 128;
-
-/// The host's frames, for tables.
-#[derive(Debug, Clone)]
-struct HostFrames(Rc<Frames<Rc<Arena>>>);
-
-impl FrameSource for HostFrames {
-    fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
-        self.0.alloc_zeroed()
-    }
-
-    fn free(&self, frame: PhysAddr) {
-        self.0.free(frame);
-    }
-}
 
 /// The unit, as every device's table invalidates it.
 #[derive(Debug, Clone)]
@@ -106,7 +91,7 @@ impl IoTables for Tables {
 /// The queue of a guest and its backend, which counts what goes through it.
 #[derive(Debug)]
 pub struct PviommuQueue {
-    device: Loopback<Resident, Tables>,
+    device: Loopback<GuestMemory, Tables>,
     /// Whether a map waits for the next kick.
     maps: bool,
     traffic: Traffic,
@@ -143,6 +128,8 @@ pub struct PviommuHost {
     memory: Rc<Arena>,
     frames: HostFrames,
     coherency: Coherency,
+    side: HostSide,
+    occupants: Rc<Occupants>,
 }
 
 impl std::fmt::Debug for PviommuHost {
@@ -162,9 +149,7 @@ impl Service for PviommuHost {
     ) -> Result<Self, LabError> {
         let refused = LabError::Internal("a host that cannot be configured");
         let window = IovaRange::inclusive(Iova::new(0x1000), Iova::new((1 << 48) - 1));
-        // Coherent memory of the guest lies where the host has its tables: a replay's guest forges nothing.
-        let all = AddressRange::new(Gpa::new(0), MEMORY_BYTES);
-        let (Some(window), Some(all)) = (window, all) else {
+        let Some(window) = window else {
             return Err(refused);
         };
         let Ok(config) = Config::new(window, PAGES_LIMIT, 1, DEVICES) else {
@@ -176,7 +161,8 @@ impl Service for PviommuHost {
             stretches: u64::MAX,
         };
         let devices = (1..=DEVICES).map(|number| Devid::new(number.into()));
-        let backing = Resident::new(vec![all]);
+        let (side, occupants) = (HostSide::Plain, Rc::default());
+        let backing = guest_memory(side, &occupants)?;
         let Ok(backend) = Backend::new(config, limits, devices, backing, Tables::default()) else {
             return Err(refused);
         };
@@ -196,8 +182,10 @@ impl Service for PviommuHost {
             line,
             unit: Rc::new(RefCell::new(unit)),
             memory: Rc::clone(memory),
-            frames: HostFrames(Rc::clone(frames)),
+            frames: HostFrames::Tables(Rc::clone(frames)),
             coherency,
+            side,
+            occupants,
         })
     }
 
@@ -217,17 +205,41 @@ impl Service for PviommuHost {
     }
 
     fn traffic(&self) -> Traffic {
-        let traffic = self.line.with(|channel| channel.queue().traffic);
-        Traffic {
-            invalidations: self.unit.borrow().invalidations(),
-            ..traffic
-        }
+        let invalidations = self.unit.borrow().invalidations();
+        self.line.with(|channel| {
+            let queue = channel.queue();
+            Traffic {
+                invalidations,
+                lookups: lookups(queue.device.backend().backing()),
+                ..queue.traffic
+            }
+        })
+    }
+
+    fn occupants(&self) -> Option<Rc<Occupants>> {
+        Some(Rc::clone(&self.occupants))
     }
 }
 
 impl PviommuHost {
-    /// Makes the table of the device of `domain`; where its walks begin.
-    fn attach(&self, domain: DomainId) -> Result<PhysAddr, LabError> {
+    /// Makes the table of the device of `domain`; where its walks begin. All devices of a guest find its memory by one `side`, which the first
+    /// decides, before anything is mapped.
+    fn attach(&mut self, domain: DomainId, side: HostSide) -> Result<PhysAddr, LabError> {
+        if self.side != side {
+            let memory = guest_memory(side, &self.occupants)?;
+            let unused = self.line.with(|channel| {
+                let queue = channel.queue();
+                let unused = queue.device.backend().tables().0.is_empty();
+                if unused {
+                    *queue.device.backend().backing() = memory;
+                }
+                unused
+            });
+            if !unused {
+                return Err(LabError::Internal("a guest with two hosts"));
+            }
+            self.side = side;
+        }
         let number = usize::from(domain.get());
         if number == 0 || number > DEVICES as usize {
             return Err(LabError::TooManyDevices);
@@ -269,10 +281,14 @@ impl PviommuTable {
     ///
     /// # Errors
     /// The host has no room.
-    pub fn new(host: &Shared<PviommuHost>, domain: DomainId) -> Result<Self, LabError> {
+    pub fn new(
+        host: &Shared<PviommuHost>,
+        domain: DomainId,
+        side: HostSide,
+    ) -> Result<Self, LabError> {
         host.with(|host| {
             Ok(Self {
-                root: host.attach(domain)?,
+                root: host.attach(domain, side)?,
                 remote: RemoteTable::new(
                     Rc::clone(&host.line),
                     Devid::new(domain.get().into()),
@@ -280,6 +296,30 @@ impl PviommuTable {
                 ),
             })
         })
+    }
+}
+
+/// Makes the table of a domain, which a host of some kind keeps.
+fn table<const OPTIMISED: bool>(
+    domain: DomainId,
+    _: Coherency,
+    _: &Arena,
+    _: &Frames<Rc<Arena>>,
+    host: Option<&HostOf<PviommuTable>>,
+) -> Result<PviommuTable, LabError> {
+    let host = host.ok_or(LabError::Internal("a guest without a host"))?;
+    let side = match OPTIMISED {
+        false => HostSide::Plain,
+        true => HostSide::Optimised,
+    };
+    PviommuTable::new(host, domain, side)
+}
+
+/// How the table of a domain is made, which a host of the kind of `who` keeps. A value and no type: replicas are compiled for both at once.
+pub(crate) fn pviommu(who: Who) -> MakeTable<PviommuTable> {
+    match who {
+        Who::PviommuHopt => table::<true>,
+        _ => table::<false>,
     }
 }
 

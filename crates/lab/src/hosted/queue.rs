@@ -9,6 +9,21 @@ pub enum Cause {
     Unmap,
 }
 
+/// What a host did to find the frames of its guest's pages.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Lookups {
+    /// Walks of the second stage.
+    pub walks: u64,
+    /// Entries found through the pointer to the last table, without a walk.
+    pub through_pointer: u64,
+    /// Words of the second stage read by both.
+    pub reads: u64,
+    /// Frames given to pages that had none.
+    pub frames: u64,
+    /// Those of them that the host's allocator was asked for while the guest waited.
+    pub frames_awaited: u64,
+}
+
 /// What went through a queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -20,6 +35,8 @@ pub struct Traffic {
     pub kicks_in_unmaps: u64,
     /// Invalidations that the host had the unit complete.
     pub invalidations: u64,
+    /// How the host found the guest's memory, if it has to look for it.
+    pub lookups: Lookups,
 }
 
 impl Traffic {

@@ -13,7 +13,7 @@ use ringfence_types::{DomainId, Flushed, Invalidator, Pfn, PfnRange, WholeDomain
 use super::driven::{Driven, Memory, TableFrames, bench, immediate};
 use super::metered::Set;
 use super::{Bench, Clock, Idle, NullTable, Recorded, Replica, Sets, Tape};
-use crate::build::{Rcache, pviommu};
+use crate::build::Rcache;
 use crate::error::LabError;
 use crate::hardware::Host;
 use crate::hosted::{
@@ -125,9 +125,11 @@ impl Common {
             arena, frames, now, ..
         } = bench(immediate)?;
         let (host, invalidator) = Shared::<PviommuHost>::metered(&arena, self.coherency)?;
-        let coherency = self.coherency;
+        let Self {
+            recipe, coherency, ..
+        } = self;
         let table = move |domain: DomainId, bench: &Bench<_>| -> Result<PviommuTable, LabError> {
-            pviommu(
+            (recipe.table)(
                 domain,
                 coherency,
                 &bench.arena,

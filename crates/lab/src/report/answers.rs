@@ -206,7 +206,13 @@ impl Answer for FlushKind {
 }
 
 impl Who {
-    const ALL: &[Self] = &[Self::Kernel, Self::Host, Self::VirtioIommu, Self::Pviommu];
+    const ALL: &[Self] = &[
+        Self::Kernel,
+        Self::Host,
+        Self::VirtioIommu,
+        Self::Pviommu,
+        Self::PviommuHopt,
+    ];
 }
 
 impl Answer for Who {
@@ -218,6 +224,7 @@ impl Answer for Who {
             Self::Host => "host",
             Self::VirtioIommu => "virtio-iommu",
             Self::Pviommu => "pviommu",
+            Self::PviommuHopt => "pviommu-hopt",
         }
         .into()
     }

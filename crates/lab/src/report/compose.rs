@@ -189,14 +189,14 @@ fn misplaced(alloc: Alloc, table: TableKind, flush: FlushKind, who: Who) -> Opti
         F::PerCycle | F::PerCycleAdaptive | F::PerCycleLiteral
     );
     match (who, alloc, table, flush) {
-        _ if cached && who != Who::Pviommu => Some(
-            "only the para-virtual IOMMU's frontend has a cache that keeps what is unmapped; use who=pviommu",
+        _ if cached && !who.is_pviommu() => Some(
+            "only the para-virtual IOMMU's frontend has a cache that keeps what is unmapped; use who=pviommu or pviommu-hopt",
         ),
         (Who::Kernel, ..) | (Who::Host, A::Identity, T::StaticRadix, _) => None,
         (Who::Host, ..) => Some(
             "nobody asks the host, so all that it can do is map all memory, once; who=host goes with alloc=identity,table=static-radix",
         ),
-        (Who::Pviommu, _, _, F::Deferred | F::PerCpuQueue) => Some(
+        (Who::Pviommu | Who::PviommuHopt, _, _, F::Deferred | F::PerCpuQueue) => Some(
             "the guest waits for its unmaps at every map and unmap, so deferring their flush would defer nothing; use flush=per-unmap or burst",
         ),
         (_, _, T::Radix, F::PerWrap) => Some(
@@ -267,6 +267,7 @@ mod tests {
             "alloc=ring-tail,table=ring,flush=burst,who=virtio-iommu",
             "alloc=magazine,table=radix,flush=per-cpu-queue,who=pviommu",
             "alloc=identity,table=none,flush=never,who=pviommu",
+            "alloc=linux-rcache,table=radix,flush=deferred,who=pviommu-hopt",
             "alloc=linux-rcache,table=radix,flush=per-cycle",
             "alloc=linux-rcache,table=radix,flush=per-cycle-literal,who=virtio-iommu",
         ];

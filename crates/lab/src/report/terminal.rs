@@ -212,6 +212,10 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
         columns.push(Column::right(HOST, "requests"));
         columns.push(Column::right(HOST, "kicks"));
     }
+    let walks = rows.iter().any(|row| row.host_walks > 0);
+    if walks {
+        columns.push(Column::right(HOST, "walks"));
+    }
     let mut grid = Grid::new(&columns);
     for row in rows {
         // Where nothing is looked up there is no rate.
@@ -241,6 +245,9 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
         if asks {
             cells.push(Cell::new(count(row.requests)));
             cells.push(Cell::new(count(row.kicks)));
+        }
+        if walks {
+            cells.push(Cell::new(count(row.host_walks)));
         }
         grid.rows.push(cells);
     }

@@ -129,6 +129,7 @@ fn the_meter_reports_components_that_add_up() {
         "virtio-lazy",
         "pviommu",
         "pviommu+rtc",
+        "pviommu+rtc+hopt",
         "rtc-literal",
     ]);
     options.hostile = false;

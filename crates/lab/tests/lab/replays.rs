@@ -1,6 +1,7 @@
 //! What the replay and the oracle count on traces small enough to count by hand.
 
 use ringfence_lab::compare::runner;
+use ringfence_lab::hosted::Lookups;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::Plan;
 use ringfence_lab::replay::Outcomes;
@@ -86,6 +87,7 @@ fn every_mode_counts_what_can_be_counted_by_hand() {
         ("pviommu", 600, 0),
         // No cycle ends.
         ("pviommu+rtc", 0, end - US),
+        ("pviommu+rtc+hopt", 0, end - US),
         // Each goes with the map that follows, a microsecond later; the last one by the timer, 10 ms after the 513th.
         ("virtio-lazy", 600, 12_000 * US - 1199 * US),
     ];
@@ -292,6 +294,7 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
         ("pviommu", 2 * PAIRS, PAIRS, PAIRS),
         // Nothing is used again, and nothing leaves.
         ("pviommu+rtc", PAIRS, PAIRS, 0),
+        ("pviommu+rtc+hopt", PAIRS, PAIRS, 0),
         // Every unmap but the last goes with the next map. The queue fills at the 257th and 513th unmap, and takes that one along; by the timer the last.
         ("virtio-lazy", 2 * PAIRS, PAIRS, 3),
     ];
@@ -304,6 +307,58 @@ fn a_guest_asks_its_host_as_often_as_linux_does() {
             assert_eq!(kicks, (in_maps, in_unmaps), "{name}");
         }
     }
+}
+
+/// The host finds each page by a walk, or through its pointer if that knows the table; a page gets a frame once, from the pool if there is one.
+#[test]
+fn a_host_looks_its_guests_pages_up() {
+    // Pages again and again, in two tables in turns: 600 buffers on 150 pages of either.
+    let mut script = Script::default();
+    for turn in 0..600 {
+        let page = 1024 + turn % 2 * 512 + turn / 2 % 150;
+        let at = 2 * turn * US;
+        let piece = [memory(page * 4096, BYTES)];
+        script.map(at, (0, 0, RX), turn as u32, &piece);
+        script.unmap(at + US, (0, 0), turn as u32);
+    }
+    let (plan, planner) = planned(&script.chunk);
+    let lookups = |mode: &str| {
+        let (metered, hostile) = replay(mode, &plan, &planner.alive());
+        assert_eq!(metered.traffic.lookups, hostile.traffic.lookups, "{mode}");
+        assert_eq!(hostile.tally.false_faults, 0, "{mode}");
+        metered.traffic.lookups
+    };
+    assert_eq!(lookups("linux-strict"), Lookups::default());
+    assert_eq!(lookups("virtio-strict"), Lookups::default());
+    // Each of the two tables is missing once, and looked for again when it is there. No table is needed twice in a row.
+    let plain = Lookups {
+        walks: 600 + 2,
+        through_pointer: 0,
+        reads: 4 * 600 + 1 + 3,
+        frames: 300,
+        frames_awaited: 300,
+    };
+    assert_eq!(lookups("pviommu"), plain);
+    let hopt = Lookups {
+        frames_awaited: 0,
+        ..plain
+    };
+    let strict = "alloc=linux-rcache,table=radix,flush=per-unmap,who=pviommu-hopt";
+    assert_eq!(lookups(strict), hopt);
+    // Behind the cache a page is asked for once.
+    let once = Lookups {
+        walks: 300 + 2,
+        reads: 4 * 300 + 1 + 3,
+        ..plain
+    };
+    assert_eq!(lookups("pviommu+rtc"), once);
+    assert_eq!(
+        lookups("pviommu+rtc+hopt"),
+        Lookups {
+            frames_awaited: 0,
+            ..once
+        }
+    );
 }
 
 /// A list of three pieces is three requests and one notification, and goes by one request.

@@ -4,6 +4,7 @@ use ringfence_lab::Profile;
 use ringfence_lab::compare::Options;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
+use ringfence_lab::report::compose;
 use ringfence_lab::ring::RingSizes;
 use ringfence_trace::{
     Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations,
@@ -121,7 +122,7 @@ pub(crate) fn judged_only(hostile: bool) -> Options {
 }
 
 pub(crate) fn mode(name: &str) -> Mode {
-    Mode::find(name).unwrap()
+    Mode::find(name).unwrap_or_else(|| compose(name).unwrap())
 }
 
 /// Lines as tracefs prints them, one a microsecond.

@@ -2,6 +2,7 @@
 //! 4.3, 4.4 and 4.6).
 
 mod away;
+mod modes;
 mod rig;
 
 use ringfence_pviommu::backend::{
@@ -12,6 +13,7 @@ use ringfence_types::{Direction, PhysAddr};
 use std::hint::black_box;
 
 use self::away::{migration, overcommit};
+use self::modes::in_modes;
 use self::rig::{GUEST_PAGES, PAGE, PAGES_MAX, Pattern, ask, giova, gpa, host, map, unmap};
 use super::catalogue::{Experiment, Setting, built};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed, median};
@@ -321,6 +323,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     pointer(&mut found, mapped)?;
     pool(&mut found)?;
     together(&mut found, setting, pages / creates)?;
+    in_modes(&mut found, creates as u64, mapped)?;
     overcommit(&mut found, mapped)?;
     migration(&mut found, mapped)?;
     found.explain(
@@ -349,6 +352,7 @@ mod tests {
         sizes(&mut found).unwrap();
         pointer(&mut found, 95).unwrap();
         pool(&mut found).unwrap();
+        in_modes(&mut found, 4096, 95).unwrap();
         overcommit(&mut found, 95).unwrap();
         migration(&mut found, 95).unwrap();
         for row in &found.rows {
@@ -364,6 +368,16 @@ mod tests {
         assert!(of("scattered pages: walks of a map, pointer") > 0.9);
         assert!(of("in order: share of pages with another page's frame, pointer as printed") > 0.4);
         assert_eq!(of("one page a request: asked of the host"), 0.0);
+        for (mode, walks, reads, awaited) in [
+            ("pviommu", 4097.0, 4096.0 * 4.0 + 1.0, 95.0),
+            ("pviommu+rtc", 96.0, 95.0 * 4.0 + 1.0, 95.0),
+            ("pviommu+rtc+hopt", 2.0, 94.0 + 5.0, 0.0),
+        ] {
+            let of = |what: &str| of(&format!("in {mode}: {what}"));
+            assert_eq!(of("walks"), walks, "{mode}");
+            assert_eq!(of("words"), reads, "{mode}");
+            assert_eq!(of("frames"), awaited, "{mode}");
+        }
         assert_eq!(
             of("1024 pages a request: asked of the host"),
             (GUEST_PAGES / 1024 * (1024 - 256)) as f64

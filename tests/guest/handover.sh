@@ -27,13 +27,33 @@ done
 echo "rounds $n sum $(md5sum </tmp/data)"
 dmesg | grep -i -e "page fault" -e "I/O error" -e "timed out"; true'
 
+# Round after round: 4 MiB go to another guest, which sends them back as they come. Until a line comes.
+readonly TALKS='exec 3<&0; (read line <&3; : >/tmp/stop) &
+ip addr add 10.9.0.1/24 dev eth0; ip link set eth0 up
+n=0
+while [ ! -e /tmp/stop ]; do
+    dd if=/dev/urandom of=/tmp/data bs=64k count=64 2>/dev/null
+    until nc 10.9.0.2 7 </tmp/data >/tmp/back 2>/dev/null; do usleep 100000; done
+    cmp /tmp/back /tmp/data || { echo "came back different"; exit 4; }
+    n=$((n+1))
+    [ $n != 1 ] || echo begun
+done
+echo "rounds $n sum $(md5sum </tmp/back)"
+nc 10.9.0.2 8 </dev/null
+dmesg | grep -i -e "page fault" -e "timed out" -e "NETDEV"; true'
+# The other guest: until somebody comes to say that it was all.
+readonly ANSWERS='ip addr add 10.9.0.2/24 dev eth0; ip link set eth0 up
+while :; do nc -l -p 7 -e cat; done &
+nc -l -p 8 >/dev/null'
+
 # column N: the Nth number of each line of the hand-overs.
 column() { sed 's/[^0-9]\+/ /g' "$case/taken" | awk -v n="$1" '{ print $n }' | sort -n; }
 spread() { column "$1" | awk '{ v[NR] = $1 } END { printf "%d us median, %d us at most", v[int((NR + 1) / 2)], v[NR] }'; }
 
-# handed KERNEL DEVICES -- PREPARE: the options of `serve` and of `guest prepare` beside the usual ones. Whatever becomes of it, no process of it is
-# left.
-daemon='' next='' qemu=''
+# handed KERNEL DEVICES -- PREPARE: the options of `serve`, where CASE is the case's directory, and of `guest prepare` beside the usual ones. Whatever
+# becomes of it, no process of it is left.
+daemon='' next='' qemu='' other='' stays=''
+disk=1 task=$WRITES
 handed() {
     trap 'leave_nothing; exit 1' TERM INT
     hand "$@"
@@ -41,30 +61,25 @@ handed() {
     leave_nothing
     return $code
 }
+# stays WHAT KERNEL ...: the same, and the devices cannot be handed over.
+stays() {
+    stays=$1
+    shift
+    handed "$@"
+}
+# talks KERNEL ...: the same with a network device in place of the disk, and another guest at the other end of the wire.
+talks() {
+    disk='' task=$TALKS
+    handed "$@"
+}
 leave_nothing() {
     local pid
-    for pid in $qemu $daemon $next; do kill $pid 2>/dev/null; done
+    for pid in $qemu $daemon $next $other; do kill $pid 2>/dev/null; done
     wait
 }
-hand() {
-    local kernel=$1 run=$case/run out=$case/out input=$case/input serve=() n code
-    shift
-    while [[ $1 != -- ]]; do serve+=("$1"); shift; done
-    shift
-    truncate -s 64M "$case/image"
-    mkfifo "$input"
-    "$ringfence" serve --dir "$run" --blk "$case/image" --rng "${serve[@]}" >"$case/arguments" &
-    daemon=$!
-    "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" --initramfs "$case/initramfs" \
-        --module-source "$repo/kmod" "$@" -- sh -c "$WRITES" >"$case/prepared" ||
-        return 1
-    . "$case/prepared"
-    eval "timeout --kill-after=10 $LIMIT $QEMU $(<"$case/arguments")" -display none -kernel '"$KERNEL"' -initrd '"$INITRAMFS"' \
-        -append '"$APPEND"' -serial 'file:"$case/console"' -chardev 'stdio,id=command,signal=off' -serial chardev:command \
-        -serial 'file:"$case/status"' <"$input" >"$out" &
-    qemu=$!
-    exec {input}>"$input"
-    until grep -q '^begun' "$out"; do kill -0 $qemu || { tail -n 5 "$case/console"; cat "$out" "$case/status"; return 1; }; sleep 0.2; done
+# They go from one process to the next, again and again.
+taken() {
+    local run=$1 n code
     for n in $(seq "$HANDOVERS"); do
         : >"$case/new"
         "$ringfence" serve --dir "$run" --take-over --copy-until "$REQUESTS" >"$case/new" &
@@ -78,10 +93,54 @@ hand() {
         daemon=$next
     done
     cat "$case/taken"
+}
+# A second process asks for them, before it stops them, and is told why they stay.
+asked() {
+    local n
+    for n in 1 2 3; do
+        "$ringfence" serve --dir "$1" --take-over >"$case/new" 2>"$case/why" && { echo "taken over"; return 1; }
+        cat "$case/why"
+        grep -q "$stays cannot be handed over" "$case/why" || { echo "not said: $stays"; return 1; }
+        kill -0 "$daemon" || return 1
+    done
+}
+hand() {
+    local kernel=$1 run=$case/run out=$case/out input=$case/input serve=()
+    shift
+    while [[ $1 != -- ]]; do serve+=("${1//CASE/$case}"); shift; done
+    shift
+    if [[ $disk ]]; then
+        truncate -s 64M "$case/image"
+        serve+=(--blk "$case/image")
+    fi
+    mkfifo "$input"
+    "$ringfence" serve --dir "$run" --rng "${serve[@]}" >"$case/arguments" &
+    daemon=$!
+    "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" --initramfs "$case/initramfs" \
+        --module-source "$repo/kmod" "$@" -- sh -c "$task" >"$case/prepared" ||
+        return 1
+    . "$case/prepared"
+    if [[ ! $disk ]]; then
+        until [[ -s $case/arguments ]]; do kill -0 $daemon || return 1; sleep 0.05; done
+        "$ringfence" guest run --cache "$cache" --kernel "$kernel" --limit "$LIMIT" --net "socket=$case/wire" -- sh -c "$ANSWERS" >"$case/other" 2>&1 </dev/null &
+        other=$!
+    fi
+    eval "timeout --kill-after=10 $LIMIT $QEMU $(<"$case/arguments")" -display none -kernel '"$KERNEL"' -initrd '"$INITRAMFS"' \
+        -append '"$APPEND"' -serial 'file:"$case/console"' -chardev 'stdio,id=command,signal=off' -serial chardev:command \
+        -serial 'file:"$case/status"' <"$input" >"$out" &
+    qemu=$!
+    exec {input}>"$input"
+    until grep -q '^begun' "$out"; do kill -0 $qemu || { tail -n 5 "$case/console"; cat "$out" "$case/status"; return 1; }; sleep 0.2; done
+    if [[ $stays ]]; then
+        asked "$run" || return 1
+    else
+        taken "$run" || return 1
+    fi
     "$ringfence" top "$run" --once >"$case/top"
     echo stop >&$input
     wait $qemu || return 1
     exec {input}>&-
+    [[ ! $other ]] || wait $other || { cat "$case/other"; return 1; }
     kill -INT $daemon
     wait $daemon || return 1
     cat "$case/top" "$out"
@@ -89,9 +148,10 @@ hand() {
     awk 'NR > 1 && ($(NF - 3) + $(NF - 2) + $(NF - 1) + $NF) > 0 { exit 1 }' "$case/top" || { echo "stopped or failed"; return 1; }
     grep -q '^status 0' "$case/status" || return 1
     ! grep -i -e 'page fault' -e 'I/O error' -e 'timed out' "$out" "$case/console" || return 1
-    [[ ! -e $run/blk.sock && ! -e $run/control.sock ]] || { echo "a socket is left"; return 1; }
-    [[ $(sed -n 's/^rounds [0-9]* sum \([0-9a-f]*\).*/\1/p' "$out") == "$(head -c 4M "$case/image" | md5sum | cut -d ' ' -f 1)" ]] ||
+    [[ ! $(find "$run" -type s) && ! -e $case/wire ]] || { echo "a socket is left"; return 1; }
+    [[ ! $disk || $(sed -n 's/^rounds [0-9]* sum \([0-9a-f]*\).*/\1/p' "$out") == "$(head -c 4M "$case/image" | md5sum | cut -d ' ' -f 1)" ]] ||
         { echo "the sums differ"; return 1; }
+    [[ ! $stays ]] || { echo "asked three times, and told: $stays cannot be handed over" >"$case/note"; return 0; }
     (($(column 3 | head -n 1) >= REQUESTS)) || { echo "too few requests while it was copied"; return 1; }
     echo "$HANDOVERS in a row, $(column 3 | head -n 1) requests or more while each was copied; without devices $(spread 4)" \
         "(to stop and copy: $(spread 5); to rebuild: $(spread 7))" >"$case/note"
@@ -102,6 +162,8 @@ for kernel in $KERNELS; do
     try "stock virtio-iommu, strict: $kernel" handed "$kernel" -- --strict
     try "stock virtio-iommu, lazy: $kernel" handed "$kernel" -- --lazy
     try "para-virtual: $kernel" handed "$kernel" --pviommu -- --module pviommu
+    try "network: $kernel" talks "$kernel" --net socket=CASE/wire,queues=2 --cpus 2 -- --strict
 done
 try "without an IOMMU: 6.12" handed 6.12 --no-iommu --
+try "disk in a process: 6.12" stays "blk: a disk in a process of its own" 6.12 --isolate -- --strict
 all_passed

@@ -134,6 +134,7 @@ impl Daemon {
         if let Some(options) = &devices.net {
             let counters = daemon.count(NET.1);
             let link = link::open(&options.link).map_err(at(options.link.path()))?;
+            daemon.sockets.extend(link.name());
             let mac = options.mac.unwrap_or_else(random_mac);
             let net = Net::new(link, mac, options.pairs, Arc::clone(&counters));
             daemon.attach(NET, net, iommu.as_ref(), counters, log)?;

@@ -13,7 +13,7 @@ use ringfence_types::DeviceId;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::ready::Ready;
-use super::{BLK, Daemon, IOMMU_SLOT, Log, METRICS, RNG, complaints};
+use super::{BLK, Daemon, IOMMU_SLOT, Log, METRICS, NET, RNG, complaints};
 use crate::caps::Caps;
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
@@ -29,6 +29,7 @@ use crate::server::{Conversation, Event, Post, Words};
 use crate::session::Session;
 use crate::virtio::blk::Blk;
 use crate::virtio::iommu::IommuDevice;
+use crate::virtio::net::Net;
 use crate::virtio::pviommu::PvIommuDevice;
 use crate::virtio::rng::Rng;
 use crate::virtio::{Device, VirtioPci};
@@ -143,7 +144,8 @@ impl Daemon {
         let names = [METRICS, CONTROL].map(|name| here.dir.join(name));
         let devices = daemon.bells.iter();
         let devices = devices.map(|(name, _)| daemon.machine.socket(name));
-        daemon.sockets = devices.chain(names).collect();
+        let sockets: Vec<PathBuf> = devices.chain(names).collect();
+        daemon.sockets.extend(sockets);
         daemon.metrics = Some(listener(handed.metrics)?);
         daemon.control = Some(listener(handed.control)?);
         Ok(daemon)
@@ -204,6 +206,7 @@ impl Daemon {
     ) -> Result<(), StateError> {
         let (slot, _) = place(&device.own);
         self.machine.devices.push((slot, name));
+        let begun = device.function.common.begun();
         let parts = (device.listener, device.function, device.session);
         let known = Arc::clone(&counters);
         match device.own {
@@ -215,6 +218,13 @@ impl Daemon {
                 let mut disk = Blk::restore(File::from(file), read_only, sectors, known)?;
                 disk.keep_within(here.caps, complaints(name, here.log));
                 let function = VirtioPci::new(disk, dma, translated, Arc::clone(&counters));
+                self.prepare(name, rebuild_post(function, parts)?, counters, here.log)
+            }
+            Own::Net(state) => {
+                let mut net = Net::restore(*state, begun, known)?;
+                // Another process's until this daemon serves and has ended.
+                self.sockets.extend(net.link().name());
+                let function = VirtioPci::new(net, dma, translated, Arc::clone(&counters));
                 self.prepare(name, rebuild_post(function, parts)?, counters, here.log)
             }
             _ => {
@@ -327,6 +337,7 @@ fn place(own: &Own) -> (Slot, &'static str) {
     match own {
         Own::Blk { .. } => BLK,
         Own::Rng => RNG,
+        Own::Net(_) => NET,
         Own::Iommu { .. } => (IOMMU_SLOT, IOMMU),
         Own::PvIommu(_) => (IOMMU_SLOT, PVIOMMU),
     }

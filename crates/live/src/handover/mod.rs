@@ -20,6 +20,7 @@ mod attention;
 mod bytes;
 mod channel;
 mod error;
+mod net;
 mod offer;
 mod state;
 mod take;
@@ -27,6 +28,7 @@ mod take;
 pub(crate) use attend::{attend, save};
 pub(crate) use attention::{Answer, Attention, Called, Order};
 pub use error::{StateError, TakeOverError, Unmovable};
+pub use net::{HeldState, LinkState, NetState, PeerState};
 pub use offer::Limits;
 pub(crate) use offer::{Offer, Offered, offer};
 pub use state::{

@@ -17,6 +17,7 @@ use virtio_queue::QueueState;
 
 use super::StateError;
 use super::bytes::{Reader, Writer};
+use super::net::NetState;
 use crate::memory::MAX_RANGES;
 use crate::wire::{MAX_FDS, MAX_MESSAGE_BYTES};
 
@@ -74,6 +75,8 @@ pub enum Own {
     PvIommu(PvState),
     /// The entropy device.
     Rng,
+    /// The network device.
+    Net(Box<NetState>),
     /// The disk.
     Blk {
         /// Its file.
@@ -102,6 +105,7 @@ impl Own {
             Self::Iommu { .. } => 1,
             Self::PvIommu(_) => 2,
             Self::Rng => 3,
+            Self::Net(_) => 4,
             Self::Blk { .. } => 5,
         }
     }
@@ -277,6 +281,7 @@ impl HandedDevice {
                 out.blob(&state.events);
             }
             Own::Rng => {}
+            Own::Net(state) => state.encode(out),
             Own::Blk {
                 file,
                 read_only,
@@ -307,6 +312,7 @@ impl HandedDevice {
                 events: input.blob("bytes of events", MAX_STREAM_BYTES)?,
             }),
             3 => Own::Rng,
+            4 => Own::Net(Box::new(NetState::decode(input)?)),
             5 => Own::Blk {
                 file: input.fd()?,
                 read_only: input.flag()?,

@@ -1,12 +1,16 @@
 //! Frames as datagrams between two sockets (QEMU's `-netdev dgram`).
 
-use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
-use super::{Link, Receiving, Sending, received};
+use rustix::net::SocketType;
+
+use super::{
+    LONG_NAME, Link, Receiving, Sending, from_the_root, local_socket, never_waits, received,
+};
+use crate::handover::{LinkState, StateError, Unmovable};
 use crate::left_behind;
 use crate::virtio::Awaited;
 
@@ -14,7 +18,6 @@ use crate::virtio::Awaited;
 #[derive(Debug)]
 pub struct Datagram {
     socket: UnixDatagram,
-    local: PathBuf,
     remote: PathBuf,
 }
 
@@ -24,14 +27,28 @@ impl Datagram {
     /// # Errors
     /// What binding meets.
     pub fn open(local: &Path, remote: &Path) -> io::Result<Self> {
-        left_behind::clear(local)?;
-        let socket = UnixDatagram::bind(local)?;
+        let local = from_the_root(local);
+        left_behind::clear(&local)?;
+        let socket = UnixDatagram::bind(&local)?;
         socket.set_nonblocking(true)?;
         Ok(Self {
             socket,
-            local: local.to_owned(),
-            remote: remote.to_owned(),
+            remote: from_the_root(remote),
         })
+    }
+
+    pub(super) fn restore(socket: OwnedFd, remote: PathBuf) -> Result<Self, StateError> {
+        let socket = UnixDatagram::from(local_socket(socket, SocketType::DGRAM, false)?);
+        let named = name(&socket).is_some_and(|name| name.is_absolute());
+        if !named || !never_waits(&socket) {
+            return Err(StateError::NotA { what: "socket" });
+        }
+        if !remote.is_absolute() {
+            return Err(StateError::Register {
+                what: "path of a link",
+            });
+        }
+        Ok(Self { socket, remote })
     }
 }
 
@@ -58,10 +75,25 @@ impl Link for Datagram {
             output: false,
         })
     }
+
+    fn name(&self) -> Option<PathBuf> {
+        name(&self.socket)
+    }
+
+    /// What has come and was not received stays in the socket.
+    fn save(&self) -> Result<LinkState, Unmovable> {
+        let named = self.name().is_some_and(|name| name.is_absolute());
+        if !named || !self.remote.is_absolute() {
+            return Err(LONG_NAME);
+        }
+        Ok(LinkState::Datagram {
+            socket: self.socket.try_clone()?.into(),
+            remote: self.remote.clone(),
+        })
+    }
 }
 
-impl Drop for Datagram {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.local);
-    }
+fn name(socket: &UnixDatagram) -> Option<PathBuf> {
+    let address = socket.local_addr().ok()?;
+    address.as_pathname().map(Path::to_owned)
 }

@@ -48,6 +48,29 @@ pub struct Deframer {
 }
 
 impl Deframer {
+    /// The frame that has come in part: as much as is known of its length, and its bytes unless they are dropped; how many bytes are to come.
+    pub(super) fn part(&self) -> (Vec<u8>, usize) {
+        let known = self.prefix.get(..self.known).unwrap_or(&[]);
+        ([known, &self.frame].concat(), self.missing)
+    }
+
+    /// One that has taken that part. None if no stream could have left it.
+    pub(super) fn with_part(mut part: &[u8], missing: usize) -> Option<Self> {
+        let mut deframer = Self::default();
+        let taken = deframer.take(&mut part, &mut []);
+        if taken != Ok(Deframed::Part) || !part.is_empty() {
+            return None;
+        }
+        let whole = u32::from_be_bytes(deframer.prefix) as usize;
+        // Of what is dropped nothing is kept that would tell how much has come.
+        if deframer.missing > 0 && !is_wanted(whole) {
+            let possible = deframer.missing == whole && (1..=whole).contains(&missing);
+            deframer.missing = missing;
+            return possible.then_some(deframer);
+        }
+        (deframer.missing == missing).then_some(deframer)
+    }
+
     /// Takes bytes off the front of `piece` up to the end of a frame, which is copied to `to`, as far as there is room.
     ///
     /// # Errors
@@ -72,7 +95,7 @@ impl Deframer {
         let (part, rest) = piece.split_at(self.missing.min(piece.len()));
         *piece = rest;
         self.missing -= part.len();
-        let wanted = (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&whole);
+        let wanted = is_wanted(whole);
         if wanted {
             self.frame.extend(part);
         }
@@ -94,6 +117,11 @@ impl Deframer {
     }
 }
 
+/// Whether a frame of so many bytes is for the device.
+fn is_wanted(bytes: usize) -> bool {
+    (MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&bytes)
+}
+
 /// Takes frames apart into what goes out. Of a frame that was begun it keeps the rest, at most one.
 #[derive(Debug, Default)]
 pub struct Framer {
@@ -101,6 +129,16 @@ pub struct Framer {
 }
 
 impl Framer {
+    /// What is left of a frame that was sent in part.
+    pub(super) fn rest(&self) -> &[u8] {
+        &self.rest
+    }
+
+    /// One that has this left. None if that is too much for a frame of which something was sent.
+    pub(super) fn with_rest(rest: Vec<u8>) -> Option<Self> {
+        (rest.len() < FRAME_PREFIX_BYTES + MAX_FRAME_BYTES).then_some(Self { rest })
+    }
+
     /// Sends a frame by `write`, which says how many bytes it took, perhaps none. Whether the frame was taken: sent, or begun and its rest kept;
     /// else nothing of it was sent.
     ///

@@ -12,17 +12,27 @@ mod tap;
 pub use address::{Address, AddressError};
 pub use datagram::Datagram;
 pub use framing::{Deframed, Deframer, FRAME_PREFIX_BYTES, Framer, FramesLost, MAX_FRAMED_BYTES};
+pub use stream::CHUNK_BYTES;
 pub use stream::Stream;
 pub use tap::Tap;
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
+use crate::handover::{LinkState, StateError, Unmovable};
 use crate::virtio::Awaited;
 
 /// Shortest frame: an Ethernet header.
 pub const MIN_FRAME_BYTES: usize = 14;
 /// Longest frame: 1500 bytes of payload behind a header with one VLAN tag. Anything longer is dropped, from either side.
 pub const MAX_FRAME_BYTES: usize = 1518;
+
+/// The longest name of a socket (Linux, unix(7)), without the zero at its end.
+pub const MAX_PATH_BYTES: usize = 107;
 
 /// What became of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +69,19 @@ pub trait Link: Send {
 
     /// What it waits for has come: it goes on with what it has begun.
     fn came(&mut self) {}
+
+    /// The file by which the other side finds this one. It is to be removed when the link has ended, and not when another process has it.
+    fn name(&self) -> Option<PathBuf> {
+        None
+    }
+
+    /// What another process needs to go on with it. Nothing is sent or received by that.
+    ///
+    /// # Errors
+    /// It cannot be handed over.
+    fn save(&self) -> Result<LinkState, Unmovable> {
+        Err(Unmovable::Keeps("a link of this kind"))
+    }
 }
 
 impl<L: Link + ?Sized> Link for Box<L> {
@@ -77,6 +100,14 @@ impl<L: Link + ?Sized> Link for Box<L> {
     fn came(&mut self) {
         (**self).came();
     }
+
+    fn name(&self) -> Option<PathBuf> {
+        (**self).name()
+    }
+
+    fn save(&self) -> Result<LinkState, Unmovable> {
+        (**self).save()
+    }
 }
 
 /// Opens the link of an address.
@@ -89,6 +120,44 @@ pub fn open(address: &Address) -> io::Result<Box<dyn Link>> {
         Address::Stream(path) => Box::new(Stream::open(path)?),
         Address::Datagram { local, remote } => Box::new(Datagram::open(local, remote)?),
     })
+}
+
+/// Goes on with another process's link. Nothing is sent or received by that.
+///
+/// # Errors
+/// [`StateError`]: a descriptor of another kind, or a frame in part that no stream could have left.
+pub fn restore(state: LinkState) -> Result<Box<dyn Link>, StateError> {
+    Ok(match state {
+        LinkState::Tap { file } => Box::new(Tap::restore(file)?),
+        LinkState::Stream { listener, peer } => Box::new(Stream::restore(listener, peer)?),
+        LinkState::Datagram { socket, remote } => Box::new(Datagram::restore(socket, remote)?),
+    })
+}
+
+/// The same path from the root, where another process finds it too. A socket's name may have no room for that: then it is as it was.
+fn from_the_root(path: &Path) -> PathBuf {
+    let whole = std::path::absolute(path).ok();
+    let fits = whole.filter(|whole| whole.as_os_str().len() <= MAX_PATH_BYTES);
+    fits.unwrap_or_else(|| path.to_owned())
+}
+
+/// Why a link stays whose socket's name has no room for a path from the root.
+const LONG_NAME: Unmovable =
+    Unmovable::Keeps("a link whose socket's path is too long from the root");
+
+/// A local socket of this kind, one that listens or not.
+fn local_socket(fd: OwnedFd, kind: SocketType, listens: bool) -> Result<OwnedFd, StateError> {
+    let socket = fd.as_fd();
+    let fits = sockopt::socket_domain(socket).is_ok_and(|family| family == AddressFamily::UNIX)
+        && sockopt::socket_type(socket).is_ok_and(|one| one == kind)
+        && sockopt::socket_acceptconn(socket).is_ok_and(|one| one == listens);
+    fits.then_some(fd)
+        .ok_or(StateError::NotA { what: "socket" })
+}
+
+/// Whether nobody ever waits at it. That belongs to what processes share of a descriptor.
+fn never_waits(fd: impl AsFd) -> bool {
+    fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }
 
 /// A frame as it was received, `got` bytes into a buffer with room for more than the longest.

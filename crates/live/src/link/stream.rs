@@ -1,27 +1,27 @@
 //! Frames over a stream socket (QEMU's `-netdev stream`), to one peer at a time.
 
-use std::fs;
 use std::io::{self, IoSlice};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketType, recv, sendmsg};
 
 use super::framing::{Deframed, Deframer, Framer};
-use super::{Link, Receiving, Sending};
+use super::{LONG_NAME, Link, Receiving, Sending, from_the_root, local_socket, never_waits};
+use crate::handover::{LinkState, PeerState, StateError, Unmovable};
 use crate::left_behind;
 use crate::virtio::Awaited;
 
 /// Bytes that are read at once: some frames.
-const CHUNK_BYTES: usize = 16 * 1024;
+pub const CHUNK_BYTES: usize = 16 * 1024;
 
 /// A socket. Whoever opens a path first listens there; the other connects. The listener takes another peer when one has gone; whoever connected and lost
 /// its peer has none any more.
 #[derive(Debug)]
 pub struct Stream {
-    listener: Option<(UnixListener, PathBuf)>,
+    listener: Option<UnixListener>,
     peer: Option<Peer>,
 }
 
@@ -41,6 +41,7 @@ impl Stream {
     /// # Errors
     /// What connecting and listening meet.
     pub fn open(path: &Path) -> io::Result<Self> {
+        let path = &from_the_root(path);
         match UnixStream::connect(path) {
             Ok(stream) => {
                 return Ok(Self {
@@ -58,8 +59,28 @@ impl Stream {
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
         Ok(Self {
-            listener: Some((listener, path.to_owned())),
+            listener: Some(listener),
             peer: None,
+        })
+    }
+
+    pub(super) fn restore(
+        listener: Option<OwnedFd>,
+        peer: Option<PeerState>,
+    ) -> Result<Self, StateError> {
+        let listener = listener
+            .map(|fd| local_socket(fd, SocketType::STREAM, true))
+            .transpose()?
+            .map(UnixListener::from);
+        let fits = |one: &UnixListener| {
+            name(one).is_some_and(|name| name.is_absolute()) && never_waits(one)
+        };
+        if !listener.as_ref().is_none_or(fits) {
+            return Err(StateError::NotA { what: "socket" });
+        }
+        Ok(Self {
+            listener,
+            peer: peer.map(Peer::restore).transpose()?,
         })
     }
 
@@ -69,7 +90,7 @@ impl Stream {
     }
 
     fn accept(&mut self) {
-        let Some((listener, _)) = &self.listener else {
+        let Some(listener) = &self.listener else {
             return;
         };
         if let Ok((stream, _)) = listener.accept() {
@@ -114,7 +135,7 @@ impl Link for Stream {
                 input,
                 output: output || peer.framer.is_in_frame(),
             }),
-            (None, Some((listener, _))) => Some(Awaited {
+            (None, Some(listener)) => Some(Awaited {
                 fd: listener.as_fd(),
                 input,
                 output: false,
@@ -130,14 +151,28 @@ impl Link for Stream {
             self.peer = None;
         }
     }
+
+    fn name(&self) -> Option<PathBuf> {
+        self.listener.as_ref().and_then(name)
+    }
+
+    fn save(&self) -> Result<LinkState, Unmovable> {
+        let listener = self.listener.as_ref();
+        if self.name().is_some_and(|name| !name.is_absolute()) {
+            return Err(LONG_NAME);
+        }
+        Ok(LinkState::Stream {
+            listener: listener
+                .map(|one| one.as_fd().try_clone_to_owned())
+                .transpose()?,
+            peer: self.peer.as_ref().map(Peer::save).transpose()?,
+        })
+    }
 }
 
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if let Some((_, path)) = &self.listener {
-            let _ = fs::remove_file(path);
-        }
-    }
+fn name(listener: &UnixListener) -> Option<PathBuf> {
+    let address = listener.local_addr().ok()?;
+    address.as_pathname().map(Path::to_owned)
 }
 
 /// The peer went, or does not speak this language.
@@ -152,6 +187,32 @@ impl Peer {
             chunk: Vec::with_capacity(CHUNK_BYTES),
             taken: 0,
             framer: Framer::default(),
+        })
+    }
+
+    /// What was read or sent in part goes along; all else is in the socket.
+    fn save(&self) -> io::Result<PeerState> {
+        let (begun, missing) = self.deframer.part();
+        Ok(PeerState {
+            stream: self.stream.as_fd().try_clone_to_owned()?,
+            begun,
+            missing: u32::try_from(missing).unwrap_or(u32::MAX),
+            unread: self.chunk.get(self.taken..).unwrap_or(&[]).to_vec(),
+            unsent: self.framer.rest().to_vec(),
+        })
+    }
+
+    fn restore(state: PeerState) -> Result<Self, StateError> {
+        let part = |what| StateError::Register { what };
+        let missing = usize::try_from(state.missing).unwrap_or(usize::MAX);
+        let deframer = Deframer::with_part(&state.begun, missing);
+        let stream = local_socket(state.stream, SocketType::STREAM, false)?;
+        Ok(Self {
+            stream: UnixStream::from(stream),
+            deframer: deframer.ok_or(part("part of a frame that came"))?,
+            chunk: state.unread,
+            taken: 0,
+            framer: Framer::with_rest(state.unsent).ok_or(part("rest of a frame"))?,
         })
     }
 

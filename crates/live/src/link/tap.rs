@@ -3,12 +3,14 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
+use rustix::fs::{FileType, fstat, major, minor};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
-use super::{Link, Receiving, Sending, received};
+use super::{Link, Receiving, Sending, never_waits, received};
+use crate::handover::{LinkState, StateError, Unmovable};
 use crate::virtio::Awaited;
 
 /// Bytes of an interface's name, without the zero at its end.
@@ -24,9 +26,16 @@ struct Request {
 
 /// `TUNSETIFF`, whose number says `int` though it takes a `struct ifreq` (Linux, include/uapi/linux/if_tun.h).
 const SET_INTERFACE: Opcode = opcode::write::<i32>(b'T', 202);
+/// `TUNGETIFF`, whose number says `unsigned int` though it fills a `struct ifreq`.
+const GET_INTERFACE: Opcode = opcode::read::<u32>(b'T', 210);
+/// What `/dev/net/tun` is (Linux, Documentation/admin-guide/devices.txt).
+const DEVICE: (u32, u32) = (10, 200);
+const TUN: u16 = 1;
 const TAP: u16 = 2;
 /// Frames come without a header of the interface's own.
 const NO_INFORMATION: u16 = 0x1000;
+/// They come with a header for offloads.
+const OFFLOADS: u16 = 0x4000;
 
 /// An interface.
 #[derive(Debug)]
@@ -65,6 +74,34 @@ impl Tap {
         unsafe { ioctl(&file, Updater::<SET_INTERFACE, Request>::new(&mut request)) }?;
         Ok(Self { file, gone: false })
     }
+
+    pub(super) fn restore(fd: OwnedFd) -> Result<Self, StateError> {
+        let not = StateError::NotA {
+            what: "tap interface",
+        };
+        let about = fstat(&fd).map_err(io::Error::from)?;
+        let device = (major(about.st_rdev), minor(about.st_rdev));
+        let is_character = FileType::from_raw_mode(about.st_mode) == FileType::CharacterDevice;
+        if !is_character || device != DEVICE || !never_waits(&fd) {
+            return Err(not);
+        }
+        let mut request = Request {
+            name: [0; MAX_NAME_BYTES + 1],
+            flags: 0,
+            unused: [0; 22],
+        };
+        // SAFETY: the descriptor is one of /dev/net/tun, where TUNGETIFF writes one `struct ifreq` where its argument points and keeps no
+        // pointer. `Request` is as above.
+        let got = unsafe { ioctl(&fd, Updater::<GET_INTERFACE, Request>::new(&mut request)) };
+        let kind = request.flags & (TUN | TAP | NO_INFORMATION | OFFLOADS);
+        if got.is_err() || kind != TAP | NO_INFORMATION {
+            return Err(not);
+        }
+        Ok(Self {
+            file: File::from(fd),
+            gone: false,
+        })
+    }
 }
 
 impl Link for Tap {
@@ -93,6 +130,16 @@ impl Link for Tap {
             fd: self.file.as_fd(),
             input,
             output,
+        })
+    }
+
+    /// The interface goes away with the last descriptor of it.
+    fn save(&self) -> Result<LinkState, Unmovable> {
+        if self.gone {
+            return Err(Unmovable::Keeps("a link whose interface was taken away"));
+        }
+        Ok(LinkState::Tap {
+            file: self.file.try_clone()?.into(),
         })
     }
 }

@@ -179,10 +179,13 @@ fn whoever_comes_first_listens() {
     assert_eq!(receive(&mut first), Err(Receiving::Nothing));
     assert_eq!(second.send(&[4; 60]), Sending::Taken);
     assert_eq!(receive(&mut first), Ok(vec![4; 60]));
+    // Only the one who listens has a name, and it outlives a link that another process has.
+    assert_eq!(first.name(), Some(place.0.clone()));
+    assert_eq!(second.name(), None);
     drop(first);
     assert_eq!(receive(&mut second), Err(Receiving::Nothing));
     assert!(second.waits_for(true, true).is_none());
-    assert!(!place.0.exists());
+    assert!(place.0.exists());
 }
 
 #[test]
@@ -216,6 +219,7 @@ fn datagrams_are_frames() {
     // What there is no room for is lost, not waited for.
     while link.send(&[1; 60]) == Sending::Taken {}
     assert!(!ready(&link, false, true));
+    assert_eq!(link.name(), Some(here.0.clone()));
     drop(link);
-    assert!(!here.0.exists());
+    assert!(here.0.exists(), "another process may have it");
 }

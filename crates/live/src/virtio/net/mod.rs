@@ -6,6 +6,7 @@
 //! frames to the other's pace. What is no frame within the limits is dropped and counted.
 
 mod control;
+mod saved;
 mod steering;
 
 use std::collections::BTreeSet;
@@ -16,6 +17,7 @@ use virtio_queue::{Queue, QueueT};
 
 use self::control::{Ack, COMMAND_BYTES};
 use self::steering::Steering;
+pub use self::steering::{FLOWS, NO_PAIR};
 use super::chain::Chain;
 use super::turn::{Done, Turn, serve_chains};
 use super::{Awaited, Device, QueueBroken};
@@ -276,13 +278,13 @@ impl<L: Link> Net<L> {
 
     /// The held frame's pair may be used no more.
     fn steer_again(&mut self) {
-        let Some(held) = &mut self.held else {
+        let Some(mut held) = self.held else {
             return;
         };
-        let end = HEADER_BYTES + held.bytes;
-        let frame = self.incoming.get(HEADER_BYTES..end).unwrap_or(&[]);
+        let frame = self.held_frame(held);
         held.queue = usize::from(self.steering.pair(frame, self.active)) * 2;
         held.tried = false;
+        self.held = Some(held);
     }
 }
 
@@ -332,9 +334,8 @@ impl<L: Link> Device for Net<L> {
         self.features = features;
     }
 
-    /// The link's other side would see this one end, and what is half sent or received is the link's own.
     fn save(&self) -> Result<Own, Unmovable> {
-        Err(Unmovable::Keeps("a network device, which has its link,"))
+        self.state().map(|state| Own::Net(Box::new(state)))
     }
 
     fn reset(&mut self) {

@@ -6,7 +6,9 @@ use std::num::NonZeroU16;
 use crate::wire::fields::copy_part;
 
 /// Flows that are told apart, at most.
-const FLOWS: usize = 256;
+pub const FLOWS: usize = 256;
+/// The driver has sent nothing of a class, where another process is told of it.
+pub const NO_PAIR: u8 = 0xff;
 
 const IPV4: [u8; 2] = [0x08, 0x00];
 const IPV6: [u8; 2] = [0x86, 0xdd];
@@ -16,7 +18,7 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 /// Remembers, for each of [`FLOWS`] classes of flows, the pair.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Steering {
     pairs: Box<[Option<u16>; FLOWS]>,
 }
@@ -30,6 +32,22 @@ impl Default for Steering {
 }
 
 impl Steering {
+    /// For another process.
+    pub(super) fn save(&self) -> [u8; FLOWS] {
+        // Pairs are few.
+        let number = |pair: Option<u16>| pair.and_then(|pair| u8::try_from(pair).ok());
+        (*self.pairs).map(|pair| number(pair).unwrap_or(NO_PAIR))
+    }
+
+    /// What another process has learned. None if it speaks of pairs that there are not.
+    pub(super) fn restore(saved: &[u8; FLOWS], offered: NonZeroU16) -> Option<Self> {
+        let pairs = saved.map(|pair| (pair != NO_PAIR).then_some(u16::from(pair)));
+        let known = pairs.iter().flatten().all(|pair| *pair < offered.get());
+        known.then(|| Self {
+            pairs: Box::new(pairs),
+        })
+    }
+
     /// The driver has sent `frame` on `pair`.
     pub(super) fn learn(&mut self, frame: &[u8], pair: u16) {
         if let Some(slot) = self.pairs.get_mut(class(frame)) {

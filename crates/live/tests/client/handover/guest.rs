@@ -135,7 +135,7 @@ impl Remote {
         self.receive()
     }
 
-    fn set(&mut self, offset: u64, data: &[u8]) {
+    pub(super) fn set(&mut self, offset: u64, data: &[u8]) {
         let fixed = [longs(&[offset]), words(&[0, data.len() as u32])].concat();
         let body = [fixed, data.to_vec()].concat();
         assert_eq!(self.ask(REGION_WRITE, &body, &[]).0, 0);
@@ -146,7 +146,7 @@ impl Remote {
         self.ask(REGION_READ, &body, &[]).1[16..].to_vec()
     }
 
-    fn negotiate(&mut self, features: u64) {
+    pub(super) fn negotiate(&mut self, features: u64) {
         let features = features | 1 << 32;
         for status in [0, 1, 3] {
             self.set(0x14, &[status]);
@@ -158,7 +158,7 @@ impl Remote {
         self.set(0x14, &[11]);
     }
 
-    fn enable(&mut self, index: u16, at: u64) {
+    pub(super) fn enable(&mut self, index: u16, at: u64) {
         self.set(0x16, &index.to_le_bytes());
         self.set(0x18, &16u16.to_le_bytes());
         self.set(0x1a, &index.to_le_bytes());

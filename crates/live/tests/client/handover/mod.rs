@@ -11,8 +11,10 @@ macro_rules! here {
     };
 }
 
+mod card;
 mod first;
 mod guest;
+mod net;
 mod refused;
 mod stream;
 mod taken;

@@ -1,16 +1,14 @@
 //! Hand-overs that fail: the first process goes on.
 
 use std::io::{Read, Write};
-use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use ringfence_live::daemon::{Daemon, Devices, NetOptions};
+use ringfence_live::daemon::{Daemon, Devices};
 use ringfence_live::errant::Errant;
 use ringfence_live::handover::{Handed, Limits};
-use ringfence_live::link::Address;
 use ringfence_live::virtio::pviommu::{How, Misanswer};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
@@ -199,26 +197,11 @@ fn a_device_that_cannot_be_handed_over_says_why() {
         ..Devices::default()
     };
     let keep = |name: &str| dir.0.join(name);
-    let net = NetOptions {
-        link: Address::Datagram {
-            local: keep("here"),
-            remote: keep("there"),
-        },
-        pairs: NonZeroU16::MIN,
-        mac: None,
-    };
     let never = Misanswer {
         after: 0,
         how: How::Never,
     };
     let cases = [
-        (
-            "net: a network device, which has its link,",
-            Devices {
-                net: Some(net),
-                ..disk()
-            },
-        ),
         (
             "iommu: an IOMMU whose requests are written down",
             Devices {

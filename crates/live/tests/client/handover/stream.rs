@@ -1,14 +1,17 @@
 //! The stream: what is written is read, and what was never written is refused before it is used.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
 
 use proptest::prelude::*;
 use ringfence_live::daemon::Daemon;
 use ringfence_live::handover::{
-    CommonState, FunctionState, Handed, HandedDevice, Limits, Own, PvState, QueueSlot, RangeState,
-    SessionState,
+    CommonState, FunctionState, Handed, HandedDevice, HeldState, Limits, LinkState, NetState, Own,
+    PeerState, PvState, QueueSlot, RangeState, SessionState,
 };
+use ringfence_live::virtio::net::FLOWS;
 use ringfence_pviommu::wire::crc32c;
 use ringfence_types::{Iova, IovaRange};
 use virtio_queue::QueueState;
@@ -109,6 +112,18 @@ fn own(kind: usize, bytes: Vec<u8>, flag: bool) -> Own {
             records: bytes,
         }),
         2 => Own::Rng,
+        3 => Own::Net(Box::new(NetState {
+            mac: [bytes.len() as u8; 6],
+            offered: bytes.len() as u16,
+            active: 1,
+            flows: [u8::from(flag); FLOWS],
+            held: flag.then(|| HeldState {
+                frame: bytes.clone(),
+                pair: 3,
+            }),
+            waiting: 5,
+            link: link(bytes, flag),
+        })),
         _ => Own::Blk {
             file: fd(),
             read_only: flag,
@@ -117,10 +132,30 @@ fn own(kind: usize, bytes: Vec<u8>, flag: bool) -> Own {
     }
 }
 
+fn link(bytes: Vec<u8>, flag: bool) -> LinkState {
+    match bytes.len() % 3 {
+        0 => LinkState::Tap { file: fd() },
+        1 => LinkState::Datagram {
+            socket: fd(),
+            remote: OsString::from_vec(bytes).into(),
+        },
+        _ => LinkState::Stream {
+            listener: flag.then(fd),
+            peer: bytes.first().map(|first| PeerState {
+                stream: fd(),
+                begun: bytes[1..].to_vec(),
+                missing: (*first).into(),
+                unread: bytes.clone(),
+                unsent: bytes.clone(),
+            }),
+        },
+    }
+}
+
 prop_compose! {
     fn handed()(
-        kinds in prop::sample::subsequence(vec![0usize, 1, 2, 3], 0..=4),
-        parts in prop::collection::vec((bytes(60), any::<bool>(), function(), prop::option::of(session()), any::<u64>()), 4),
+        kinds in prop::sample::subsequence(vec![0usize, 1, 2, 3, 4], 0..=5),
+        parts in prop::collection::vec((bytes(60), any::<bool>(), function(), prop::option::of(session()), any::<u64>()), 5),
     ) -> Handed {
         let devices = kinds.into_iter().zip(parts);
         let devices = devices.map(|(kind, (bytes, flag, function, session, requests))| HandedDevice {

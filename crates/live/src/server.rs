@@ -182,6 +182,9 @@ pub trait Served: Function {
         Err(Unmovable::Keeps("a function of this kind"))
     }
 
+    /// It will serve no more, here or in another process.
+    fn end(&mut self) {}
+
     /// Requests it has completed.
     fn completed(&self) -> u64 {
         0
@@ -221,7 +224,9 @@ pub fn serve<F: Served>(
     report: impl FnMut(Event<'_>),
 ) -> io::Result<()> {
     let mut post = Post::new(listener.try_clone()?, function);
-    post.serve(counters, stop, None, report).map(drop)
+    post.serve(counters, stop, None, report)?;
+    post.end();
+    Ok(())
 }
 
 /// A function, where it listens, and the client it has.
@@ -294,6 +299,13 @@ impl<F: Served> Post<F> {
         match &self.talk {
             Talk::Alone(function) => Some(function),
             _ => None,
+        }
+    }
+
+    /// Told to stop: it has no client any more.
+    pub(crate) fn end(&mut self) {
+        if let Talk::Alone(function) = &mut self.talk {
+            function.end();
         }
     }
 

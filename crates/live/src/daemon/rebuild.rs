@@ -22,7 +22,7 @@ use crate::handover::{
     CONTROL, Handed, HandedDevice, Limits, Own, SessionState, StateError, Take, TakeOverError,
     Taken, Unmovable,
 };
-use crate::iommu::{Behind, Iommu};
+use crate::iommu::{Behind, Iommu, Recorder};
 use crate::memory::GuestRam;
 use crate::pviommu::PvIommu;
 use crate::server::{Conversation, Event, Post, Words};
@@ -160,8 +160,11 @@ impl Daemon {
     ) -> Result<(), StateError> {
         let begun = device.function.common.begun();
         match (iommu, device.own) {
-            (Behind::Virtio(unit), Own::Iommu { snapshot }) => {
+            (Behind::Virtio(unit), Own::Iommu { snapshot, record }) => {
                 let mut face = IommuDevice::new(unit.clone(), Arc::clone(&counters));
+                if let Some(record) = record {
+                    face.record(Recorder::restore(record)?);
+                }
                 face.complain(complaints(IOMMU, here.log));
                 let function = VirtioPci::new(face, unit.memory(), false, Arc::clone(&counters));
                 let parts = (device.listener, device.function, device.session);

@@ -20,7 +20,10 @@ pub(crate) fn attend<F: Served>(
 ) -> io::Result<()> {
     loop {
         match post.serve(counters, stop, Some(attention.bell()), &mut report)? {
-            Pause::Stop => return Ok(()),
+            Pause::Stop => {
+                post.end();
+                return Ok(());
+            }
             Pause::Bell => {}
         }
         let Some(round) = attention.take() else {

@@ -22,6 +22,7 @@ mod channel;
 mod error;
 mod net;
 mod offer;
+mod record;
 mod state;
 mod take;
 
@@ -31,6 +32,7 @@ pub use error::{StateError, TakeOverError, Unmovable};
 pub use net::{HeldState, LinkState, NetState, PeerState};
 pub use offer::Limits;
 pub(crate) use offer::{Offer, Offered, offer};
+pub use record::RecordState;
 pub use state::{
     CommonState, FunctionState, Handed, HandedDevice, MAX_STREAM_BYTES, Own, PvState, QueueSlot,
     RangeState, SessionState, VERSION,

@@ -18,6 +18,7 @@ use virtio_queue::QueueState;
 use super::StateError;
 use super::bytes::{Reader, Writer};
 use super::net::NetState;
+use super::record::RecordState;
 use crate::memory::MAX_RANGES;
 use crate::wire::{MAX_FDS, MAX_MESSAGE_BYTES};
 
@@ -34,6 +35,8 @@ const SUM_BYTES: usize = 4;
 /// Bytes of a conventional configuration space.
 const CONFIG_BYTES: usize = 256;
 const MAX_DEVICES: usize = 8;
+/// A virtio-iommu whose requests are written down.
+const RECORDED: u8 = 6;
 const MAX_QUEUES: usize = 64;
 const MAX_VECTORS: usize = MAX_QUEUES + 1;
 
@@ -70,6 +73,8 @@ pub enum Own {
     Iommu {
         /// As `ringfence_virtio_iommu::Device::snapshot` makes it.
         snapshot: Vec<u8>,
+        /// Where its requests are written down, if they are.
+        record: Option<RecordState>,
     },
     /// The para-virtual IOMMU.
     PvIommu(PvState),
@@ -100,6 +105,17 @@ pub struct PvState {
 }
 
 impl Own {
+    /// How the stream calls it.
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Iommu {
+                record: Some(_), ..
+            } => RECORDED,
+            _ => self.number(),
+        }
+    }
+
+    /// Its place in the order.
     fn number(&self) -> u8 {
         match self {
             Self::Iommu { .. } => 1,
@@ -272,9 +288,14 @@ impl Handed {
 
 impl HandedDevice {
     fn encode(self, out: &mut Writer) {
-        out.u8(self.own.number());
+        out.u8(self.own.kind());
         match self.own {
-            Own::Iommu { snapshot } => out.blob(&snapshot),
+            Own::Iommu { snapshot, record } => {
+                out.blob(&snapshot);
+                if let Some(record) = record {
+                    record.encode(out);
+                }
+            }
             Own::PvIommu(state) => {
                 out.flag(state.running);
                 out.blob(&state.records);
@@ -303,8 +324,13 @@ impl HandedDevice {
 
     fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
         let own = match input.u8()? {
-            1 => Own::Iommu {
+            kind @ (1 | RECORDED) => Own::Iommu {
                 snapshot: input.blob("bytes of a snapshot", MAX_STREAM_BYTES)?,
+                record: if kind == RECORDED {
+                    Some(RecordState::decode(input)?)
+                } else {
+                    None
+                },
             },
             2 => Own::PvIommu(PvState {
                 running: input.flag()?,

@@ -22,7 +22,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
 pub use behind::Behind;
-pub use record::Recorder;
+pub use record::{PENDING_BYTES, Recorder};
 pub use translated::Translated;
 
 use self::watched::Watched;

@@ -1,17 +1,23 @@
 //! What the guest's IOMMU driver asked for, written down as text: one request a line, in the order in which the device took them.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
 use ringfence_virtio_iommu::spec;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 
+use crate::handover::{RecordState, StateError};
 use crate::wire::fields::{u32_at, u64_at};
+
+/// Lines are written when there are so many bytes of them.
+pub const PENDING_BYTES: usize = 8192;
 
 /// A file that fills with requests. Its last line is `end` if all of them are in it.
 #[derive(Debug)]
 pub struct Recorder {
-    out: BufWriter<File>,
+    file: File,
+    pending: Vec<u8>,
     whole: bool,
 }
 
@@ -21,25 +27,84 @@ impl Recorder {
     /// # Errors
     /// If it cannot be written.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let out = BufWriter::new(File::create(path)?);
-        Ok(Self { out, whole: true })
+        Ok(Self {
+            file: File::create(path)?,
+            pending: Vec::new(),
+            whole: true,
+        })
     }
 
     /// Adds `request`, which was carried out or refused.
     pub fn add(&mut self, request: &[u8], done: bool) {
         if self.whole {
-            let line = line(request, done);
-            self.whole = writeln!(self.out, "{line}").is_ok();
+            self.put(&line(request, done));
+        }
+        if self.pending.len() >= PENDING_BYTES {
+            self.write();
         }
     }
-}
 
-impl Drop for Recorder {
-    fn drop(&mut self) {
+    /// No request follows, here or elsewhere. A file without its end says that it has none.
+    pub fn end(&mut self) {
         if self.whole {
-            // A file without its end says that it has none.
-            let _ = writeln!(self.out, "end").and_then(|()| self.out.flush());
+            self.put("end");
+            self.write();
+            self.whole = false;
         }
+    }
+
+    fn put(&mut self, line: &str) {
+        self.pending.extend(line.as_bytes());
+        self.pending.push(b'\n');
+    }
+
+    fn write(&mut self) {
+        self.whole = self.file.write_all(&self.pending).is_ok();
+        self.pending.clear();
+    }
+
+    /// What another process needs to go on with it. Nothing is written by that.
+    pub(crate) fn save(&self) -> io::Result<RecordState> {
+        Ok(RecordState {
+            file: self.file.try_clone()?.into(),
+            whole: self.whole,
+            pending: self.pending.clone(),
+        })
+    }
+
+    /// Goes on with another process's. Nothing is written by that.
+    ///
+    /// # Errors
+    /// No file that can be written, or lines that nobody left.
+    pub(crate) fn restore(state: RecordState) -> Result<Self, StateError> {
+        let RecordState {
+            file,
+            whole,
+            pending,
+        } = state;
+        let about = fstat(&file).map_err(io::Error::from)?;
+        let kind = FileType::from_raw_mode(about.st_mode);
+        let flags = fcntl_getfl(&file).map_err(io::Error::from)?;
+        let writable = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
+        let is_file = matches!(
+            kind,
+            FileType::RegularFile | FileType::Fifo | FileType::CharacterDevice
+        );
+        if !is_file || !writable {
+            return Err(StateError::NotA { what: "record" });
+        }
+        let whole_lines = pending.last().is_none_or(|last| *last == b'\n');
+        let possible = whole || pending.is_empty();
+        if pending.len() >= PENDING_BYTES || !whole_lines || !pending.is_ascii() || !possible {
+            return Err(StateError::Register {
+                what: "lines of a record",
+            });
+        }
+        Ok(Self {
+            file: file.into(),
+            pending,
+            whole,
+        })
     }
 }
 

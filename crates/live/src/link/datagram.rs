@@ -38,15 +38,15 @@ impl Datagram {
     }
 
     pub(super) fn restore(socket: OwnedFd, remote: PathBuf) -> Result<Self, StateError> {
-        let socket = UnixDatagram::from(local_socket(socket, SocketType::DGRAM, false)?);
-        let named = name(&socket).is_some_and(|name| name.is_absolute());
-        if !named || !never_waits(&socket) {
-            return Err(StateError::NotA { what: "socket" });
-        }
         if !remote.is_absolute() {
             return Err(StateError::Register {
                 what: "path of a link",
             });
+        }
+        let socket = UnixDatagram::from(local_socket(socket, SocketType::DGRAM, false)?);
+        let named = name(&socket).is_some_and(|name| name.is_absolute());
+        if !named || !never_waits(&socket) {
+            return Err(StateError::NotA { what: "socket" });
         }
         Ok(Self { socket, remote })
     }

@@ -82,12 +82,17 @@ impl Device for IommuDevice {
     }
 
     fn save(&self) -> Result<Own, Unmovable> {
-        if self.recorder.is_some() {
-            return Err(Unmovable::Keeps("an IOMMU whose requests are written down"));
-        }
+        let record = self.recorder.as_ref().map(Recorder::save);
         Ok(Own::Iommu {
             snapshot: self.iommu.unit().snapshot(),
+            record: record.transpose()?,
         })
+    }
+
+    fn end(&mut self) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.end();
+        }
     }
 
     /// What was agreed on stands in the snapshot. Whether a fault waits for the driver is seen by looking.

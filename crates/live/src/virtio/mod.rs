@@ -97,6 +97,9 @@ pub trait Device {
     /// Back to the beginning.
     fn reset(&mut self) {}
 
+    /// It will serve no more, here or in another process.
+    fn end(&mut self) {}
+
     /// What to wait for, as long as the device has a use for it.
     fn waits_for(&self) -> Option<Awaited<'_>> {
         None

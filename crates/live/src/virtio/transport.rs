@@ -288,6 +288,10 @@ impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
         Ok((state, self.device.save()?))
     }
 
+    fn end(&mut self) {
+        self.device.end();
+    }
+
     fn completed(&self) -> u64 {
         self.counters.requests.get()
     }

@@ -69,7 +69,11 @@ pub(super) fn daemon_of(dir: &Dir, limits: Limits, paravirtual: bool) -> Daemon 
         entropy: true,
         ..Devices::default()
     };
-    let mut daemon = Daemon::start(&dir.0, &devices, &log()).unwrap();
+    serving(dir, &devices, limits)
+}
+
+pub(super) fn serving(dir: &Dir, devices: &Devices, limits: Limits) -> Daemon {
+    let mut daemon = Daemon::start(&dir.0, devices, &log()).unwrap();
     daemon.offer_hand_over(limits, &log()).unwrap();
     daemon
 }

@@ -15,6 +15,7 @@ mod card;
 mod first;
 mod guest;
 mod net;
+mod record;
 mod refused;
 mod stream;
 mod taken;

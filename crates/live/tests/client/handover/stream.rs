@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use ringfence_live::daemon::Daemon;
 use ringfence_live::handover::{
     CommonState, FunctionState, Handed, HandedDevice, HeldState, Limits, LinkState, NetState, Own,
-    PeerState, PvState, QueueSlot, RangeState, SessionState,
+    PeerState, PvState, QueueSlot, RangeState, RecordState, SessionState,
 };
 use ringfence_live::virtio::net::FLOWS;
 use ringfence_pviommu::wire::crc32c;
@@ -105,7 +105,14 @@ prop_compose! {
 
 fn own(kind: usize, bytes: Vec<u8>, flag: bool) -> Own {
     match kind {
-        0 => Own::Iommu { snapshot: bytes },
+        0 => Own::Iommu {
+            record: flag.then(|| RecordState {
+                file: fd(),
+                whole: bytes.len().is_multiple_of(2),
+                pending: bytes.clone(),
+            }),
+            snapshot: bytes,
+        },
         1 => Own::PvIommu(PvState {
             running: flag,
             events: bytes.clone(),

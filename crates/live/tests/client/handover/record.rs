@@ -1,0 +1,116 @@
+//! A virtio-iommu whose requests are written down: the record goes on where another process was.
+
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+
+use ringfence_live::daemon::{Daemon, Devices, Ended};
+use ringfence_live::handover::{Handed, Limits, Own, RecordState, StateError};
+
+use super::guest::{AWAY, Dir, Guest, end, serving};
+use super::refused::Second;
+
+fn recorded(dir: &Dir) -> Daemon {
+    let devices = Devices {
+        disk: Some(dir.0.join("disk.img")),
+        requests: Some(dir.0.join("requests")),
+        ..Devices::default()
+    };
+    serving(dir, &devices, Limits::default())
+}
+
+/// What a guest asks for when it boots.
+fn booted() -> Vec<String> {
+    let last = AWAY + crate::rig::RAM_BYTES - 1;
+    vec![
+        "attach domain=1 endpoint=32 ok".to_owned(),
+        format!("map domain=1 start={AWAY:#x} last={last:#x} physical=0x0 flags=3 ok"),
+    ]
+}
+
+/// Some requests, and what is written of them.
+fn ask(guest: &mut Guest, pages: u64) -> Vec<String> {
+    let mut expected = Vec::new();
+    for page in 0..pages {
+        let (start, last) = (page << 12, (page << 12) + 0xfff);
+        assert_eq!(guest.map(start, 4096, 0), 0);
+        assert_eq!(guest.unmap(start, 4096), 0);
+        assert_ne!(guest.map(AWAY, 4096, 0), 0, "mapped already");
+        expected.push(format!(
+            "map domain=1 start={start:#x} last={last:#x} physical=0x0 flags=3 ok"
+        ));
+        expected.push(format!("unmap domain=1 start={start:#x} last={last:#x} ok"));
+        let last = AWAY + 0xfff;
+        expected.push(format!(
+            "map domain=1 start={AWAY:#x} last={last:#x} physical=0x0 flags=3 refused"
+        ));
+    }
+    expected
+}
+
+#[test]
+fn every_request_is_written_down_once() {
+    let dir = Dir::new("record");
+    let mut first = recorded(&dir);
+    let mut guest = Guest::boot(&dir);
+    let mut expected = booted();
+    // Lines that fill the buffer several times, few lines, and none.
+    for pages in [3, 70, 0, 1, 90, 0] {
+        expected.extend(ask(&mut guest, pages));
+        // Copies that come to nothing write nothing.
+        Second::connect(&dir).copy();
+        let (second, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
+        assert_eq!(first.join().unwrap(), Ended::HandedOver);
+        guest.read(3);
+        first = second;
+    }
+    let so_far = fs::read_to_string(dir.0.join("requests")).unwrap();
+    assert!(so_far.lines().all(|line| line != "end"), "it goes on");
+    expected.extend(ask(&mut guest, 2));
+    drop(guest);
+    end(first);
+    expected.push("end\n".to_owned());
+    let written = fs::read_to_string(dir.0.join("requests")).unwrap();
+    assert!(written == expected.join("\n"), "{written}");
+}
+
+#[test]
+fn a_record_that_nobody_left_is_refused() {
+    let dir = Dir::new("record-lies");
+    let first = recorded(&dir);
+    let mut guest = Guest::boot(&dir);
+    let refused = |change: &dyn Fn(&mut RecordState)| {
+        let (bytes, fds) = Second::connect(&dir).copy();
+        let mut handed = Handed::decode(&bytes, fds).unwrap();
+        match &mut handed.devices[0].own {
+            Own::Iommu {
+                record: Some(record),
+                ..
+            } => change(record),
+            other => panic!("{other:?}"),
+        }
+        let rehearsed = Daemon::rehearse(here!(&dir.0), handed);
+        rehearsed.err().map(|error| match error {
+            StateError::Register { what } | StateError::NotA { what } => what,
+            error => panic!("{error}"),
+        })
+    };
+    let image = dir.0.join("disk.img");
+    let readable = || OwnedFd::from(File::open(&image).unwrap());
+    let directory = || OwnedFd::from(File::open(&dir.0).unwrap());
+    let socket = || OwnedFd::from(std::os::unix::net::UnixStream::pair().unwrap().0);
+    assert_eq!(refused(&|_| {}), None);
+    assert_eq!(refused(&|r| r.file = readable()), Some("record"));
+    assert_eq!(refused(&|r| r.file = directory()), Some("record"));
+    assert_eq!(refused(&|r| r.file = socket()), Some("record"));
+    let lines = Some("lines of a record");
+    assert_eq!(refused(&|r| r.whole = false), lines);
+    assert_eq!(refused(&|r| r.pending.truncate(r.pending.len() - 1)), lines);
+    assert_eq!(refused(&|r| r.pending[0] = 0x80), lines);
+    assert_eq!(refused(&|r| r.pending = vec![b'\n'; 8192]), lines);
+    guest.read(3);
+    drop(guest);
+    end(first);
+    let written = fs::read_to_string(dir.0.join("requests")).unwrap();
+    let whole = [booted(), vec!["end\n".to_owned()]].concat();
+    assert!(written == whole.join("\n"), "{written}");
+}

@@ -19,6 +19,7 @@ use clap::{ArgGroup, Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use ringfence_lab::LabError;
 use ringfence_lab::experiments::Experiment;
+use ringfence_lab::experiments::guests::{Configuration, Kind};
 use ringfence_lab::hosted::Cycles;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::report::{Condition, ConditionError, compose};
@@ -326,7 +327,8 @@ Examples:
   ringfence reproduce --all --out findings            a page, JSON and text in one directory
   ringfence reproduce --all --json > findings.json
   ringfence reproduce X07 --trace traces/*.zst        recorded devices beside synthetic rings
-  ringfence reproduce X21                             boots guests; fetches what they need (see guest run)";
+  ringfence reproduce X21                             boots guests; fetches what they need (see guest run)
+  ringfence reproduce X21 --guest-kind emulated --guest-configuration pviommu+rtc,virtio-strict";
 
 /// Arguments of `reproduce`.
 #[derive(Debug, Args)]
@@ -368,6 +370,12 @@ pub(crate) struct ReproduceGuestArgs {
     /// Longest life of each in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub guest_limit: u64,
+    /// With these kinds of device only: assigned, emulated, simulated, many-queues
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
+    pub guest_kind: Vec<Kind>,
+    /// In these configurations only: kvm-baseline, pviommu, pviommu+rtc, pviommu+rtc+hopt, virtio-strict, virtio-lazy
+    #[arg(long, value_name = "CONFIGURATION", value_delimiter = ',', value_parser = configuration)]
+    pub guest_configuration: Vec<Configuration>,
     /// Where the modules' sources are
     #[arg(long, value_name = "DIR", default_value = "kmod", value_hint = ValueHint::DirPath)]
     pub module_source: PathBuf,
@@ -525,6 +533,16 @@ fn experiment(id: &str) -> Result<&'static Experiment, String> {
             .collect();
         format!("there are {}", known.join(", "))
     })
+}
+
+fn kind(name: &str) -> Result<Kind, String> {
+    let known = || Kind::ALL.map(Kind::word).join(", ");
+    Kind::called(name).ok_or_else(|| format!("there are {}", known()))
+}
+
+fn configuration(name: &str) -> Result<Configuration, String> {
+    let known = || Configuration::ALL.map(Configuration::name).join(", ");
+    Configuration::called(name).ok_or_else(|| format!("there are {}", known()))
 }
 
 fn conditions(text: &str) -> Result<Vec<Condition>, ConditionError> {

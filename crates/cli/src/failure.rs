@@ -57,6 +57,10 @@ pub(crate) enum Failure {
     /// A guest.
     #[cfg(feature = "live")]
     Guest(GuestError),
+    /// Ctrl-C, while guests were being counted.
+    Interrupted,
+    /// Guests of an experiment that failed, so many of them; its findings say why.
+    Guests(usize),
     /// Devices that do not go together, and why.
     #[cfg(feature = "live")]
     Devices(&'static str),
@@ -141,6 +145,11 @@ impl fmt::Display for Failure {
             Self::Workload(status) => {
                 write!(f, "the command ended with {status}; its trace was written")
             }
+            Self::Interrupted => {
+                f.write_str("interrupted; what had been counted stands above")
+            }
+            Self::Guests(1) => f.write_str("a guest failed; what is known of it stands above"),
+            Self::Guests(n) => write!(f, "{n} guests failed; what is known of them stands above"),
             #[cfg(feature = "live")]
             Self::Guest(e) => e.fmt(f),
             #[cfg(feature = "live")]

@@ -1,9 +1,13 @@
 //! `ringfence reproduce`.
 
 #[cfg(feature = "live")]
+mod booth;
+#[cfg(feature = "live")]
 mod guests;
 #[cfg(feature = "live")]
 mod said;
+#[cfg(feature = "live")]
+mod stop;
 
 use std::fs;
 use std::io::IsTerminal;
@@ -51,38 +55,47 @@ pub(crate) fn reproduce(args: &ReproduceArgs) -> Result<(), Failure> {
         }
         recorded(&args.traces, wanted, &mut setting)?;
     }
-    if asked(GUESTS) {
-        // Among all others it is no reason to fetch anything.
-        setting.guests = guests(&args.guests, !args.all)?;
-    }
     let mut reproduction = Reproduction::new(executed_on(), setting.profile.clone());
+    let mut interrupted = false;
     for (place, experiment) in experiments.iter().enumerate() {
         progress(place, experiments.len(), experiment);
+        if experiment.id == GUESTS {
+            // Among all others it is no reason to fetch anything.
+            (setting.guests, interrupted) = guests(&args.guests, !args.all)?;
+        }
         let finding = experiment.run(&setting)?;
         if !args.json {
             print(&format!("{}\n", finding_terminal(&finding, look())))?;
         }
         reproduction.findings.push(finding);
+        if interrupted {
+            break;
+        }
     }
     if args.json {
         print(&json(&reproduction))?;
     } else {
         print(&findings_terminal(&reproduction, look()))?;
     }
-    match &args.out {
-        Some(dir) => write(&reproduction, dir),
-        None => Ok(()),
+    if let Some(dir) = &args.out {
+        write(&reproduction, dir)?;
+    }
+    match setting.guests.failed() {
+        _ if interrupted => Err(Failure::Interrupted),
+        0 => Ok(()),
+        failed => Err(Failure::Guests(failed)),
     }
 }
 
+/// What was counted in guests, and whether that was interrupted.
 #[cfg(feature = "live")]
-fn guests(args: &ReproduceGuestArgs, fetch: bool) -> Result<Guests, Failure> {
+fn guests(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, bool), Failure> {
     guests::count(args, fetch)
 }
 
 #[cfg(not(feature = "live"))]
-fn guests(_: &ReproduceGuestArgs, _: bool) -> Result<Guests, Failure> {
-    Ok(Guests::None(Failure::NotBuilt.to_string()))
+fn guests(_: &ReproduceGuestArgs, _: bool) -> Result<(Guests, bool), Failure> {
+    Ok((Guests::None(Failure::NotBuilt.to_string()), false))
 }
 
 /// What prefetchers predict of the devices of recorded traces, and how often these map their pages again; each if it is wanted.

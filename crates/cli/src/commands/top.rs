@@ -45,12 +45,16 @@ pub(crate) fn top(args: &TopArgs) -> Result<(), Failure> {
 }
 
 fn look(socket: &Path) -> Result<Sample, Failure> {
-    let read = || {
-        let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        let mut text = String::new();
-        stream.take(MAX_BYTES).read_to_string(&mut text)?;
-        Sample::parse(&text).ok_or(io::Error::from(io::ErrorKind::InvalidData))
-    };
+    let read =
+        || Sample::parse(&counters(socket)?).ok_or(io::Error::from(io::ErrorKind::InvalidData));
     read().map_err(Failure::io(socket))
+}
+
+/// The counters of a daemon as of now, as Prometheus's text.
+pub(super) fn counters(socket: &Path) -> io::Result<String> {
+    let stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut text = String::new();
+    stream.take(MAX_BYTES).read_to_string(&mut text)?;
+    Ok(text)
 }

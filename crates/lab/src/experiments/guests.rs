@@ -42,6 +42,11 @@ impl Configuration {
             Self::PviommuRtcHopt => "pviommu+rtc+hopt",
         }
     }
+
+    /// The configuration that is called `name`.
+    pub fn called(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name)
+    }
 }
 
 /// What kind of device a guest has.
@@ -77,6 +82,19 @@ impl Kind {
         }
     }
 
+    /// Its name as one word.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::ManyQueue => "many-queues",
+            _ => self.name(),
+        }
+    }
+
+    /// The kind whose name as one word is `word`.
+    pub fn called(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.word() == word)
+    }
+
     /// What it does once, that is counted.
     pub const fn operation(self) -> &'static str {
         match self {
@@ -86,7 +104,7 @@ impl Kind {
     }
 }
 
-/// What one operation of a device took, as the difference of two guests that differ in their number.
+/// What one operation of a device took, of those between two moments of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct GuestCounts {
     /// Requests to the IOMMU.
@@ -105,6 +123,17 @@ pub struct GuestCounts {
     pub map_unmap: f64,
 }
 
+/// Why nothing was counted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub enum Uncounted {
+    /// There is no such guest, and why.
+    NoSuch(String),
+    /// There is one, which nobody asked for.
+    Unasked,
+    /// Something went wrong, and what.
+    Failed(String),
+}
+
 /// A device kind in a configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GuestCell {
@@ -113,14 +142,23 @@ pub struct GuestCell {
     /// The IOMMU.
     pub configuration: Configuration,
     /// What was counted, or why nothing was.
-    pub counts: Result<GuestCounts, String>,
+    pub counts: Result<GuestCounts, Uncounted>,
+}
+
+impl GuestCell {
+    /// Whether its guest was booted, or should have been, and nothing came of it.
+    pub const fn failed(&self) -> bool {
+        matches!(self.counts, Err(Uncounted::Failed(_)))
+    }
 }
 
 /// What was counted in guests.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub enum Guests {
-    /// None was booted, and why.
+    /// None was to be booted, and why.
     None(String),
+    /// None could be booted, and why.
+    Failed(String),
     /// In guests with this kernel.
     Counted {
         /// As the guest calls it.
@@ -128,6 +166,17 @@ pub enum Guests {
         /// Every kind in every configuration.
         cells: Vec<GuestCell>,
     },
+}
+
+impl Guests {
+    /// How many cells failed; 1 if all did for one reason.
+    pub fn failed(&self) -> usize {
+        match self {
+            Self::None(_) => 0,
+            Self::Failed(_) => 1,
+            Self::Counted { cells, .. } => cells.iter().filter(|cell| cell.failed()).count(),
+        }
+    }
 }
 
 impl Default for Guests {

@@ -5,7 +5,7 @@
 
 use super::catalogue::{Experiment, Setting, built};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::guests::{Configuration, GuestCell, GuestCounts, Guests, Kind};
+use super::guests::{Configuration, GuestCell, GuestCounts, Guests, Kind, Uncounted};
 use super::printed::Sheet;
 use crate::error::LabError;
 
@@ -76,10 +76,9 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
     };
     let counts = match &cell.counts {
         Ok(counts) => counts,
-        Err(_) => {
-            found.push(missing(of("not counted")));
-            return;
-        }
+        Err(Uncounted::NoSuch(_)) => return found.push(missing(of("not counted"))),
+        Err(Uncounted::Failed(_)) => return found.push(missing(of("failed"))),
+        Err(Uncounted::Unasked) => return,
     };
     let operation = cell.kind.operation();
     let mut row = |what: String, unit, value| {
@@ -196,9 +195,40 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
     Ok(())
 }
 
+/// Names the cells without counts, each reason once.
+fn uncounted(cells: &[GuestCell], found: &mut Findings) {
+    let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
+    let mut unasked = 0;
+    for one in cells {
+        let reason = match &one.counts {
+            Ok(_) => continue,
+            Err(Uncounted::Unasked) => {
+                unasked += 1;
+                continue;
+            }
+            Err(Uncounted::NoSuch(why)) => format!("Not counted, {why}"),
+            Err(Uncounted::Failed(why)) => format!("Failed, {why}"),
+        };
+        let name = format!("{}, {}", one.kind.name(), one.configuration.name());
+        match reasons.iter_mut().find(|(same, _)| *same == reason) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((reason, vec![name])),
+        }
+    }
+    for (reason, names) in reasons {
+        found.note(format!("{reason}: {}.", names.join("; ")));
+    }
+    if unasked > 0 {
+        found.note(format!(
+            "Of {} guests {unasked} were not asked for.",
+            cells.len()
+        ));
+    }
+}
+
 fn measure(setting: &Setting) -> Result<Findings, LabError> {
     let (kernel, cells) = match &setting.guests {
-        Guests::None(why) => {
+        Guests::None(why) | Guests::Failed(why) => {
             let mut found = Findings::by(
                 "Stock guests, each configuration with each kind of device, counted under QEMU's icount.",
             );
@@ -210,8 +240,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     };
     let mut found = Findings::by(format!(
         "Stock guests (Linux {kernel}) under QEMU's icount, where time is the number of the guest's instructions and a doorbell is answered before the guest \
-         goes on. Requests and exits are the difference of two guests that differ in the number of operations; instructions of a 4 KiB read are the \
-         median of those that waited for the disk, of a map and its unmap the mean of 256 in a row."
+         goes on. Requests and exits are the difference between two moments of a guest, with operations between them and nothing else; instructions of a \
+         4 KiB read are the median of those that waited for the disk, of a map and its unmap the mean of 256 in a row."
     ));
     for one in cells {
         cell(one, &mut found);
@@ -220,18 +250,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         claims(kind, cells, &mut found)?;
     }
     table_1(&mut found)?;
-    let mut reasons: Vec<(&str, Vec<String>)> = Vec::new();
-    for one in cells {
-        let Err(why) = &one.counts else { continue };
-        let name = format!("{}, {}", one.kind.name(), one.configuration.name());
-        match reasons.iter_mut().find(|(reason, _)| reason == why) {
-            Some((_, names)) => names.push(name),
-            None => reasons.push((why, vec![name])),
-        }
-    }
-    for (why, names) in reasons {
-        found.note(format!("Not counted ({}): {why}.", names.join("; ")));
-    }
+    uncounted(cells, &mut found);
     found.explain(
         "The document measured time, throughput and utilisation on real cards and hosts. Here the guest is emulated and its devices are programs, so time says \
          nothing; counted is what causes the time: requests, the exits for them, and the guest's own instructions. Table 1 therefore stands beside nothing.",
@@ -280,7 +299,7 @@ mod tests {
         cells.push(GuestCell {
             kind: Kind::Assigned,
             configuration: Configuration::Pviommu,
-            counts: Err("there is none yet".into()),
+            counts: Err(Uncounted::NoSuch("there is none yet".into())),
         });
         cells
     }

@@ -111,10 +111,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     } else {
         recorded(&setting.reuse, &stream, &mut found);
         found.explain(
-            "Pages are used again, and not as often as the document's 872 times: that driver kept its buffers, and today's take them where the kernel has some, so \
-             that many more pages are each mapped less often. What the cache needs holds all the same, since of a page's mappings only the first asks: a page \
-             that is mapped 30 times is as good as one that is mapped 900 times, but for 3 % of the maps. Reuse grows with the time that is looked at, while \
-             pages stay the same; the document's tests last 10 s, the traces have the seconds that stand beside them.",
+            "Pages are used again, and not as often as the document's 872 times. A device's reuse is what it transfers by the pages that are in flight or \
+             free to be: a stream with a large window, or large frames, takes thousands of pages, where one request at a time, or a disk's buffers, take \
+             a few tens. The document's card took 95 pages for its stream, and does not say why so few; nothing recorded here does a stream with as few. \
+             What the cache needs holds all the same, since of a page's mappings only the first asks: a page that is mapped 30 times is as good as one \
+             that is mapped 900 times, but for 3 % of the maps. Reuse grows with the time that is looked at, while pages stay the same; the document's \
+             tests last 10 s, the traces have the seconds that stand beside them.",
         );
     }
     found.note("The document counts a driver's map calls; here each piece of a scatterlist that is consecutive in memory counts, as it takes a key of its own.");

@@ -2,18 +2,20 @@
 
 use ringfence_lab::experiments::guests::GuestCounts;
 
-/// What was said of one guest.
+/// What was said at one moment of a guest.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Said {
-    /// Requests that the device has served.
+    /// Requests that the device has served until then, as all counts are.
     operations: f64,
     requests: f64,
     exits: f64,
     device_exits: f64,
     maps: Option<f64>,
     hits: Option<f64>,
+    /// Of those since the last moment.
     instructions: Option<f64>,
-    map_unmap: f64,
+    /// The fewest, of those since the last moment.
+    map_unmap: Option<f64>,
 }
 
 /// The counter of a device, from Prometheus's text; 0 where it has none.
@@ -36,14 +38,14 @@ fn before(line: &str, unit: &str) -> Option<f64> {
     head.rsplit(' ').next()?.parse().ok()
 }
 
-/// Reads what a guest wrote, `out`, and its devices' counters, for the device `name` at `place`.
+/// Reads what a guest wrote since its last moment, `out`, and its devices' counters, for the device `name` at `place`.
 pub(super) fn read(out: &str, metrics: &str, name: &str, place: &str) -> Result<Said, String> {
-    let counted = out.lines().find(|line| line.contains("dma_count: "));
-    let counted = counted.ok_or("the guest's dma_count said nothing")?;
-    let (ticks, pairs) = before(counted, " for ")
-        .zip(before(counted, " maps and unmaps"))
-        .filter(|(_, pairs)| *pairs > 0.0)
-        .ok_or_else(|| format!("dma_count said: {counted}"))?;
+    // The kernel says of the module that it is loaded, too.
+    let counted = out.lines().filter(|line| line.contains("dma_count: "));
+    let map_unmap = counted.filter_map(|line| {
+        let pairs = before(line, " maps and unmaps").filter(|pairs| *pairs > 0.0)?;
+        Some(before(line, " for ")? / pairs)
+    });
     let operations = counter(metrics, "requests", name).ok_or("the device has no counters")?;
     // One of the two, or none.
     let iommu = ["pviommu", "iommu"];
@@ -64,29 +66,32 @@ pub(super) fn read(out: &str, metrics: &str, name: &str, place: &str) -> Result<
             .lines()
             .filter(|line| line.starts_with("waited: "))
             .find_map(|line| before(line, " ns of work the median")),
-        map_unmap: ticks / pairs,
+        map_unmap: map_unmap.reduce(f64::min),
     })
 }
 
 impl Said {
-    /// What an operation took that this guest did and `few` did not.
-    pub(super) fn beyond(&self, few: &Self) -> Result<GuestCounts, String> {
-        let operations = self.operations - few.operations;
+    /// What an operation took since the moment `before`.
+    pub(super) fn beyond(&self, before: &Self) -> Result<GuestCounts, String> {
+        let operations = self.operations - before.operations;
         if operations <= 0.0 {
-            return Err("its two guests did as much as each other".into());
+            return Err("between its moments the device did nothing".into());
         }
-        let each = |many: f64, few: f64| (many - few) / operations;
+        let map_unmap = [before.map_unmap, self.map_unmap].into_iter().flatten();
+        let map_unmap = map_unmap
+            .reduce(f64::min)
+            .ok_or("the guest's dma_count said nothing")?;
+        let each = |now: f64, then: f64| (now - then) / operations;
         let both =
-            |many: Option<f64>, few: Option<f64>| many.zip(few).map(|(many, few)| each(many, few));
+            |now: Option<f64>, then: Option<f64>| now.zip(then).map(|(now, then)| each(now, then));
         Ok(GuestCounts {
-            requests: each(self.requests, few.requests),
-            exits: each(self.exits, few.exits),
-            device_exits: each(self.device_exits, few.device_exits),
-            maps: both(self.maps, few.maps),
-            hits: both(self.hits, few.hits),
-            // Of more reads.
+            requests: each(self.requests, before.requests),
+            exits: each(self.exits, before.exits),
+            device_exits: each(self.device_exits, before.device_exits),
+            maps: both(self.maps, before.maps),
+            hits: both(self.hits, before.hits),
             instructions: self.instructions,
-            map_unmap: self.map_unmap.min(few.map_unmap),
+            map_unmap,
         })
     }
 }
@@ -95,7 +100,10 @@ impl Said {
 mod tests {
     use super::*;
 
-    const OUT: &str = "[    3.506198] dma_count: 0000:00:04.0: 120064 for 256 maps and unmaps\r
+    const OUT: &str = "[    3.505141] dma_count: loading out-of-tree module taints kernel.\r
+[    3.506198] dma_count: 0000:00:04.0: 120320 for 256 maps and unmaps\r
+[    3.606198] dma_count: 0000:00:04.0: 120064 for 256 maps and unmaps\r
+[    3.706198] dma_count: 0000:00:04.0: 5 for 0 maps and unmaps\r
 100 reads of 4096 bytes\r
 waited: 96 of them, 11036 ns of work the median, 11030 the cheapest, 18484 the dearest\r
 at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dearest\r
@@ -123,7 +131,7 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
                 maps: Some(989.0),
                 hits: Some(965.0),
                 instructions: Some(11036.0),
-                map_unmap: 469.0,
+                map_unmap: Some(469.0),
             };
             assert_eq!(said, wanted);
         }
@@ -131,21 +139,13 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
         let said = read(OUT, &metrics("other", 24), "blk", "0000:00:04.0").unwrap();
         assert_eq!((said.requests, said.exits), (0.0, 0.0));
         assert!(read(OUT, &metrics("iommu", 24), "net", "0000:00:05.0").is_err());
-        assert!(read("", &metrics("iommu", 24), "blk", "0000:00:04.0").is_err());
-        assert!(
-            read(
-                "dma_count: x: 5 for 0 maps and unmaps",
-                &metrics("iommu", 1),
-                "blk",
-                ""
-            )
-            .is_err()
-        );
+        let said = read("", &metrics("iommu", 24), "blk", "0000:00:04.0").unwrap();
+        assert_eq!((said.map_unmap, said.maps), (None, None));
     }
 
     #[test]
-    fn the_difference_of_two_guests_is_what_an_operation_takes() {
-        let few = read(OUT, &metrics("iommu", 24), "blk", "0000:00:04.0").unwrap();
+    fn the_difference_of_two_moments_is_what_an_operation_takes() {
+        let mut few = read(OUT, &metrics("iommu", 24), "blk", "0000:00:04.0").unwrap();
         let mut many = few.clone();
         many.operations += 100.0;
         many.requests += 800.0;
@@ -163,5 +163,10 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
             (Some(11000.0), 469.0)
         );
         assert!(few.beyond(&few).is_err());
+        // Once is enough.
+        many.map_unmap = None;
+        assert_eq!(many.beyond(&few).unwrap().map_unmap, 469.0);
+        few.map_unmap = None;
+        assert!(many.beyond(&few).is_err());
     }
 }

@@ -174,6 +174,24 @@ counters! {
         rounds,
         /// Calls to map and unmap that it was let make.
         calls,
+        /// Pages of accesses that the hardware's model found in its IOTLB.
+        unit_hits,
+        /// Pages of accesses that it walked the tables for.
+        unit_walks,
+        /// Words of tables that it read for that.
+        unit_reads,
+        /// Invalidations that it was sent.
+        unit_invalidations,
+        /// Walks of the second stage, to find a page's frame or to give it one.
+        second_stage_walks,
+        /// Pages whose entry was found through the pointer to the last table.
+        last_table_hits,
+        /// Frames given to pages that had none.
+        frames,
+        /// Of these, frames that the host was asked for while the guest waited.
+        frames_awaited,
+        /// Times that the pool of frames was filled up.
+        pool_refills,
     }
 }
 

@@ -21,6 +21,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use self::ready::Ready;
+use crate::assigned::AssignedDma;
 use crate::caps::{Caps, Complaints};
 use crate::counters::{DeviceCounters, prometheus};
 use crate::dma::Direct;
@@ -160,13 +161,14 @@ impl Daemon {
                         log,
                     ));
                 }
+                let iommu = iommu.as_ref();
                 if devices.back_end.is_some() {
                     daemon.back_end(BLK, disk, &devices.caps, counters, log)?;
                 } else if let Some(delay) = devices.late {
                     let disk = Late::new(disk, delay).map_err(at(path))?;
-                    daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
+                    daemon.attach_disk(disk, devices, iommu, counters, log)?;
                 } else {
-                    daemon.attach(BLK, disk, iommu.as_ref(), counters, log)?;
+                    daemon.attach_disk(disk, devices, iommu, counters, log)?;
                 }
             }
         }
@@ -259,7 +261,14 @@ impl Daemon {
         let behind: Vec<_> = behind
             .map(|(slot, _)| DeviceId::new(slot.address()))
             .collect();
-        let iommu = PvIommu::new(&behind, Arc::clone(&counters));
+        let assigned = DeviceId::new(BLK.0.address());
+        let assigned = devices.assigned.then_some(assigned);
+        let iommu = PvIommu::with_assigned(
+            &behind,
+            assigned.as_slice(),
+            devices.optimisations,
+            Arc::clone(&counters),
+        );
         let iommu = iommu.map_err(|e| (self.machine.dir.clone(), e))?;
         if devices.memory.locked == Locked::Mapped {
             iommu.lock_mapped();
@@ -292,6 +301,30 @@ impl Daemon {
             .add_endpoint(DeviceId::new(slot.address()))
             .map_err(|error| (self.machine.socket(name), io::Error::other(error)))?;
         let function = VirtioPci::new(device, dma, true, Arc::clone(&counters));
+        self.listen_for(name, function, counters, log)
+    }
+
+    /// The disk, which may be assigned.
+    fn attach_disk<D: Device + Send + 'static>(
+        &mut self,
+        disk: D,
+        devices: &Devices,
+        iommu: Option<&Behind>,
+        counters: Arc<DeviceCounters>,
+        log: &Log,
+    ) -> Result<(), (PathBuf, io::Error)> {
+        if !devices.assigned {
+            return self.attach(BLK, disk, iommu, counters, log);
+        }
+        let (slot, name) = BLK;
+        self.machine.devices.push((slot, name));
+        let device = DeviceId::new(slot.address());
+        let dma = match iommu {
+            Some(iommu) => iommu.assign(device, Arc::clone(&counters)),
+            None => AssignedDma::whole(device, Arc::clone(&counters)),
+        };
+        let dma = dma.map_err(|error| (self.machine.socket(name), error))?;
+        let function = VirtioPci::new(disk, dma, iommu.is_some(), Arc::clone(&counters));
         self.listen_for(name, function, counters, log)
     }
 

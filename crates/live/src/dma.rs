@@ -2,6 +2,8 @@
 
 use vm_memory::{GuestMemory, GuestMemoryMmap};
 
+use crate::handover::Unmovable;
+
 /// One device's view of the guest's memory.
 ///
 /// What a closure borrows ends with it. A device that has to wait, for a disk or a peer, copies, leaves, waits and comes back: then
@@ -39,6 +41,14 @@ pub trait Dma: Send {
 
     /// The guest's memory is another one now; what was known of the old one is forgotten.
     fn set_memory(&mut self, memory: &GuestMemoryMmap);
+
+    /// Whether another process can have the device: what it reaches stands in the IOMMU's state, and what translates it is there too.
+    ///
+    /// # Errors
+    /// Why not.
+    fn movable(&self) -> Result<(), Unmovable> {
+        Ok(())
+    }
 
     /// For tests: whether the device goes on using, where it has none, the translations that it once had. Only one that keeps them itself can: see
     /// [`isolate`](crate::isolate).

@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod assigned;
 pub mod caps;
 pub mod counters;
 pub mod daemon;

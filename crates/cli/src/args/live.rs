@@ -35,7 +35,8 @@ pub(crate) struct ServeArgs {
     pub pviommu: bool,
     /// Take the devices over that another `serve` has in the directory, while their guest runs; the other one ends with exit code 4
     #[arg(long, conflicts_with_all = [
-        "pviommu", "blk", "read_only", "rng", "net", "errant", "requests", "no_iommu", "vhost_user", "misanswer", "isolate", "memory", "cpus", "memory_file", "lock",
+        "pviommu", "blk", "read_only", "rng", "net", "errant", "requests", "no_iommu", "vhost_user", "misanswer", "isolate", "assigned", "hopt", "memory",
+        "cpus", "memory_file", "lock",
     ])]
     pub take_over: bool,
     /// Before the other one is stopped: copy, and rebuild, the devices while they work until they have completed this many requests
@@ -90,6 +91,13 @@ pub(crate) struct DeviceArgs {
     /// The disk is a process of its own, without any of the guest's memory but what is mapped for it
     #[arg(long, conflicts_with = "no_iommu", help_heading = "Devices")]
     pub isolate: bool,
+    /// The disk is an assigned one: the model of the hardware translates its accesses, with an IOTLB and tables in memory that the IOMMU keeps; with
+    /// --no-iommu the host has mapped all of the guest there
+    #[arg(long, conflicts_with_all = ["isolate", "vhost_user"], help_heading = "Devices")]
+    pub assigned: bool,
+    /// The para-virtual IOMMU's host takes frames in advance, and keeps a pointer to the last table, for an assigned disk
+    #[arg(long, requires = "assigned", help_heading = "Devices")]
+    pub hopt: bool,
     /// An entropy device
     #[arg(long, help_heading = "Devices")]
     pub rng: bool,

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use ringfence_live::MemoryRules;
+use ringfence_live::assigned::HostOptimisations;
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Devices, Ended, Here, Log, use_all_descriptors};
 use ringfence_live::handover::Limits;
@@ -104,6 +105,12 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<Devices,
         read_only: args.read_only,
         entropy: args.rng,
         isolate: args.isolate.then(own).transpose()?,
+        assigned: args.assigned,
+        optimisations: if args.hopt {
+            HostOptimisations::On
+        } else {
+            HostOptimisations::Off
+        },
         late: None,
         errant: args.errant.clone(),
         requests: args.requests.clone(),

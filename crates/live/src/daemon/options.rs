@@ -4,6 +4,7 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::assigned::HostOptimisations;
 use crate::caps::{Caps, LEAST_IOTLB_PAGES};
 use crate::errant::Errant;
 use crate::guest::ForeignIommu;
@@ -21,6 +22,10 @@ pub struct Devices {
     pub read_only: bool,
     /// The disk is a process of its own, which runs this.
     pub isolate: Option<Program>,
+    /// The model of the hardware translates the disk's accesses, by tables in memory.
+    pub assigned: bool,
+    /// Whether the para-virtual IOMMU's host takes frames in advance and keeps a pointer to the last table.
+    pub optimisations: HostOptimisations,
     /// The disk begins to work so long after the driver has rung.
     pub late: Option<Duration>,
     /// For tests: how the disk misbehaves.
@@ -102,6 +107,18 @@ impl Devices {
                 "a process of its own is granted what an IOMMU of ours maps, and there is none",
             ),
             (
+                self.assigned && !disk,
+                "it is the disk that the hardware translates, and there is none",
+            ),
+            (
+                self.assigned && foreign,
+                "a vhost-user back-end's accesses are translated by QEMU's IOMMU, not by the model of the hardware",
+            ),
+            (
+                self.assigned && apart,
+                "a disk in a process of its own is granted its pages, and nothing translates its accesses",
+            ),
+            (
                 self.late.is_some() && !disk,
                 "it is the disk that is late, and there is none",
             ),
@@ -142,6 +159,10 @@ impl Devices {
                     && (self.caps.mappings, self.caps.domains, self.caps.tables)
                         != (usual.mappings, usual.domains, usual.tables),
                 "mappings, domains and tables are limited for the virtio-iommu, and there is none",
+            ),
+            (
+                self.optimisations == HostOptimisations::On && !(self.assigned && self.paravirtual),
+                "the pool of frames and the pointer to the last table serve a disk that the hardware translates behind the para-virtual IOMMU",
             ),
         ];
         let broken = rules.into_iter().find(|(broken, _)| *broken);

@@ -1,9 +1,14 @@
 //! Which of the two IOMMUs a device stands behind.
 
+use std::io;
+use std::sync::Arc;
+
 use ringfence_types::{Access, DeviceId, Iova};
 use ringfence_virtio_iommu::{Denied, DeniedReason, EndpointId};
 
 use super::{AddError, Iommu, Translated};
+use crate::assigned::AssignedDma;
+use crate::counters::DeviceCounters;
 use crate::isolate::Grants;
 use crate::pviommu::PvIommu;
 
@@ -25,6 +30,21 @@ impl Behind {
         match self {
             Self::Virtio(iommu) => iommu.add_endpoint(device),
             Self::Para(iommu) => iommu.reader(device).map_err(AddError::Unit),
+        }
+    }
+
+    /// Adds an endpoint that the model of the hardware translates; the para-virtual IOMMU was told of it as an assigned one before. What its accesses go through.
+    ///
+    /// # Errors
+    /// If it is there already, one too many, or was told of as another kind of device.
+    pub fn assign(
+        &self,
+        device: DeviceId,
+        counters: Arc<DeviceCounters>,
+    ) -> io::Result<AssignedDma> {
+        match self {
+            Self::Virtio(iommu) => iommu.assign(device, counters),
+            Self::Para(iommu) => iommu.assigned(device, counters),
         }
     }
 

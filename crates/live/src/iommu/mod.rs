@@ -4,6 +4,7 @@
 //! its session and not used.
 
 mod apart;
+mod assigned;
 mod behind;
 mod record;
 mod translated;
@@ -24,8 +25,10 @@ use vm_memory::GuestMemoryMmap;
 pub use behind::Behind;
 pub use record::{PENDING_BYTES, Recorder};
 pub use translated::Translated;
+pub(crate) use translated::reason;
 
 use self::watched::Watched;
+use crate::assigned::{AssignedDma, Hardware, HostOptimisations, Mapped};
 use crate::caps::Caps;
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
@@ -150,6 +153,25 @@ impl Iommu {
         self.unit().sink_mut().apart.add(endpoint, grants);
     }
 
+    /// Adds an endpoint whose accesses the model of the hardware translates, by a table of its own into which every mapping of its domain goes.
+    ///
+    /// # Errors
+    /// If it is there already, or one too many, or the host has no memory for its tables.
+    pub fn assign(
+        &self,
+        device: DeviceId,
+        counters: Arc<DeviceCounters>,
+    ) -> io::Result<AssignedDma> {
+        // What it is told of it needs no reader there.
+        drop(self.add_endpoint(device).map_err(io::Error::other)?);
+        let hardware = Arc::new(Hardware::new(Arc::clone(&self.shared.counters))?);
+        let mapped = Mapped::new(&hardware, device, HostOptimisations::Off)?;
+        let endpoint = EndpointId::new(device.get().into());
+        self.unit().sink_mut().assigned.add(endpoint, mapped);
+        let behind = Behind::Virtio(self.clone());
+        Ok(AssignedDma::behind(behind, &hardware, device, counters))
+    }
+
     /// Does something with the grants of such a device.
     pub fn with_grants<R>(
         &self,
@@ -253,5 +275,6 @@ impl Dma for GuestDma {
         let _ = sink.inner.set_memory(memory.clone());
         // A process that hangs in the kernel keeps the memory's pages, which are nobody else's by that.
         let _ = sink.apart.set_memory(memory);
+        sink.assigned.set_memory(memory);
     }
 }

@@ -69,9 +69,12 @@ fn endpoint(device: DeviceId) -> EndpointId {
     EndpointId::new(device.get().into())
 }
 
-fn reason(fault: &Fault) -> DeniedReason {
+/// What the driver is told of a stopped access.
+pub(crate) fn reason(fault: &Fault) -> DeniedReason {
     match fault.reason {
-        FaultReason::Blocked => DeniedReason::Unattached,
+        FaultReason::Blocked | FaultReason::RootNotPresent | FaultReason::ContextNotPresent => {
+            DeniedReason::Unattached
+        }
         FaultReason::ReadDenied | FaultReason::WriteDenied => DeniedReason::Permission,
         _ => DeniedReason::NotMapped,
     }

@@ -10,6 +10,7 @@ use ringfence_virtio_iommu::{
 };
 
 use super::apart::Apart;
+use super::assigned::Assigned;
 
 /// Mappings that are remembered after they are gone, of all domains. An access that comes later than so many unmaps counts as one that never
 /// had a mapping.
@@ -20,6 +21,8 @@ pub(crate) struct Watched<M> {
     pub(super) inner: IommuSink<M>,
     /// Endpoints whose device is a process of its own.
     pub(super) apart: Apart,
+    /// Endpoints that the model of the hardware translates.
+    pub(super) assigned: Assigned,
     attached: BTreeMap<EndpointId, DomainId>,
     gone: VecDeque<(DomainId, IovaRange)>,
 }
@@ -29,6 +32,7 @@ impl<M> Watched<M> {
         Self {
             inner,
             apart: Apart::default(),
+            assigned: Assigned::default(),
             attached: BTreeMap::new(),
             gone: VecDeque::new(),
         }
@@ -71,12 +75,13 @@ impl<M> Sink for Watched<M> {
             .attach(endpoint, domain, &mut mappings.iter().copied())?;
         self.attached.insert(endpoint, domain);
         self.apart.attach(endpoint, &mappings);
+        self.assigned.attach(endpoint, &mappings);
         Ok(())
     }
 
     fn bypass(&mut self, endpoint: EndpointId) -> Result<(), SinkError> {
-        // All of memory at once is what a process of its own is there to prevent.
-        if self.apart.has(endpoint) {
+        // All of memory at once is what a process of its own is there to prevent; and what the hardware translates is mapped by somebody.
+        if self.apart.has(endpoint) || self.assigned.has(endpoint) {
             return Err(SinkError::Unsupported);
         }
         self.inner.bypass(endpoint)?;
@@ -88,17 +93,23 @@ impl<M> Sink for Watched<M> {
         self.inner.block(endpoint);
         self.attached.remove(&endpoint);
         self.apart.attach(endpoint, &[]);
+        self.assigned.block(endpoint);
     }
 
     fn map(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
         self.inner.map(domain, mapping)?;
         let granted = self.apart.map(&self.attached, domain, mapping);
-        granted.or_else(|error| self.inner.unmap(domain, mapping).and(Err(error)))
+        let reached = granted.and_then(|()| {
+            let reached = self.assigned.map(&self.attached, domain, mapping);
+            reached.inspect_err(|_| self.apart.unmap(&self.attached, domain, mapping))
+        });
+        reached.or_else(|error| self.inner.unmap(domain, mapping).and(Err(error)))
     }
 
     fn unmap(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
         self.inner.unmap(domain, mapping)?;
         self.apart.unmap(&self.attached, domain, mapping);
+        self.assigned.unmap(&self.attached, domain, mapping);
         if self.gone.len() >= REMEMBERED {
             self.gone.pop_front();
         }
@@ -108,6 +119,7 @@ impl<M> Sink for Watched<M> {
 
     fn commit(&mut self) -> Result<(), SinkError> {
         self.inner.commit()?;
+        self.assigned.settle()?;
         self.apart.settle()
     }
 }

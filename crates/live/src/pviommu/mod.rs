@@ -14,9 +14,10 @@ use ringfence_types::{Access, DeviceId, Iova, IovaRange};
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
-pub(crate) use unit::Unit;
 pub use unit::UnitError;
+pub(crate) use unit::{GuestFrames, Unit};
 
+use crate::assigned::{AssignedDma, HostOptimisations};
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::iommu::{Behind, Translated};
@@ -48,8 +49,23 @@ impl PvIommu {
     /// # Errors
     /// If the host has no descriptors left, or a device stands there twice.
     pub fn new(devices: &[DeviceId], counters: Arc<DeviceCounters>) -> io::Result<Self> {
+        Self::with_assigned(devices, &[], HostOptimisations::Off, counters)
+    }
+
+    /// The same, where the model of the hardware translates the accesses of those of `devices` that are also `assigned`. With any, the guest's pages have frames of
+    /// the host.
+    ///
+    /// # Errors
+    /// The same, or if the host has no memory for tables.
+    pub fn with_assigned(
+        devices: &[DeviceId],
+        assigned: &[DeviceId],
+        optimisations: HostOptimisations,
+        counters: Arc<DeviceCounters>,
+    ) -> io::Result<Self> {
         let events = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let unit = Mutex::new(Unit::new(devices).map_err(io::Error::other)?);
+        let unit = Unit::new(devices, assigned, optimisations, &counters);
+        let unit = Mutex::new(unit.map_err(io::Error::other)?);
         Ok(Self {
             shared: Arc::new(Shared {
                 unit,
@@ -71,6 +87,21 @@ impl PvIommu {
     pub fn reader(&self, device: DeviceId) -> Result<Translated, IommuError> {
         let reader = self.unit().reader(device)?;
         Ok(Translated::new(Behind::Para(self.clone()), device, reader))
+    }
+
+    /// What the accesses of an assigned device go through. What the hardware does for it is counted by `counters`.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn assigned(
+        &self,
+        device: DeviceId,
+        counters: Arc<DeviceCounters>,
+    ) -> io::Result<AssignedDma> {
+        let hardware = self.unit().hardware_of(device);
+        let hardware = hardware.ok_or(io::ErrorKind::NotFound)?;
+        let behind = Behind::Para(self.clone());
+        Ok(AssignedDma::behind(behind, &hardware, device, counters))
     }
 
     /// One of its devices, which nothing is mapped for yet, is the process that has these grants. False if it is none of them, or was set apart before.

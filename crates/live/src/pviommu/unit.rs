@@ -1,19 +1,25 @@
-//! The backend over the software IOMMU: a domain for each device, and the guest's memory as its client shares it.
+//! The backend over the software IOMMU, a domain for each device, and over the model of the hardware, a table for each assigned one; and the guest's memory as
+//! its client shares it.
 
+mod assigned;
 mod frames;
 mod records;
 mod tables;
 
+use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 
-use ringfence_pviommu::backend::{Backend, BackendError, Limits, Slot};
-use ringfence_pviommu::wire::{Config, Devid, Event, PAGE_BYTES, Status};
+use ringfence_pviommu::backend::{Backend, BackendError, Limits, Mixed, Slot};
+use ringfence_pviommu::wire::{Config, Devid, Event, PAGE_BYTES, Request, Status};
 use ringfence_softiommu::{IommuError, Reader};
 use ringfence_types::{Access, DeviceId, Iova, IovaRange};
 use vm_memory::GuestMemoryMmap;
 
-use self::frames::GuestFrames;
+use self::assigned::Assigned;
+pub(crate) use self::frames::GuestFrames;
 use self::tables::Domains;
+use crate::assigned::{Hardware, HostOptimisations, Memory};
 use crate::counters::DeviceCounters;
 use crate::isolate::Grants;
 
@@ -21,10 +27,14 @@ use crate::isolate::Grants;
 const WINDOW: (u64, u64) = (PAGE_BYTES, (1 << 48) - 1);
 /// Most pages of one request: 64 KiB of a map.
 const PAGES_MAX: u32 = 4096;
+/// Unmapped pages that are remembered, so that an access to one is counted as stale.
+const REMEMBERED: usize = 4096;
 
 /// Why there is no such unit.
 #[derive(Debug)]
 pub enum UnitError {
+    /// The host has no memory for the hardware's tables.
+    Host(io::Error),
     /// The configuration makes no sense.
     Config,
     /// The backend says no.
@@ -39,6 +49,7 @@ impl std::fmt::Display for UnitError {
             Self::Config => f.write_str("no such configuration"),
             Self::Backend(error) => error.fmt(f),
             Self::Iommu(error) => error.fmt(f),
+            Self::Host(error) => error.fmt(f),
         }
     }
 }
@@ -51,11 +62,21 @@ impl From<IommuError> for UnitError {
     }
 }
 
+impl From<io::Error> for UnitError {
+    fn from(error: io::Error) -> Self {
+        Self::Host(error)
+    }
+}
+
 /// The IOMMU behind its lock.
 pub(crate) struct Unit {
-    backend: Backend<GuestFrames, Domains>,
+    backend: Backend<Memory, Mixed<Assigned, Domains>>,
     devices: Vec<DeviceId>,
+    /// Those of them that are not assigned: what counts the slots of their domains.
+    simulated: Vec<DeviceId>,
     running: bool,
+    /// What was unmapped last.
+    gone: VecDeque<(Devid, Iova)>,
 }
 
 /// The requester id of `device`.
@@ -68,10 +89,17 @@ fn page(iova: Iova) -> Iova {
 }
 
 impl Unit {
-    /// One for `devices`, which reach nothing yet.
-    pub(super) fn new(devices: &[DeviceId]) -> Result<Self, UnitError> {
+    /// One for `devices`, which reach nothing yet; the hardware translates those of them that are `assigned`. What the host does for them goes to `counters`.
+    pub(super) fn new(
+        devices: &[DeviceId],
+        assigned: &[DeviceId],
+        optimisations: HostOptimisations,
+        counters: &Arc<DeviceCounters>,
+    ) -> Result<Self, UnitError> {
         let mut devices = devices.to_vec();
         devices.sort_unstable();
+        let is_assigned = |device: &DeviceId| assigned.contains(device);
+        let (assigned, simulated): (Vec<_>, Vec<_>) = devices.iter().partition(|d| is_assigned(d));
         let id = |device: Option<&DeviceId>| device.map_or(0, |id| u32::from(id.get()));
         let (first, last) = WINDOW;
         let config = IovaRange::inclusive(Iova::new(first), Iova::new(last))
@@ -79,28 +107,49 @@ impl Unit {
                 Config::new(window, PAGES_MAX, id(devices.first()), id(devices.last())).ok()
             })
             .ok_or(UnitError::Config)?;
-        let tables = Domains::new(&devices)?;
+        let hardware = match assigned.is_empty() {
+            true => None,
+            false => Some(Arc::new(Hardware::new(Arc::clone(counters))?)),
+        };
+        let memory = match &hardware {
+            Some(hardware) => Memory::on_demand(hardware, optimisations)?,
+            None => Memory::resident(),
+        };
+        let places = hardware.as_ref().map(|of| Arc::clone(of.places()));
+        let domains = Domains::new(&simulated, places)?;
+        let sides = devices.iter().map(is_assigned);
+        let tables = Mixed::new(Assigned::new(hardware.as_ref(), &assigned)?, domains, sides);
         let ids = devices.iter().copied().map(devid);
-        let memory = GuestFrames::new();
         let backend = Backend::new(config, Limits::default(), ids, memory, tables);
         Ok(Self {
             backend: backend.map_err(UnitError::Backend)?,
             devices,
+            simulated,
             running: false,
+            gone: VecDeque::new(),
         })
+    }
+
+    /// The hardware that translates the accesses of an assigned device.
+    pub(super) fn hardware_of(&mut self, device: DeviceId) -> Option<Arc<Hardware>> {
+        self.backend.tables().assigned().hardware_of(device)
+    }
+
+    fn domains(&mut self) -> &mut Domains {
+        self.backend.tables().simulated()
     }
 
     pub(super) fn reader(
         &mut self,
         device: DeviceId,
     ) -> Result<Reader<GuestMemoryMmap>, IommuError> {
-        self.backend.tables().reader(device)
+        self.domains().reader(device)
     }
 
     /// What this device reaches is a process of its own, which has these grants. False if there is no such device.
     pub(super) fn set_apart(&mut self, device: DeviceId, grants: Grants) -> bool {
         let slot = self.slot(device);
-        slot.is_some_and(|slot| self.backend.tables().set_apart(slot, grants))
+        slot.is_some_and(|slot| self.domains().set_apart(slot, grants))
     }
 
     /// Does something with the grants of such a device.
@@ -110,11 +159,12 @@ impl Unit {
         with: impl FnOnce(&mut Grants) -> R,
     ) -> Option<R> {
         let slot = self.slot(device)?;
-        self.backend.tables().grants(slot).map(with)
+        self.domains().grants(slot).map(with)
     }
 
+    /// The device's place among those with a domain.
     fn slot(&self, device: DeviceId) -> Option<Slot> {
-        let index = self.devices.iter().position(|one| *one == device)?;
+        let index = self.simulated.iter().position(|one| *one == device)?;
         u32::try_from(index).ok().map(Slot::new)
     }
 
@@ -126,7 +176,8 @@ impl Unit {
     /// When it returns, no device holds anything of the memory before.
     pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         self.backend.backing().set_memory(memory);
-        self.backend.tables().set_memory(memory);
+        self.backend.tables().assigned().set_memory(memory);
+        self.domains().set_memory(memory);
     }
 
     /// What the driver is told.
@@ -136,24 +187,45 @@ impl Unit {
 
     /// The driver begins: what it maps is what devices reach.
     pub(crate) fn start(&mut self) {
-        self.backend.tables().attach(&self.devices);
+        let Self {
+            backend, simulated, ..
+        } = self;
+        backend.tables().simulated().attach(simulated);
+        backend.tables().assigned().attach();
         self.running = true;
     }
 
     /// When it returns, devices reach nothing and no mapping is left.
     pub(crate) fn reset(&mut self) {
-        self.backend.tables().detach(&self.devices);
+        let Self {
+            backend, simulated, ..
+        } = self;
+        backend.tables().simulated().detach(simulated);
+        backend.tables().assigned().detach();
         // Nobody is attached any more. What is left due is a process that hangs in the kernel: nothing is done for its device until it is gone.
         let _ = self.backend.reset();
-        self.backend.tables().clear();
+        self.domains().clear();
+        self.gone.clear();
         self.running = false;
     }
 
     /// Does what `request` asks, as a whole or not at all.
     pub(crate) fn handle(&mut self, request: &[u8]) -> Status {
         let status = self.backend.handle(request);
-        self.backend.maintain();
+        if status == Status::Ok
+            && let Ok(Request::Unmap(unmap)) = Request::decode(request, PAGES_MAX)
+        {
+            let pages = unmap.giovas.iter().map(|giova| (unmap.device, giova));
+            self.gone.extend(pages);
+            let more = self.gone.len().saturating_sub(REMEMBERED);
+            self.gone.drain(..more);
+        }
         status
+    }
+
+    /// What need not delay an answer: to be called when some were given.
+    pub(crate) fn maintain(&mut self) {
+        self.backend.maintain();
     }
 
     /// Whether the page at `iova` is mapped for such an access.
@@ -169,8 +241,7 @@ impl Unit {
             self.backend.report(devid(device), access, iova);
         }
         let mapped = self.backend.mapping(devid(device), page(iova)).is_some();
-        let slot = self.slot(device);
-        !mapped && slot.is_some_and(|slot| self.backend.tables().was_mapped(slot, page(iova)))
+        !mapped && self.gone.contains(&(devid(device), page(iova)))
     }
 
     /// The next event that the driver has not been told of.

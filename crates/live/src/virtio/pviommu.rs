@@ -125,6 +125,7 @@ impl PvIommuDevice {
         if broken {
             return Err(virtio_queue::Error::InvalidChain.into());
         }
+        self.iommu.unit().maintain();
         Ok(turn)
     }
 

@@ -279,6 +279,7 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
 
 impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
     fn save(&self) -> Result<(FunctionState, Own), Unmovable> {
+        self.dma.movable()?;
         let state = FunctionState {
             config: self.config.save(),
             isr: self.isr,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ringfence_live::assigned::AssignedDma;
 use ringfence_live::caps::Caps;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::Dma;
@@ -44,10 +45,10 @@ impl Idle for ringfence_live::isolate::Front {
 /// The virtio-iommu's client.
 pub(crate) type Virtio = Client<IommuDevice, GuestDma>;
 
-/// A guest and its client for the IOMMU: this one's, or the para-virtual one's.
-pub(crate) struct Guest<D: Device, I = Virtio> {
+/// A guest and its client for the IOMMU: this one's, or the para-virtual one's. The disk's accesses are translated by software, or by the model of the hardware.
+pub(crate) struct Guest<D: Device, I = Virtio, A: Dma = Translated> {
     pub(crate) iommu: I,
-    pub(crate) disk: Client<D, Translated>,
+    pub(crate) disk: Client<D, A>,
     pub(crate) requests: u16,
 }
 
@@ -80,9 +81,35 @@ impl<D: Device> Guest<D> {
         let own = Arc::new(DeviceCounters::default());
         let device = make(&shared, Arc::clone(&own));
         let translated = shared.add_endpoint(DeviceId::new(ENDPOINT as u16)).unwrap();
+        Self::behind_virtio(
+            &shared,
+            counters,
+            Client::new(device, translated, true, own),
+        )
+    }
+}
+
+impl<D: Device> Guest<D, Virtio, AssignedDma> {
+    /// With a device that the hardware translates.
+    #[allow(dead_code)]
+    pub(crate) fn assigned(make: impl FnOnce(Arc<DeviceCounters>) -> D) -> Self {
+        let counters = Arc::new(DeviceCounters::default());
+        let shared = Iommu::new(Arc::clone(&counters)).unwrap();
+        let own = Arc::new(DeviceCounters::default());
+        let dma = shared.assign(DeviceId::new(ENDPOINT as u16), Arc::clone(&own));
+        let disk = Client::new(make(Arc::clone(&own)), dma.unwrap(), true, own);
+        Self::behind_virtio(&shared, counters, disk)
+    }
+}
+
+impl<D: Device, A: Dma> Guest<D, Virtio, A> {
+    fn behind_virtio(
+        shared: &Iommu,
+        counters: Arc<DeviceCounters>,
+        mut disk: Client<D, A>,
+    ) -> Self {
         let iommu = IommuDevice::new(shared.clone(), Arc::clone(&counters));
         let mut iommu = Client::new(iommu, shared.memory(), false, counters);
-        let mut disk = Client::new(device, translated, true, own);
         share(&mut iommu, &mut disk);
         // Input range, domain range, MAP and UNMAP, PROBE.
         iommu.negotiate(0b10111);
@@ -169,7 +196,7 @@ impl<D: Device> Guest<D> {
     }
 }
 
-impl<D: Device, I> Guest<D, I> {
+impl<D: Device, I, A: Dma> Guest<D, I, A> {
     /// Waits until the device has done what it was told to, or can do no more.
     pub(crate) fn settle(&mut self)
     where
@@ -211,8 +238,8 @@ impl<D: Device, I> Guest<D, I> {
 }
 
 /// A read of sector 0 into `data`; how it ended, if it did.
-pub(crate) fn read<D: Device + Idle, I>(
-    guest: &mut Guest<D, I>,
+pub(crate) fn read<D: Device + Idle, I, A: Dma>(
+    guest: &mut Guest<D, I, A>,
     count: u16,
     data: u64,
 ) -> Option<u8> {
@@ -220,17 +247,29 @@ pub(crate) fn read<D: Device + Idle, I>(
 }
 
 /// The same of so many bytes.
-pub(crate) fn read_bytes<D: Device + Idle, I>(
-    guest: &mut Guest<D, I>,
+pub(crate) fn read_bytes<D: Device + Idle, I, A: Dma>(
+    guest: &mut Guest<D, I, A>,
     count: u16,
     data: u64,
     bytes: u32,
 ) -> Option<u8> {
+    transfer(guest, count, (0, 0), data, bytes)
+}
+
+/// A request of a kind, 0 to read and 1 to write, from a sector on, with this data.
+pub(crate) fn transfer<D: Device + Idle, I, A: Dma>(
+    guest: &mut Guest<D, I, A>,
+    count: u16,
+    (kind, sector): (u32, u64),
+    data: u64,
+    bytes: u32,
+) -> Option<u8> {
     let disk = &mut guest.disk;
-    disk.poke(0x8000, &request(0, 0));
+    disk.poke(0x8000, &request(kind, sector));
     disk.poke(0x9000, &[0xee]);
     disk.descriptor(0, 0x8000 + AWAY, 16, NEXT, 1);
-    disk.descriptor(1, data, bytes, NEXT | WRITE, 2);
+    let flags = if kind == 0 { NEXT | WRITE } else { NEXT };
+    disk.descriptor(1, data, bytes, flags, 2);
     disk.descriptor(2, 0x9000 + AWAY, 1, WRITE, 0);
     disk.offer(0, count);
     guest.settle();

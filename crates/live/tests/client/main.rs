@@ -1,6 +1,7 @@
 //! A scripted client against the protocol, the devices and the sockets, without QEMU; most of it lies.
 #![allow(missing_docs)]
 
+mod assigned;
 mod disk;
 mod guest;
 mod handover;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringfence_live::Locked;
+use ringfence_live::assigned::HostOptimisations;
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Devices, Log, NetOptions};
 use ringfence_live::errant::Errant;
@@ -18,7 +19,7 @@ use ringfence_types::Iova;
 type Setting = (&'static str, fn(&mut Devices));
 
 /// All of them, over a disk in the present directory's `disk.img`.
-const SETTINGS: [Setting; 26] = [
+const SETTINGS: [Setting; 28] = [
     ("blk", |devices| devices.disk = Some("disk.img".into())),
     ("read-only", |devices| devices.read_only = true),
     ("isolate", |devices| {
@@ -78,6 +79,10 @@ const SETTINGS: [Setting; 26] = [
     ("max-request", |devices| devices.caps.request_bytes = 4096),
     ("max-iotlb", |devices| devices.caps.iotlb_pages = 1024),
     ("max-misses", |devices| devices.caps.iotlb_misses = 1),
+    ("assigned", |devices| devices.assigned = true),
+    ("hopt", |devices| {
+        devices.optimisations = HostOptimisations::On;
+    }),
 ];
 
 const NO_DISK: [&str; 4] = [
@@ -88,6 +93,7 @@ const NO_DISK: [&str; 4] = [
 ];
 const APART: &str = "only a disk in a process of its own can use what was revoked";
 const WRONG: &str = "it is the para-virtual IOMMU that answers wrongly, and there is none";
+const HOST: &str = "the pool of frames and the pointer to the last table serve a disk that the hardware translates behind the para-virtual IOMMU";
 const ANOTHER: &str =
     "the entropy device misbehaves as another device than the disk, and there is none";
 
@@ -98,6 +104,8 @@ fn alone(name: &str) -> Option<&'static str> {
         "errant=foreign" => Some(ANOTHER),
         "misanswer" => Some(WRONG),
         "lock=mapped" => Some(LOCKED),
+        // It takes two others.
+        "hopt" => Some(HOST),
         _ => None,
     }
 }
@@ -108,9 +116,19 @@ const SEALED: &str = "a vhost-user back-end takes sealed memory only, and locks 
 const LATE: &str = "only a disk that is served here, and by its registers, can be late";
 
 /// What is refused of pairs beside a disk, either way round; `*` stands for any end of a name.
-const PAIRS: [(&str, &str, &str); 20] = [
+const PAIRS: [(&str, &str, &str); 22] = [
     ("vhost-user*", "memory-file", SEALED),
     ("vhost-user*", "lock*", SEALED),
+    (
+        "assigned",
+        "isolate",
+        "a disk in a process of its own is granted its pages, and nothing translates its accesses",
+    ),
+    (
+        "assigned",
+        "vhost-user*",
+        "a vhost-user back-end's accesses are translated by QEMU's IOMMU, not by the model of the hardware",
+    ),
     ("late", "isolate", LATE),
     ("late", "vhost-user*", LATE),
     (
@@ -265,6 +283,11 @@ fn every_pair_is_served_or_refused_with_its_reason() {
             }
         }
     }
+    let setting = |name| SETTINGS.iter().find(|(other, _)| *other == name).unwrap();
+    let three = ["blk", "pviommu", "assigned", "hopt"].map(setting);
+    let daemon = Daemon::start(&dir, &devices(&three, &dir), &log).unwrap();
+    daemon.stopper().stop();
+    daemon.join().unwrap();
     println!("{served} pairs served, {refused} refused");
     assert!(served > 100 && refused > 50, "{served} {refused}");
     // Without a disk.
@@ -275,6 +298,7 @@ fn every_pair_is_served_or_refused_with_its_reason() {
             "read-only" => Some(NO_DISK[0]),
             "isolate" => Some(NO_DISK[1]),
             "late" => Some("it is the disk that is late, and there is none"),
+            "assigned" => Some("it is the disk that the hardware translates, and there is none"),
             name if name.starts_with("errant") => Some(NO_DISK[2]),
             name if name.starts_with("vhost-user") => Some(NO_DISK[3]),
             name => alone(name),

@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
+use ringfence_live::assigned::{AssignedDma, HostOptimisations};
 use ringfence_live::counters::DeviceCounters;
+use ringfence_live::dma::Dma;
 use ringfence_live::pviommu::{PvDma, PvIommu};
 use ringfence_live::server::Served;
 use ringfence_live::virtio::Device;
@@ -55,11 +57,38 @@ impl<D: Device> Guest<D, Para> {
         let counters = Arc::new(DeviceCounters::default());
         let id = DeviceId::new(DISK);
         let shared = PvIommu::new(&[id], Arc::clone(&counters)).unwrap();
-        let device = PvIommuDevice::new(shared.clone(), Arc::clone(&counters));
-        let mut iommu = Client::new(device, shared.memory(), false, counters);
         let own = Arc::new(DeviceCounters::default());
         let device = make(&shared, Arc::clone(&own));
-        let mut disk = Client::new(device, shared.reader(id).unwrap(), true, own);
+        let disk = Client::new(device, shared.reader(id).unwrap(), true, own);
+        Self::of_para(&shared, counters, disk)
+    }
+}
+
+impl<D: Device> Guest<D, Para, AssignedDma> {
+    /// With a device that the hardware translates.
+    pub(crate) fn assigned_para(
+        optimisations: HostOptimisations,
+        make: impl FnOnce(Arc<DeviceCounters>) -> D,
+    ) -> Self {
+        let counters = Arc::new(DeviceCounters::default());
+        let id = DeviceId::new(DISK);
+        let shared = PvIommu::with_assigned(&[id], &[id], optimisations, Arc::clone(&counters));
+        let shared = shared.unwrap();
+        let own = Arc::new(DeviceCounters::default());
+        let dma = shared.assigned(id, Arc::clone(&own)).unwrap();
+        let disk = Client::new(make(Arc::clone(&own)), dma, true, own);
+        Self::of_para(&shared, counters, disk)
+    }
+}
+
+impl<D: Device, A: Dma> Guest<D, Para, A> {
+    pub(crate) fn of_para(
+        shared: &PvIommu,
+        counters: Arc<DeviceCounters>,
+        mut disk: Client<D, A>,
+    ) -> Self {
+        let device = PvIommuDevice::new(shared.clone(), Arc::clone(&counters));
+        let mut iommu = Client::new(device, shared.memory(), false, counters);
         share(&mut iommu, &mut disk);
         Self {
             iommu,

@@ -1,5 +1,7 @@
 //! A disk behind the para-virtual IOMMU: it reaches what the driver's requests have mapped for it, and nothing else.
 
+use ringfence_live::assigned::{AssignedDma, HostOptimisations};
+use ringfence_live::dma::Dma;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_types::Direction;
 
@@ -11,9 +13,15 @@ fn guest() -> Guest<Blk, Para> {
     Guest::behind_para(|_, counters| Blk::new(disk_file(), false, counters).unwrap())
 }
 
+/// The same, translated by the model of the hardware.
+fn assigned(optimisations: HostOptimisations) -> Guest<Blk, Para, AssignedDma> {
+    Guest::assigned_para(optimisations, |counters| {
+        Blk::new(disk_file(), false, counters).unwrap()
+    })
+}
+
 /// Rings, header and status of the disk both ways, and it runs.
-fn ready() -> Guest<Blk, Para> {
-    let mut guest = guest();
+fn begun<A: Dma>(mut guest: Guest<Blk, Para, A>) -> Guest<Blk, Para, A> {
     guest.attach();
     let rings = guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE);
     assert_eq!(rings, 0);
@@ -21,9 +29,22 @@ fn ready() -> Guest<Blk, Para> {
     guest
 }
 
+fn ready() -> Guest<Blk, Para> {
+    begun(guest())
+}
+
+const HOSTS: [HostOptimisations; 2] = [HostOptimisations::Off, HostOptimisations::On];
+
 #[test]
 fn what_is_mapped_is_reached_until_it_is_unmapped() {
-    let mut guest = ready();
+    reached_until_unmapped(guest());
+    for host in HOSTS {
+        reached_until_unmapped(assigned(host));
+    }
+}
+
+fn reached_until_unmapped<A: Dma>(guest: Guest<Blk, Para, A>) {
+    let mut guest = begun(guest);
     let data = 0xb000 + AWAY;
     assert_eq!(read(&mut guest, 1, data), Some(1), "not mapped yet");
     // In one go: to the disk only, gone again, then from it; twice is refused.
@@ -49,7 +70,13 @@ fn what_is_mapped_is_reached_until_it_is_unmapped() {
 
 #[test]
 fn nothing_is_reached_before_the_driver_begins_and_after_a_reset() {
-    let mut guest = guest();
+    only_between(guest(), guest());
+    for host in HOSTS {
+        only_between(assigned(host), assigned(host));
+    }
+}
+
+fn only_between<A: Dma>(mut guest: Guest<Blk, Para, A>, other: Guest<Blk, Para, A>) {
     guest.start_disk(QUEUE);
     assert_eq!(read(&mut guest, 1, 0xb000), None);
     assert_eq!(
@@ -58,7 +85,7 @@ fn nothing_is_reached_before_the_driver_begins_and_after_a_reset() {
         "its rings are out of reach"
     );
 
-    let mut guest = ready();
+    let mut guest = begun(other);
     let data = 0xb000 + AWAY;
     assert_eq!(
         guest.ask(&[map(DISK, Direction::FromDevice, &[(data, 0xb000)])]),
@@ -73,7 +100,14 @@ fn nothing_is_reached_before_the_driver_begins_and_after_a_reset() {
 
 #[test]
 fn a_stopped_access_is_told() {
-    let mut guest = ready();
+    told(guest());
+    for host in HOSTS {
+        told(assigned(host));
+    }
+}
+
+fn told<A: Dma>(guest: Guest<Blk, Para, A>) {
+    let mut guest = begun(guest);
     let data = 0xb000 + AWAY;
     assert_eq!(
         guest.ask(&[map(DISK, Direction::ToDevice, &[(data, 0xb000)])]),

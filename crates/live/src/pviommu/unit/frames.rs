@@ -14,12 +14,14 @@ use crate::counters::DeviceCounters;
 use crate::memory::lock::{lock, unlock};
 
 /// All of a guest's memory is mapped here, so a frame is the GPA itself.
-pub(super) struct GuestFrames {
+#[derive(Debug)]
+pub(crate) struct GuestFrames {
     resident: Resident,
     locked: Option<LockedPages>,
 }
 
 /// Pages that are kept.
+#[derive(Debug)]
 struct LockedPages {
     memory: GuestMemoryMmap,
     /// How often each is pinned.
@@ -29,7 +31,7 @@ struct LockedPages {
 
 impl GuestFrames {
     /// No memory yet.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             resident: Resident::new(Vec::new()),
             locked: None,
@@ -37,7 +39,7 @@ impl GuestFrames {
     }
 
     /// From now on what is pinned is locked. Nothing is pinned yet.
-    pub(super) fn lock(&mut self, counters: Arc<DeviceCounters>) {
+    pub(crate) fn lock(&mut self, counters: Arc<DeviceCounters>) {
         self.locked = Some(LockedPages {
             memory: GuestMemoryMmap::default(),
             pins: BTreeMap::new(),
@@ -46,7 +48,7 @@ impl GuestFrames {
     }
 
     /// The memory is another one; what is pinned is locked there, as far as it is there.
-    pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+    pub(crate) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         let ranges = memory.iter().filter_map(|region| {
             let start = Gpa::new(region.start_addr().raw_value());
             AddressRange::new(start, region.len())

@@ -3,7 +3,8 @@
 //! Whether a process keeps the rules is no business of the guest's driver: its requests succeed, and a process that breaks one is dead, reaches nothing, and
 //! its device asks to be reset.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use ringfence_pviommu::backend::{IoError, IoTables, Slot};
 use ringfence_pviommu::wire::PAGE_BYTES;
@@ -11,10 +12,8 @@ use ringfence_softiommu::{IommuError, Limits, MapReason, Reader, SoftIommu};
 use ringfence_types::{DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr};
 use vm_memory::GuestMemoryMmap;
 
+use crate::assigned::Places;
 use crate::isolate::{GrantError, Grants};
-
-/// Unmapped pages that are remembered, so that an access to one is counted as stale.
-const REMEMBERED: usize = 4096;
 
 /// Each device's domain. What is unmapped stays until it is settled, so that one wait does for all of a request.
 pub(super) struct Domains {
@@ -22,7 +21,8 @@ pub(super) struct Domains {
     /// Of devices that are processes.
     apart: BTreeMap<Slot, Grants>,
     leaving: Vec<(Slot, Iova)>,
-    gone: VecDeque<(Slot, Iova)>,
+    /// Where frames of the host lead; without, a frame is the page's own address.
+    places: Option<Arc<Places>>,
 }
 
 fn domain_of(device: Slot) -> DomainId {
@@ -30,8 +30,11 @@ fn domain_of(device: Slot) -> DomainId {
 }
 
 impl Domains {
-    /// Those of `devices`, in the order of their ids; nobody is attached.
-    pub(super) fn new(devices: &[DeviceId]) -> Result<Self, IommuError> {
+    /// Those of `devices`, in the order of their ids; nobody is attached. What is mapped are frames whose pages `places` knows, or pages.
+    pub(super) fn new(
+        devices: &[DeviceId],
+        places: Option<Arc<Places>>,
+    ) -> Result<Self, IommuError> {
         let mut iommu = SoftIommu::new(Limits::default(), GuestMemoryMmap::default());
         for (device, number) in devices.iter().zip(0..) {
             iommu.add_endpoint(*device)?;
@@ -41,7 +44,7 @@ impl Domains {
             iommu,
             apart: BTreeMap::new(),
             leaving: Vec::new(),
-            gone: VecDeque::new(),
+            places,
         })
     }
 
@@ -90,18 +93,21 @@ impl Domains {
         }
     }
 
-    /// Nothing is mapped any more: processes lose their tables, and nobody remembers what was mapped.
+    /// Nothing is mapped any more: processes lose their tables.
     pub(super) fn clear(&mut self) {
-        self.gone.clear();
         for grants in self.apart.values_mut() {
             grants.unmap_all();
             let _ = grants.settle();
         }
     }
 
-    /// Whether `page` is among those that were unmapped last.
-    pub(super) fn was_mapped(&self, device: Slot, page: Iova) -> bool {
-        self.gone.contains(&(device, page))
+    /// Where the bytes of a frame are in the memory that the domains translate to.
+    fn address_of(&self, frame: PhysAddr) -> Result<PhysAddr, IoError> {
+        let Some(places) = &self.places else {
+            return Ok(frame);
+        };
+        let page = places.page(frame).ok_or(IoError::Failed)?;
+        Ok(PhysAddr::new(page.get()))
     }
 }
 
@@ -120,10 +126,11 @@ impl IoTables for Domains {
             return Ok(());
         }
         let range = IovaRange::new(giova, PAGE_BYTES).ok_or(IoError::Failed)?;
+        let memory = self.address_of(frame)?;
         let permissions = direction.permissions();
         let mut apart = self.apart.get_mut(&device);
         if let Some(grants) = &mut apart {
-            let granted = grants.map(range, frame, permissions);
+            let granted = grants.map(range, memory, permissions);
             granted.map_err(|error| match error {
                 GrantError::NoRoom => IoError::NoRoom,
                 GrantError::Unfit => IoError::Failed,
@@ -131,7 +138,7 @@ impl IoTables for Domains {
         }
         let domain = self.iommu.domain(domain_of(device));
         let mapped = domain.map_err(|_| IoError::Failed).and_then(|domain| {
-            let mapped = domain.map(range, frame, permissions);
+            let mapped = domain.map(range, memory, permissions);
             mapped.map_err(|error| match error.reason {
                 MapReason::OutOfTables => IoError::NoRoom,
                 _ => IoError::Failed,
@@ -155,24 +162,15 @@ impl IoTables for Domains {
         let domain = self.iommu.domain(domain_of(device));
         let domain = domain.map_err(|_| IoError::Failed)?;
         domain.unmap_all(ranges).map_err(|_| IoError::Failed)?;
-        let Self {
-            apart,
-            leaving,
-            gone,
-            ..
-        } = self;
+        let Self { apart, leaving, .. } = self;
         let mut apart = apart.get_mut(&device);
         leaving.retain(|one| {
             let left = one.0 == device;
-            if left {
-                if let Some(grants) = &mut apart {
-                    grants.unmap(one.1);
-                }
-                gone.push_back(*one);
+            if let (true, Some(grants)) = (left, &mut apart) {
+                grants.unmap(one.1);
             }
             !left
         });
-        gone.drain(..gone.len().saturating_sub(REMEMBERED));
         // A page is answered for when it is gone from the process, or the process is. One that hangs in the kernel holds the answer back.
         apart
             .map_or(Ok(()), Grants::settle)

@@ -1,0 +1,170 @@
+//! The unit, the memory that its tables are in, and the guest's memory behind the frames.
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ringfence_hw::{Geometry, Stats, UnitConfig, VtdUnit};
+use ringfence_memory::{Arena, Frames};
+use ringfence_pgtable::{Coherency, Context, ContextTables};
+use ringfence_types::{
+    DeviceId, Invalidation, InvalidationError, Invalidator, PhysAddr, PhysRange, Ticket,
+};
+use vm_memory::GuestMemoryMmap;
+
+use super::places::{Places, Source};
+use crate::counters::DeviceCounters;
+
+/// The host's memory for tables, sparse: as much as a guest can make of the second stage, then of I/O page tables.
+const MEMORY: u64 = 512 << 20;
+/// Where the second stage's tables begin; below is what leads from a device to its table.
+const SECOND_STAGE: u64 = 4 << 20;
+/// Where I/O page tables begin.
+const IO_TABLES: u64 = 160 << 20;
+const ALL: (u64, u64) = (4096, MEMORY);
+
+/// Sets and ways of the IOTLB, and entries of the walk caches and of the context cache: those of the profile `r210-2015`.
+const IOTLB: (u32, u32) = (16, 4);
+const WALK_CACHES: [u32; 3] = [32, 16, 4];
+const CONTEXTS: u32 = 64;
+
+/// What an access holds from its translation to its last byte.
+#[derive(Debug)]
+pub(super) struct Silicon {
+    pub(super) unit: VtdUnit,
+    /// The guest's memory as its client shares it.
+    pub(super) guest: GuestMemoryMmap,
+    contexts: ContextTables,
+}
+
+/// The host's hardware, of one guest.
+#[derive(Debug)]
+pub(crate) struct Hardware {
+    memory: Arc<Arena>,
+    places: Arc<Places>,
+    /// One piece of hardware: an access holds it while it lasts, so that an invalidation has waited for all accesses before it when it has the unit.
+    silicon: Mutex<Silicon>,
+    /// Frames for contexts, the second stage, and I/O page tables.
+    sources: [Source; 3],
+    /// Of what the host does: those of the IOMMU, or of the device if the guest has none.
+    counters: Arc<DeviceCounters>,
+}
+
+impl Hardware {
+    /// Hardware that stops every device.
+    ///
+    /// # Errors
+    /// If the host does not map that much memory.
+    pub(crate) fn new(counters: Arc<DeviceCounters>) -> io::Result<Self> {
+        let memory = Arc::new(Arena::new(MEMORY).map_err(io::Error::other)?);
+        let source = |from: u64, to: u64| {
+            let region = PhysRange::new(PhysAddr::new(from), to - from);
+            let region = region.ok_or(io::ErrorKind::InvalidInput)?;
+            let frames = Frames::new(Arc::clone(&memory), region);
+            Ok::<_, io::Error>(Source::Tables(Arc::new(frames)))
+        };
+        let sources = [
+            source(ALL.0, SECOND_STAGE)?,
+            source(SECOND_STAGE, IO_TABLES)?,
+            source(IO_TABLES, ALL.1)?,
+        ];
+        let contexts = ContextTables::new(Coherency::Coherent, &memory, &sources[0]);
+        let contexts = contexts.map_err(io::Error::other)?;
+        let mut unit = VtdUnit::vtd(&config().map_err(io::Error::other)?);
+        unit.set_root_table(contexts.root());
+        unit.enable();
+        Ok(Self {
+            memory,
+            places: Arc::default(),
+            silicon: Mutex::new(Silicon {
+                unit,
+                guest: GuestMemoryMmap::default(),
+                contexts,
+            }),
+            sources,
+            counters,
+        })
+    }
+
+    /// Where tables are.
+    pub(super) fn memory(&self) -> &Arc<Arena> {
+        &self.memory
+    }
+
+    /// The pages behind frames.
+    pub(crate) fn places(&self) -> &Arc<Places> {
+        &self.places
+    }
+
+    /// Frames for the second stage's tables.
+    pub(super) fn second_stage(&self) -> Source {
+        self.sources[1].clone()
+    }
+
+    /// Frames for I/O page tables.
+    pub(super) fn io_tables(&self) -> Source {
+        self.sources[2].clone()
+    }
+
+    pub(super) fn counters(&self) -> &Arc<DeviceCounters> {
+        &self.counters
+    }
+
+    /// The unit. Whoever panicked while he held it has left it whole: it is changed by invalidations only, and filled with what the tables say.
+    pub(super) fn silicon(&self) -> MutexGuard<'_, Silicon> {
+        self.silicon.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When it returns, no access reaches anything of the memory before.
+    pub(crate) fn set_memory(&self, memory: &GuestMemoryMmap) {
+        self.silicon().guest = memory.clone();
+    }
+
+    /// The accesses of `device` are translated by `context`; without one it reaches nothing. When it returns, none that began before is under way. If there is no
+    /// frame for a table of contexts, it reaches nothing either.
+    pub(super) fn direct(&self, device: DeviceId, context: Option<&Context>) {
+        let mut silicon = self.silicon();
+        let Silicon { unit, contexts, .. } = &mut *silicon;
+        contexts.detach(&self.memory, device);
+        if let Some(context) = context {
+            let _ = contexts.attach(&self.memory, &self.sources[0], device, context);
+        }
+        unit.invalidate(&Invalidation::Context(device));
+    }
+}
+
+fn config() -> Result<UnitConfig, ringfence_hw::GeometryError> {
+    let [one, two, three] = WALK_CACHES.map(|entries| Geometry::new(1, entries));
+    Ok(UnitConfig {
+        iotlb: Geometry::new(IOTLB.0, IOTLB.1)?,
+        walk_caches: [one?, two?, three?],
+        contexts: Geometry::new(CONTEXTS, 1)?,
+        ..UnitConfig::UNCACHED
+    })
+}
+
+/// The port to which tables send their invalidations.
+#[derive(Debug, Clone)]
+pub(crate) struct Port(pub(super) Arc<Hardware>);
+
+impl Invalidator for Port {
+    /// Whoever holds the unit is an access; so none that began before is under way.
+    fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
+        let Self(hardware) = self;
+        hardware.counters.unit_invalidations.add(1);
+        hardware.silicon().unit.submit(request)
+    }
+
+    fn poll(&mut self, ticket: Ticket) -> Result<bool, InvalidationError> {
+        self.0.silicon().unit.poll(ticket)
+    }
+}
+
+impl DeviceCounters {
+    /// Adds what the unit has done for a device since `before`.
+    pub(super) fn add_unit(&self, before: &Stats, now: &Stats) {
+        let more = |count: fn(&Stats) -> u64| count(now).wrapping_sub(count(before));
+        self.unit_hits.add(more(|stats| stats.iotlb_hits));
+        self.unit_walks.add(more(|stats| stats.iotlb_misses));
+        self.unit_reads.add(more(|stats| stats.walk_references));
+    }
+}

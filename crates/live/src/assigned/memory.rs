@@ -1,0 +1,157 @@
+//! The guest's memory as the IOMMU's host side has it: behind a second stage with frames on demand if a device is assigned, or all there.
+
+use std::io;
+use std::sync::Arc;
+
+use ringfence_memory::Arena;
+use ringfence_pgtable::{Levels, SecondStage};
+use ringfence_pviommu::backend::{
+    Backing, OnDemand, OnDemandStats, PinError, PoolStats, RepairedLastTable,
+};
+use ringfence_pviommu::wire::{Gpa, GuestPhysical};
+use ringfence_types::{AddressRange, DomainId, PhysAddr};
+use vm_memory::GuestMemoryMmap;
+
+use super::Hardware;
+use super::places::{Placer, Source};
+use crate::counters::DeviceCounters;
+use crate::pviommu::GuestFrames;
+
+/// Guest-physical addresses that a second stage can have frames for: 64 GiB. Its counts of pins are sparse.
+const GUEST_BYTES: u64 = 1 << 36;
+/// Tags what the guest's processors would cache of the second stage. Here they cache nothing: QEMU reaches the memory by itself.
+const GUEST: DomainId = DomainId::new(u16::MAX);
+
+/// Whether the host takes frames in advance and keeps a pointer to the last table (PV17, PV18).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum HostOptimisations {
+    /// Neither.
+    #[default]
+    Off,
+    /// Both.
+    On,
+}
+
+type Frames = OnDemand<Arc<Arena>, Source, Option<RepairedLastTable>, Placer>;
+
+/// Guest memory, with frames where there is hardware that has to be told of them.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// What there is now, and what of it is locked.
+    resident: GuestFrames,
+    assigned: Option<Assigned>,
+}
+
+#[derive(Debug)]
+struct Assigned {
+    frames: Frames,
+    hardware: Arc<Hardware>,
+    counted: (OnDemandStats, PoolStats),
+}
+
+impl Memory {
+    /// All there: a frame is a GPA.
+    pub(crate) fn resident() -> Self {
+        Self {
+            resident: GuestFrames::new(),
+            assigned: None,
+        }
+    }
+
+    /// With frames on demand, for `hardware`.
+    ///
+    /// # Errors
+    /// The host has no memory for its tables.
+    pub(crate) fn on_demand(
+        hardware: &Arc<Hardware>,
+        optimisations: HostOptimisations,
+    ) -> io::Result<Self> {
+        let window = AddressRange::<GuestPhysical>::new(Gpa::new(0), GUEST_BYTES);
+        let window = window.ok_or(io::ErrorKind::InvalidInput)?;
+        let on = optimisations == HostOptimisations::On;
+        let places = hardware.places();
+        let frames = OnDemand::new(
+            Arc::clone(hardware.memory()),
+            hardware.second_stage(),
+            Source::Guest(Arc::clone(places)),
+            SecondStage::new(Levels::Four),
+            GUEST,
+            &[window],
+            on.then(RepairedLastTable::default),
+            Placer(Arc::clone(places)),
+        );
+        let frames = frames.map_err(io::Error::other)?;
+        let frames = if on { frames } else { frames.without_pool() };
+        let mut memory = Self::resident();
+        memory.assigned = Some(Assigned {
+            // The pool's first filling is the host's, not the guest's.
+            counted: (*frames.stats(), *frames.pool().stats()),
+            frames,
+            hardware: Arc::clone(hardware),
+        });
+        Ok(memory)
+    }
+
+    /// There is this memory now. A page that is gone keeps its frame, behind which is nothing; one that comes back is found by it.
+    pub(crate) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+        self.resident.set_memory(memory);
+    }
+
+    /// From now on what is pinned is locked into the host's memory, and counted. Nothing is pinned yet.
+    pub(crate) fn lock(&mut self, counters: Arc<DeviceCounters>) {
+        self.resident.lock(counters);
+    }
+}
+
+impl Backing for Memory {
+    fn contains(&self, page: Gpa) -> bool {
+        let framed = |of: &Assigned| of.frames.contains(page);
+        self.resident.contains(page) && self.assigned.as_ref().is_none_or(framed)
+    }
+
+    fn pin(&mut self, page: Gpa) -> Result<PhysAddr, PinError> {
+        let resident = self.resident.pin(page)?;
+        let Some(of) = &mut self.assigned else {
+            return Ok(resident);
+        };
+        of.frames
+            .pin(page)
+            .inspect_err(|_| self.resident.unpin(page))
+    }
+
+    fn unpin(&mut self, page: Gpa) {
+        if let Some(of) = &mut self.assigned {
+            of.frames.unpin(page);
+        }
+        self.resident.unpin(page);
+    }
+
+    /// Fills the pool, if there is one, and counts.
+    fn maintain(&mut self) {
+        let Some(of) = &mut self.assigned else {
+            return;
+        };
+        of.frames.maintain();
+        let (stats, pool) = (*of.frames.stats(), *of.frames.pool().stats());
+        let (before, before_pool) = of.counted;
+        let counters = of.hardware.counters();
+        for (counter, now, before) in [
+            (&counters.second_stage_walks, stats.walks, before.walks),
+            (
+                &counters.last_table_hits,
+                stats.last_table_hits,
+                before.last_table_hits,
+            ),
+            (&counters.frames, stats.allocated, before.allocated),
+            (
+                &counters.frames_awaited,
+                pool.from_host,
+                before_pool.from_host,
+            ),
+            (&counters.pool_refills, pool.refills, before_pool.refills),
+        ] {
+            counter.add(now.saturating_sub(before));
+        }
+        of.counted = (stats, pool);
+    }
+}

@@ -1,0 +1,142 @@
+//! Guest memory as an assigned device sees it, for one access: every address goes through the unit.
+//!
+//! The unit is held from the first translation to the last byte. So no translation is used after an invalidation of it has completed, and none of the slices
+//! that are lent here outlives the access.
+
+use std::cell::{Cell, RefCell};
+use std::iter::FusedIterator;
+use std::vec;
+
+use ringfence_hw::VtdUnit;
+use ringfence_memory::Arena;
+use ringfence_pviommu::wire::PAGE_BYTES;
+use ringfence_types::{Access, DeviceId, Fault, FaultReason, Iova};
+use vm_memory::bitmap::{BS, MS};
+use vm_memory::guest_memory::GuestMemorySliceIterator;
+use vm_memory::{
+    GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap,
+    GuestMemoryRegion, GuestMemoryResult, Permissions, VolatileSlice,
+};
+
+use super::Places;
+
+type Slice<'a> = VolatileSlice<'a, MS<'a, GuestMemoryMmap>>;
+
+/// What a device reaches while it holds the unit.
+#[derive(Debug)]
+pub struct HardwareView<'a> {
+    pub(super) unit: RefCell<&'a mut VtdUnit>,
+    /// Where the unit's tables are.
+    pub(super) tables: &'a Arena,
+    pub(super) places: &'a Places,
+    pub(super) guest: &'a GuestMemoryMmap,
+    pub(super) device: DeviceId,
+    /// The first that was met.
+    pub(super) fault: Cell<Option<Fault>>,
+}
+
+/// A part of a page, and how many bytes of it.
+type Part = (GuestAddress, usize);
+
+impl HardwareView<'_> {
+    /// Where `count` bytes lie, all of which the device may access.
+    fn parts(
+        &self,
+        addr: GuestAddress,
+        count: usize,
+        wanted: Permissions,
+    ) -> Result<Vec<Part>, GuestMemoryError> {
+        let accesses: &[Access] = match wanted {
+            Permissions::Read => &[Access::Read],
+            Permissions::Write => &[Access::Write],
+            Permissions::ReadWrite => &[Access::Write, Access::Read],
+            Permissions::No => &[],
+        };
+        let mut parts = Vec::new();
+        // An access of no bytes needs no translation; one that is none leads nowhere.
+        if count == 0 {
+            return Ok(parts);
+        }
+        let nowhere = || GuestMemoryError::InvalidGuestAddress(addr);
+        if accesses.is_empty() {
+            return Err(nowhere());
+        }
+        for access in accesses {
+            parts = self
+                .translated(Iova::new(addr.0), count as u64, *access)
+                .map_err(|fault| {
+                    if self.fault.get().is_none() {
+                        self.fault.set(Some(fault));
+                    }
+                    nowhere()
+                })?;
+        }
+        Ok(parts)
+    }
+
+    fn translated(&self, iova: Iova, bytes: u64, access: Access) -> Result<Vec<Part>, Fault> {
+        let mut unit = self.unit.borrow_mut();
+        let found = unit.translate(self.tables, self.device, iova, bytes, access)?;
+        let mut parts = Vec::new();
+        for range in found.as_slice() {
+            let (mut at, mut left) = (range.start(), range.bytes());
+            while left > 0 {
+                // Frames that follow each other have pages that need not.
+                let here = left.min(PAGE_BYTES - at.offset_in(PAGE_BYTES));
+                let page = self.places.page(at).ok_or(Fault {
+                    device: self.device,
+                    iova,
+                    access,
+                    reason: FaultReason::TableAccess,
+                })?;
+                parts.push((GuestAddress(page.get()), here as usize));
+                at = at.wrapping_add(here);
+                left -= here;
+            }
+        }
+        Ok(parts)
+    }
+}
+
+impl GuestMemory for HardwareView<'_> {
+    type PhysicalMemory = GuestMemoryMmap;
+    type Bitmap = <<GuestMemoryMmap as GuestMemoryBackend>::R as GuestMemoryRegion>::B;
+
+    fn check_range(&self, addr: GuestAddress, count: usize, access: Permissions) -> bool {
+        let slices = self.get_slices(addr, count, access);
+        slices.is_ok_and(|mut slices| slices.all(|slice| slice.is_ok()))
+    }
+
+    fn get_slices<'a>(
+        &'a self,
+        addr: GuestAddress,
+        count: usize,
+        access: Permissions,
+    ) -> GuestMemoryResult<impl GuestMemorySliceIterator<'a, BS<'a, Self::Bitmap>>> {
+        Ok(Slices {
+            guest: self.guest,
+            parts: self.parts(addr, count, access)?.into_iter(),
+        })
+    }
+}
+
+/// The slices of an access that was translated as a whole.
+struct Slices<'a> {
+    guest: &'a GuestMemoryMmap,
+    parts: vec::IntoIter<Part>,
+}
+
+impl<'a> Iterator for Slices<'a> {
+    type Item = GuestMemoryResult<Slice<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (at, bytes) = self.parts.next()?;
+        let region = self.guest.to_region_addr(at);
+        let slice = region.ok_or(GuestMemoryError::InvalidGuestAddress(at));
+        Some(slice.and_then(|(region, start)| region.get_slice(start, bytes)))
+    }
+}
+
+impl FusedIterator for Slices<'_> {}
+
+impl<'a> GuestMemorySliceIterator<'a, MS<'a, GuestMemoryMmap>> for Slices<'a> {}

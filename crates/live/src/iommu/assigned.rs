@@ -1,0 +1,108 @@
+//! Endpoints that the model of the hardware translates: each has a table of its own, into which its domain's mappings go.
+
+use std::collections::BTreeMap;
+
+use ringfence_virtio_iommu::{DomainId, EndpointId, Mapping, SinkError};
+use vm_memory::GuestMemoryMmap;
+
+use crate::assigned::{Mapped, Unmapped};
+
+/// The table of each.
+#[derive(Debug, Default)]
+pub(crate) struct Assigned {
+    endpoints: BTreeMap<EndpointId, Mapped>,
+}
+
+impl Assigned {
+    pub(super) fn add(&mut self, endpoint: EndpointId, mapped: Mapped) {
+        self.endpoints.insert(endpoint, mapped);
+    }
+
+    pub(super) fn has(&self, endpoint: EndpointId) -> bool {
+        self.endpoints.contains_key(&endpoint)
+    }
+
+    /// The endpoint reaches these mappings and no others.
+    pub(super) fn attach(&mut self, endpoint: EndpointId, mappings: &[Mapping]) {
+        let Some(table) = self.endpoints.get_mut(&endpoint) else {
+            return;
+        };
+        table.detach();
+        table.unmap_all();
+        for mapping in mappings {
+            // What has no room is not there, and faults.
+            let _ = table.map(mapping.iova, mapping.physical.get(), mapping.permissions);
+        }
+        table.attach();
+    }
+
+    /// The endpoint reaches nothing.
+    pub(super) fn block(&mut self, endpoint: EndpointId) {
+        if let Some(table) = self.endpoints.get_mut(&endpoint) {
+            table.detach();
+            table.unmap_all();
+        }
+    }
+
+    /// A mapping for all endpoints of the domain, or none.
+    pub(super) fn map(
+        &mut self,
+        attached: &BTreeMap<EndpointId, DomainId>,
+        domain: DomainId,
+        mapping: &Mapping,
+    ) -> Result<(), SinkError> {
+        let mut failed = None;
+        for table in self.of(attached, domain) {
+            let mapped = table.map(mapping.iova, mapping.physical.get(), mapping.permissions);
+            failed = failed.or(mapped.err());
+        }
+        let Some(error) = failed else {
+            return Ok(());
+        };
+        self.unmap(attached, domain, mapping);
+        Err(match error {
+            Unmapped::NotMemory => SinkError::BadAddress(mapping.iova),
+            Unmapped::NoRoom => SinkError::OutOfMemory,
+            Unmapped::Failed => SinkError::Failed,
+        })
+    }
+
+    pub(super) fn unmap(
+        &mut self,
+        attached: &BTreeMap<EndpointId, DomainId>,
+        domain: DomainId,
+        mapping: &Mapping,
+    ) {
+        for table in self.of(attached, domain) {
+            table.unmap(mapping.iova.start());
+        }
+    }
+
+    fn of(
+        &mut self,
+        attached: &BTreeMap<EndpointId, DomainId>,
+        domain: DomainId,
+    ) -> impl Iterator<Item = &mut Mapped> {
+        let endpoints = self.endpoints.iter_mut();
+        let of = endpoints.filter(move |(endpoint, _)| attached.get(endpoint) == Some(&domain));
+        of.map(|(_, table)| table)
+    }
+
+    /// When it returns `Ok`, no endpoint reaches what was taken from it.
+    pub(super) fn settle(&mut self) -> Result<(), SinkError> {
+        let settled = self.endpoints.values_mut().map(Mapped::settle);
+        // All of them, whatever becomes of one.
+        let unsettled = settled.fold(false, |unsettled, one| unsettled | one.is_err());
+        if unsettled {
+            return Err(SinkError::Unsettled);
+        }
+        Ok(())
+    }
+
+    /// The guest's memory is another one.
+    pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+        for table in self.endpoints.values_mut() {
+            table.set_memory(memory);
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! A disk that the model of the hardware translates, behind each IOMMU and without one: it reaches what is mapped, where the frames lead, and an IOTLB that
+//! remembers is told what to forget.
+
+use std::sync::Arc;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use ringfence_live::assigned::{AssignedDma, HostOptimisations};
+use ringfence_live::counters::DeviceCounters;
+use ringfence_live::pviommu::PvIommu;
+use ringfence_live::server::Served;
+use ringfence_live::virtio::blk::Blk;
+use ringfence_live::virtio::rng::Rng;
+use ringfence_types::{DeviceId, Direction};
+
+use crate::guest::{AWAY, ENDPOINT, Guest, READ, READ_WRITE, Virtio, read, share, transfer};
+use crate::para::{DISK, PAGE, Para, map, unmap};
+use crate::rig::*;
+
+fn disk(counters: Arc<DeviceCounters>) -> Blk {
+    Blk::new(disk_file(), false, counters).unwrap()
+}
+
+fn para(optimisations: HostOptimisations) -> Guest<Blk, Para, AssignedDma> {
+    let mut guest = Guest::assigned_para(optimisations, disk);
+    guest.attach();
+    let rings = guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE);
+    assert_eq!(rings, 0);
+    guest.begin();
+    guest
+}
+
+fn virtio() -> Guest<Blk, Virtio, AssignedDma> {
+    Guest::assigned(disk)
+}
+
+/// The IOTLB has the page when it is unmapped: only the invalidation takes it away.
+#[test]
+fn a_translation_that_was_used_is_gone_with_its_unmap() {
+    let mut guest = para(HostOptimisations::Off);
+    let data = 0xb000 + AWAY;
+    for round in 0..3 {
+        let gpa = 0xb000 + round * PAGE;
+        assert_eq!(guest.map(data, PAGE, gpa, READ_WRITE), 0);
+        let count = (3 * round) as u16;
+        let hits = guest.disk.counters.unit_hits.get();
+        assert_eq!(read(&mut guest, count + 1, data), Some(0));
+        assert_eq!(read(&mut guest, count + 2, data), Some(0));
+        assert!(guest.disk.counters.unit_hits.get() > hits, "it was cached");
+        assert_ne!(guest.disk.peek(gpa, 512), vec![0; 512]);
+        let invalidations = guest.iommu.counters.unit_invalidations.get();
+        assert_eq!(guest.unmap(data, PAGE), 0);
+        assert!(guest.iommu.counters.unit_invalidations.get() > invalidations);
+        guest.disk.poke(gpa, &[0; 512]);
+        assert_eq!(read(&mut guest, count + 3, data), Some(1));
+        assert_eq!(guest.disk.peek(gpa, 512), vec![0; 512], "not a byte");
+    }
+    let counters = &guest.iommu.counters;
+    assert_eq!((counters.faults.get(), counters.stale.get()), (3, 3));
+}
+
+/// Four tables are read without caches between; with the pointer into the upper ones, fewer.
+#[test]
+fn what_the_hardware_and_the_host_do_is_counted() {
+    for (optimisations, hits) in [(HostOptimisations::Off, 0), (HostOptimisations::On, 1)] {
+        let mut guest = para(optimisations);
+        let data = 0xb000 + AWAY;
+        let now = |guest: &Guest<Blk, Para, AssignedDma>| {
+            let (unit, host) = (&guest.disk.counters, &guest.iommu.counters);
+            (
+                (unit.unit_walks.get(), unit.unit_reads.get()),
+                (host.frames.get(), host.frames_awaited.get()),
+                (host.second_stage_walks.get(), host.last_table_hits.get()),
+            )
+        };
+        let begun = now(&guest);
+        // Pages of rings, header, status.
+        let pages = (0xa000 - QUEUE) / PAGE;
+        let awaited = if hits == 0 { pages } else { 0 };
+        assert_eq!(begun.1, (pages, awaited));
+        assert_eq!(guest.map(data, PAGE, 0xb000, READ_WRITE), 0);
+        assert_eq!(guest.unmap(data, PAGE), 0);
+        let second = now(&guest);
+        assert_eq!(second.1.0, pages + 1, "a page has one frame");
+        assert_eq!(guest.map(data, PAGE, 0xb000, READ_WRITE), 0);
+        let third = now(&guest);
+        assert_eq!(third.1, second.1, "whatever becomes of its mapping");
+        // Found without a walk, or by one.
+        assert_eq!(third.2, (second.2.0 + 1 - hits, second.2.1 + hits));
+        assert_eq!(third.0, begun.0, "nobody accessed anything");
+        assert_eq!(read(&mut guest, 1, data), Some(0));
+        let (walks, reads) = now(&guest).0;
+        assert!(walks > begun.0.0 && reads >= walks && reads <= 4 * walks);
+        let faults = (
+            guest.iommu.counters.faults.get(),
+            guest.disk.counters.faults.get(),
+        );
+        assert_eq!(faults, (0, 0));
+    }
+}
+
+/// Frames are handed out as pages come: neighbours in the device's addresses, and in the guest's, are none in the host's.
+#[test]
+fn an_access_over_several_frames_lands_in_order() {
+    let mut guest = para(HostOptimisations::On);
+    let data = 0x20_0000 + AWAY;
+    let gpas = [0xd000, 0xb000, 0xf000, 0xc000];
+    let pages: Vec<(u64, u64)> = (0..)
+        .zip(gpas)
+        .map(|(n, gpa)| (data + n * PAGE, gpa))
+        .collect();
+    assert_eq!(guest.ask(&[map(DISK, Direction::FromDevice, &pages)]), [0]);
+    assert_eq!(
+        transfer(&mut guest, 1, (0, 3), data + 512, 3 * 4096),
+        Some(0)
+    );
+    let wanted: Vec<u8> = (3 * 512..3 * 512 + 3 * 4096)
+        .map(|i| (i / 7) as u8)
+        .collect();
+    let mut found = Vec::new();
+    for gpa in gpas {
+        found.extend(guest.disk.peek(gpa, 4096));
+    }
+    assert_eq!(found[512..512 + wanted.len()], wanted);
+    assert_eq!(found[..512], [0; 512]);
+    assert_eq!(found[512 + wanted.len()..], [0; 4096 - 512]);
+    // A page of it goes: nothing of an access is done.
+    guest.disk.poke(0xd000, &[0; 4096]);
+    assert_eq!(guest.ask(&[unmap(&[data + 2 * PAGE])]), [0]);
+    assert_eq!(
+        transfer(&mut guest, 2, (0, 3), data + 512, 3 * 4096),
+        Some(1)
+    );
+    assert_eq!(guest.disk.peek(0xd000, 4096), vec![0; 4096]);
+}
+
+/// A device beside it that software translates reaches the same pages, not those whose addresses the frames have.
+#[test]
+fn beside_it_another_device_reaches_the_same_memory() {
+    const RNG: u16 = DISK + 8;
+    const RINGS: u64 = 0x2_0000;
+    let (id, other) = (DeviceId::new(DISK), DeviceId::new(RNG));
+    let counters = Arc::new(DeviceCounters::default());
+    let [on, there] = [HostOptimisations::On, HostOptimisations::Off];
+    let mut guests = [on, there].map(|optimisations| {
+        let shared =
+            PvIommu::with_assigned(&[other, id], &[id], optimisations, Arc::clone(&counters));
+        let shared = shared.unwrap();
+        assert!(shared.assigned(other, Arc::default()).is_err());
+        assert!(shared.reader(id).is_err(), "the hardware's only");
+        let own = Arc::new(DeviceCounters::default());
+        let dma = shared.assigned(id, Arc::clone(&own)).unwrap();
+        let client = Client::new(disk(Arc::clone(&own)), dma, true, own);
+        let mut guest = Guest::of_para(&shared, Arc::clone(&counters), client);
+        let rng = Rng::new(Arc::clone(&counters));
+        let reader = shared.reader(other).unwrap();
+        let mut rng = Client::new(rng, reader, true, Arc::clone(&counters));
+        share(&mut guest.iommu, &mut rng);
+        (guest, rng)
+    });
+    for (guest, rng) in &mut guests {
+        guest.attach();
+        // The disk's frames come first, so that no number of a frame is that of its page.
+        assert_eq!(
+            guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE),
+            0
+        );
+        let pages: Vec<(u64, u64)> = (0..3)
+            .map(|n| RINGS + n * PAGE)
+            .map(|at| (at, at))
+            .collect();
+        let both = [
+            map(RNG, Direction::Bidirectional, &pages),
+            map(RNG, Direction::FromDevice, &[(AWAY, 0xb000)]),
+            map(DISK, Direction::FromDevice, &[(AWAY, 0xb000)]),
+        ];
+        assert_eq!(guest.ask(&both), [0; 3]);
+        guest.begin();
+        rng.negotiate(1 << 33);
+        rng.enable(0, 16, RINGS);
+        rng.set(0x14, &[15]);
+        rng.poke(RINGS, &descriptor(AWAY, 64, WRITE, 0));
+        rng.poke(RINGS + 0x1002, &[1, 0]);
+        rng.ring(0);
+        assert_eq!(rng.peek(RINGS + 0x2002, 2), [1, 0]);
+        assert_ne!(rng.peek(0xb000, 64), vec![0; 64]);
+        assert_eq!(rng.peek(0xb040, 64), vec![0; 64]);
+        assert_eq!(read(guest, 1, AWAY), Some(0));
+        assert_eq!(
+            rng.peek(0xb000, 8),
+            [0, 0, 0, 0, 0, 0, 0, 1],
+            "the disk's bytes"
+        );
+    }
+}
+
+/// The memory goes while it is mapped, and comes back.
+#[test]
+fn memory_that_is_gone_is_not_reached() {
+    let mut guest = para(HostOptimisations::Off);
+    let data = 0xb000 + AWAY;
+    assert_eq!(guest.map(data, PAGE, 0xb000, READ_WRITE), 0);
+    assert_eq!(read(&mut guest, 1, data), Some(0));
+    guest.disk.poke(0xb000, &[0; 512]);
+    assert_eq!(guest.iommu.unmap(0, RAM_BYTES, 0).errno, 0);
+    assert_eq!(read(&mut guest, 2, data), None, "nor are its rings");
+    assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512]);
+    guest.iommu.share_memory();
+    guest.disk.set(0x14, &[0]);
+    guest.begin();
+    guest.disk.poke(QUEUE + 0x2000, &[0; 64]);
+    assert_eq!(read(&mut guest, 1, data), Some(0));
+    assert_ne!(guest.disk.peek(0xb000, 512), vec![0; 512]);
+}
+
+#[test]
+fn behind_the_virtio_iommu_it_reaches_what_its_domain_maps() {
+    let mut guest = virtio().mapped();
+    let data = 0xb000 + AWAY;
+    assert_eq!(read(&mut guest, 1, data), Some(0));
+    assert_ne!(guest.disk.peek(0xb000, 512), vec![0; 512]);
+    assert!(guest.disk.counters.unit_walks.get() > 0);
+    guest.disk.poke(0xb000, &[0; 512]);
+    guest.wait_for_a_fault();
+    assert_eq!(guest.unmap(data, PAGE), 0);
+    assert_eq!(read(&mut guest, 2, data), Some(1));
+    assert_eq!(guest.fault(), Some((ENDPOINT, data)));
+    assert_eq!(guest.map(data, PAGE, 0xb000, READ), 0);
+    assert_eq!(read(&mut guest, 3, data), Some(1), "not in this direction");
+    assert_eq!(guest.disk.peek(0xb000, 512), vec![0; 512], "not a byte");
+    assert_eq!(guest.unmap(data, PAGE), 0);
+    // To what is no memory of the guest nothing is mapped, and the software IOMMU's part of it is taken back.
+    assert_eq!(guest.map(data, PAGE, RAM_BYTES, READ_WRITE), 7);
+    assert_eq!(guest.map(data, 2 * PAGE, RAM_BYTES - PAGE, READ_WRITE), 7);
+    assert_eq!(guest.map(data, PAGE, 0xc000, READ_WRITE), 0);
+    assert_eq!(read(&mut guest, 4, data), Some(0));
+    assert_eq!(guest.detach(), 0);
+    guest.disk.poke(0xc000, &[0; 512]);
+    assert_eq!(read(&mut guest, 5, data), None);
+    assert_eq!(guest.disk.peek(0xc000, 512), vec![0; 512], "not a byte");
+    // As before, for a driver that comes again: what the domain maps is the endpoint's when it is attached.
+    let mut guest = virtio();
+    assert_eq!(guest.attach(), 0);
+    assert_eq!(guest.map(data, PAGE, 0xb000, READ_WRITE), 0);
+    assert_eq!(
+        guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE),
+        0
+    );
+    guest.begin();
+    assert_eq!(read(&mut guest, 1, data), Some(0));
+    guest.iommu.set(0x14, &[0]);
+    assert_eq!(read(&mut guest, 2, data), None, "a reset detaches");
+}
+
+/// kvm-baseline: all of the guest is mapped, and nothing else.
+#[test]
+fn without_an_iommu_it_reaches_all_of_the_guest() {
+    let counters = Arc::new(DeviceCounters::default());
+    let dma = AssignedDma::whole(DeviceId::new(DISK), Arc::clone(&counters)).unwrap();
+    let mut client = Client::new(disk(Arc::clone(&counters)), dma, false, counters);
+    client.agree();
+    client.share_memory();
+    let pages = RAM_BYTES / PAGE;
+    assert_eq!(
+        client.counters.frames.get(),
+        pages,
+        "all of it, before it runs"
+    );
+    client.begin(0);
+    let mut count = 0;
+    let mut read = |client: &mut Client<Blk, AssignedDma>, data: u64| {
+        count += 1;
+        client.poke(0x8000, &request(0, 0));
+        client.poke(0x9000, &[0xee]);
+        client.descriptor(0, 0x8000, 16, NEXT, 1);
+        client.descriptor(1, data, 512, NEXT | WRITE, 2);
+        client.descriptor(2, 0x9000, 1, WRITE, 0);
+        client.offer(0, count);
+        client.peek(0x9000, 1)[0]
+    };
+    assert_eq!(read(&mut client, 0xb000), 0);
+    assert_ne!(client.peek(0xb000, 512), vec![0; 512]);
+    assert_eq!(read(&mut client, RAM_BYTES - 512), 0);
+    assert_eq!(read(&mut client, RAM_BYTES), 1, "no memory");
+    assert_eq!(client.counters.faults.get(), 1);
+    assert_eq!(client.counters.frames.get(), pages);
+    // A part of it goes.
+    assert_eq!(client.unmap(0, RAM_BYTES, 0).errno, 0);
+    assert_eq!(client.map(0, RAM_BYTES / 2, 0, 3).errno, 0);
+    assert_eq!(read(&mut client, 0xb000), 0);
+    assert_eq!(read(&mut client, RAM_BYTES - 512), 1);
+}
+
+/// What translates it stays here: another process would translate it by software.
+#[test]
+fn it_is_not_handed_over() {
+    let mut guest = para(HostOptimisations::Off);
+    let saved = guest.disk.session.function().save();
+    let why = saved.err().map(|why| why.to_string());
+    assert!(why.unwrap().contains("the hardware translates"));
+}
+
+/// An access or a request, by number of page.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Map(u64, u64, Direction),
+    Unmap(u64),
+    /// The disk writes to the page.
+    Read(u64),
+    /// The disk reads it.
+    Write(u64),
+}
+
+const SLOTS: u64 = 6;
+const GPAS: u64 = 4;
+
+fn step() -> impl Strategy<Value = Step> {
+    let direction = prop::sample::select(Direction::ALL.to_vec());
+    prop_oneof![
+        (0..SLOTS, 0..GPAS, direction).prop_map(|(slot, gpa, way)| Step::Map(slot, gpa, way)),
+        (0..SLOTS).prop_map(Step::Unmap),
+        (0..SLOTS).prop_map(Step::Read),
+        (0..SLOTS).prop_map(Step::Write),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Against a list of what is mapped: each access goes through if it is in there, to the byte where it leads, and nowhere else.
+    #[test]
+    fn accesses_go_where_the_list_says(on in any::<bool>(), steps in vec(step(), 1..60)) {
+        let mut guest = para(if on { HostOptimisations::On } else { HostOptimisations::Off });
+        let mut list: [Option<(u64, Direction)>; SLOTS as usize] = [None; SLOTS as usize];
+        let at = |slot: u64| 0x20_0000 + AWAY + slot * PAGE;
+        let page = |gpa: u64| 0xb000 + gpa * PAGE;
+        let mut count = 0;
+        for (number, step) in (1_u8..).zip(steps) {
+            for gpa in 0..GPAS {
+                guest.disk.poke(page(gpa), &[number; 512]);
+            }
+            match step {
+                Step::Map(slot, gpa, way) => {
+                    let status = guest.ask(&[map(DISK, way, &[(at(slot), page(gpa))])])[0];
+                    let entry = &mut list[slot as usize];
+                    prop_assert_eq!(status, if entry.is_some() { 5 } else { 0 });
+                    entry.get_or_insert((gpa, way));
+                }
+                Step::Unmap(slot) => {
+                    let status = guest.ask(&[unmap(&[at(slot)])])[0];
+                    let entry = list[slot as usize].take();
+                    prop_assert_eq!(status, if entry.is_some() { 0 } else { 6 });
+                }
+                Step::Read(slot) | Step::Write(slot) => {
+                    let reads = matches!(step, Step::Read(_));
+                    let kind = u32::from(!reads);
+                    count += 1;
+                    let ended = transfer(&mut guest, count, (kind, 0), at(slot), 512);
+                    let entry = list[slot as usize];
+                    let wrong = if reads { Direction::ToDevice } else { Direction::FromDevice };
+                    let through = entry.filter(|(_, way)| *way != wrong);
+                    prop_assert_eq!(ended, Some(u8::from(through.is_none())));
+                    let written = through.filter(|_| reads).map(|(gpa, _)| gpa);
+                    for gpa in 0..GPAS {
+                        let untouched = guest.disk.peek(page(gpa), 512) == [number; 512];
+                        // The disk's first sector is not all one byte.
+                        let written = written == Some(gpa) && kind == 0;
+                        prop_assert_eq!(untouched, !written, "page {}", gpa);
+                    }
+                }
+            }
+        }
+    }
+}

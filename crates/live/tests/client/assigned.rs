@@ -13,7 +13,7 @@ use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::rng::Rng;
 use ringfence_types::{DeviceId, Direction};
 
-use crate::guest::{AWAY, ENDPOINT, Guest, READ, READ_WRITE, Virtio, read, share, transfer};
+use crate::guest::{AWAY, ENDPOINT, Guest, READ, READ_WRITE, Virtio, read, transfer};
 use crate::para::{DISK, PAGE, Para, map, unmap};
 use crate::rig::*;
 
@@ -151,11 +151,13 @@ fn beside_it_another_device_reaches_the_same_memory() {
         let own = Arc::new(DeviceCounters::default());
         let dma = shared.assigned(id, Arc::clone(&own)).unwrap();
         let client = Client::new(disk(Arc::clone(&own)), dma, true, own);
-        let mut guest = Guest::of_para(&shared, Arc::clone(&counters), client);
+        let guest = Guest::of_para(&shared, Arc::clone(&counters), client);
         let rng = Rng::new(Arc::clone(&counters));
         let reader = shared.reader(other).unwrap();
         let mut rng = Client::new(rng, reader, true, Arc::clone(&counters));
-        share(&mut guest.iommu, &mut rng);
+        rng.ram = guest.iommu.ram.try_clone().unwrap();
+        rng.agree();
+        rng.share_memory();
         (guest, rng)
     });
     for (guest, rng) in &mut guests {

@@ -11,6 +11,7 @@ mod memory;
 pub mod parquet;
 mod pieces;
 pub mod pviommu;
+pub mod pviommu_request;
 pub mod pviommu_stream;
 pub mod random;
 pub mod rtranslate;
@@ -57,6 +58,11 @@ pub const TARGETS: &[Target] = &[
         name: "pviommu",
         run: pviommu::run,
         outcomes: pviommu::OUTCOMES,
+    },
+    Target {
+        name: "pviommu_request",
+        run: pviommu_request::run,
+        outcomes: pviommu_request::OUTCOMES,
     },
     Target {
         name: "pviommu_stream",

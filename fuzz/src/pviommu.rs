@@ -13,26 +13,30 @@
 //! | 6 | bit 0 | invalidations fail from here on, or work |
 //! | 7 | | all mappings to another host |
 
-use std::cell::{Cell, RefCell};
+mod frames;
+pub(crate) mod judge;
+pub(crate) mod recorded;
+
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 use ringfence_hw::{FaultLog, Geometry, Purge, Replacement, UnitConfig, VtdUnit};
-use ringfence_memory::fake::Pages;
 use ringfence_pgtable::{Coherency, ContextTables, Levels, SecondStage};
 use ringfence_pviommu::backend::{
     Backend, HardwareTables, Limits, OnDemand, ReclaimError, RepairedLastTable, Slot,
 };
 use ringfence_pviommu::wire::{
-    Config, Devid, Gpa, GuestPhysical, Request, Status, encode_map, encode_unmap,
+    Config, Devid, Gpa, GuestPhysical, Status, encode_map, encode_unmap,
 };
 use ringfence_types::{
     Access, AddressRange, DeviceId, Direction, DomainId, FrameSource, Invalidation,
-    InvalidationError, Invalidator, Iova, IovaRange, OutOfFrames, PhysAddr, PhysMemory, Ticket,
+    InvalidationError, Invalidator, Iova, IovaRange, Ticket,
 };
 
 use crate::Reached;
+use frames::{Source, Tables};
+use judge::{Model, Rules};
 
 const PAGE: u64 = 4096;
 const WINDOW: u64 = 0x20_0000;
@@ -66,48 +70,6 @@ pub const OUTCOMES: &[&str] = &[
     "no host",
 ];
 
-/// Frames by number; zeroed if they lie in memory.
-#[derive(Clone)]
-struct Source {
-    memory: Rc<Pages>,
-    first: u64,
-    free: Rc<RefCell<Vec<u64>>>,
-    out: Rc<Cell<u64>>,
-}
-
-impl Source {
-    fn new(memory: &Rc<Pages>, first: u64, count: u64) -> Self {
-        Self {
-            memory: Rc::clone(memory),
-            first,
-            free: Rc::new(RefCell::new((0..count).rev().collect())),
-            out: Rc::default(),
-        }
-    }
-}
-
-impl FrameSource for Source {
-    fn alloc_zeroed(&self) -> Result<PhysAddr, OutOfFrames> {
-        let number = self.free.borrow_mut().pop().ok_or(OutOfFrames)?;
-        let frame = PhysAddr::new(self.first + number * PAGE);
-        if let Ok(words) = self.memory.table(frame) {
-            words
-                .iter()
-                .for_each(|word| word.store(0, Ordering::Relaxed));
-        }
-        self.out.set(self.out.get() + 1);
-        Ok(frame)
-    }
-
-    fn free(&self, frame: PhysAddr) {
-        let number = (frame.get() - self.first) / PAGE;
-        let mut free = self.free.borrow_mut();
-        assert!(!free.contains(&number), "{frame} is freed twice");
-        free.push(number);
-        self.out.set(self.out.get() - 1);
-    }
-}
-
 /// A unit whose invalidations can fail.
 struct Unit {
     hardware: VtdUnit,
@@ -128,12 +90,12 @@ impl Invalidator for Unit {
 }
 
 type Guest = Backend<
-    OnDemand<Rc<Pages>, Source, RepairedLastTable>,
-    HardwareTables<Rc<Pages>, Source, Unit>,
+    OnDemand<Rc<Tables>, Source, RepairedLastTable>,
+    HardwareTables<Rc<Tables>, Source, Unit>,
 >;
 
 struct Host {
-    memory: Rc<Pages>,
+    memory: Rc<Tables>,
     frames: Source,
     backend: Guest,
     processors: Unit,
@@ -159,11 +121,7 @@ fn unit(fails: &Rc<Cell<bool>>) -> Unit {
 impl Host {
     /// `None` if there are too few frames for its roots.
     fn new(mappings: u64, tables: u64) -> Option<Self> {
-        let mut memory = Pages::new();
-        for number in 1..=tables {
-            memory.add(PhysAddr::new(number * PAGE));
-        }
-        let memory = Rc::new(memory);
+        let memory = Rc::new(Tables::new(tables));
         let tables = Source::new(&memory, PAGE, tables);
         let frames = Source::new(&memory, FRAMES, 320);
         let fails = Rc::new(Cell::new(false));
@@ -227,9 +185,6 @@ impl Host {
     }
 }
 
-/// GIOVA and device to GPA and direction.
-type Model = BTreeMap<(u64, u64), (u64, Direction)>;
-
 fn giova(number: u8) -> u64 {
     match number % 32 {
         page @ 0..16 => WINDOW + u64::from(page) * PAGE,
@@ -251,58 +206,6 @@ fn gpa(number: u8) -> u64 {
         14 => 17,
         _ => 0,
     }
-}
-
-/// The status that the document's table gives; a host that has room and works.
-fn judged(model: &Model, mappings: u64, request: &[u8]) -> (Status, Model) {
-    let mut after = model.clone();
-    let sound = |giova: Iova| {
-        let last = WINDOW + WINDOW_BYTES - PAGE;
-        giova.is_aligned(PAGE) && (WINDOW..=last).contains(&giova.get())
-    };
-    let status = match Request::decode(request, PAGES_MAX) {
-        Err(_) => Status::Malformed,
-        Ok(request) if !DEVICES.contains(&request.device().get()) => Status::NoDevice,
-        Ok(Request::Map(map)) => {
-            let device = map.device.get();
-            let live = model.keys().filter(|(of, _)| *of == device).count() as u64;
-            let mut repeated = false;
-            for (giova, gpa) in map.pairs() {
-                let to = (gpa.get(), map.direction);
-                repeated |= after.insert((device, giova.get()), to).is_some();
-            }
-            if !map.giovas.iter().all(sound) {
-                Status::BadGiova
-            } else if !map
-                .gpas
-                .iter()
-                .all(|g| g.is_aligned(PAGE) && g.get() < MEMORY_BYTES)
-            {
-                Status::BadGpa
-            } else if repeated {
-                Status::Mapped
-            } else if live + map.giovas.len() as u64 > mappings {
-                Status::NoRoom
-            } else {
-                Status::Ok
-            }
-        }
-        Ok(Request::Unmap(unmap)) => {
-            let device = unmap.device.get();
-            let mut missing = false;
-            for giova in unmap.giovas {
-                missing |= after.remove(&(device, giova.get())).is_none();
-            }
-            if !unmap.giovas.iter().all(sound) {
-                Status::BadGiova
-            } else if missing {
-                Status::NotMapped
-            } else {
-                Status::Ok
-            }
-        }
-    };
-    (status, after)
 }
 
 const STATUSES: [&str; 9] = [
@@ -393,6 +296,16 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
         reached("no host");
         return;
     };
+    let rules = Rules {
+        pages_max: PAGES_MAX,
+        devices: DEVICES,
+        first: WINDOW,
+        last: WINDOW + WINDOW_BYTES - PAGE,
+        memory_bytes: MEMORY_BYTES,
+        mappings,
+        // A limit of the host, as its frames are: below.
+        stretches: u64::MAX,
+    };
     let mut model = Model::new();
     while let Some((&step, later)) = rest.split_first() {
         rest = later;
@@ -401,7 +314,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
                 let Some(request) = request(kind, &mut rest) else {
                     break;
                 };
-                let (wanted, after) = judged(&model, mappings, &request);
+                let (wanted, after) = rules.judge(&model, &request);
                 let status = host.backend.handle(&request);
                 host.backend.maintain();
                 reached(STATUSES[usize::from(status.raw())]);

@@ -3,13 +3,12 @@
 //! Input: a byte of flags, then the stream. Bit 0: its checksum is put behind it here, so that what lies behind the checksum is reached too. Bit 1:
 //! there is a mapping already.
 
-use ringfence_pviommu::backend::{
-    Backend, IoError, IoTables, Limits, Resident, RestoreError, Slot,
-};
+use ringfence_pviommu::backend::{Backend, Limits, Resident, RestoreError};
 use ringfence_pviommu::wire::{Config, Devid, Gpa, Status, Stream, StreamErrorKind, encode_map};
-use ringfence_types::{AddressRange, Direction, Iova, IovaRange, PhysAddr};
+use ringfence_types::{AddressRange, Direction, Iova, IovaRange};
 
 use crate::Reached;
+use crate::pviommu::recorded::Recorded;
 
 /// What the corpus reaches: every reason to refuse a stream, but those of a host that fails.
 pub const OUTCOMES: &[&str] = &[
@@ -28,26 +27,6 @@ pub const OUTCOMES: &[&str] = &[
     "refused: BadGpa",
     "refused: NoRoom",
 ];
-
-/// Counts what is mapped, and punishes what no backend may do.
-#[derive(Default)]
-struct Counting(std::collections::BTreeSet<(Slot, Iova)>);
-
-impl IoTables for Counting {
-    fn map(&mut self, device: Slot, giova: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
-        assert!(self.0.insert((device, giova)), "{giova} is mapped twice");
-        Ok(())
-    }
-
-    fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError> {
-        assert!(self.0.remove(&(device, giova)), "{giova} is not mapped");
-        Ok(())
-    }
-
-    fn settle(&mut self, _: Slot) -> Result<(), IoError> {
-        Ok(())
-    }
-}
 
 /// As `docs/PVIOMMU.md` has it, bit by bit.
 fn crc32c(bytes: &[u8]) -> u32 {
@@ -77,7 +56,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     let devices = [0x10, 0x12].map(Devid::new);
     let backing = Resident::new(vec![memory]);
     let mut backend =
-        Backend::new(config, limits, devices, backing, Counting::default()).expect("a backend");
+        Backend::new(config, limits, devices, backing, Recorded::default()).expect("a backend");
     let mut before = 0;
     if flags & 2 != 0 {
         let mut request = Vec::new();

@@ -96,75 +96,88 @@ fn info_equals_the_independent_count_and_the_index() {
     let index: Vec<Value> = serde_json::from_str(&index).expect("index.json");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/independent/count.py");
     assert!(index.len() >= 39, "{} traces", index.len());
-    for entry in &index {
-        let name = entry["name"].as_str().expect("a name");
-        let path = folder.join(entry["file"].as_str().expect("a file"));
-        let info = info(&path);
-        let output = Command::new("python3").arg(&script).arg(&path).output();
-        let output = output.expect("python3 and zstd are installed");
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        let mut counted: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        counted.as_object_mut().expect("an object").remove("trace");
-        assert_eq!(
-            as_counted(&info),
-            counted,
-            "{name}: against the independent count"
-        );
+    // Minutes one after the other: as many at once as there are processors.
+    let next = std::sync::Mutex::new(index.iter());
+    let at_once = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while let Some(entry) = { next.lock().expect("nobody panics with it").next() } {
+                    agrees(&folder, &script, entry);
+                }
+            });
+        }
+    });
+}
 
-        let window = &entry["file_window"];
-        let ours = [
-            ("map_events", info.map_events),
-            ("unmap_events", info.unmap_events),
-            ("iommu_map", info.iommu_map),
-            ("iommu_unmap", info.iommu_unmap),
-            ("distinct_pages", info.dma_pages.distinct),
-            ("live_at_end", info.live_at_end),
-            ("unmatched_unmaps", info.unmatched_unmaps),
-        ];
-        for (key, ours) in ours {
-            assert_eq!(
-                window[key].as_u64(),
-                Some(ours),
-                "{name}: {key} against the index"
-            );
-        }
-        let seconds = window["duration_s"].as_f64().expect("a duration");
-        let off = (seconds - info.duration_ns as f64 / 1e9).abs();
-        assert!(off <= 0.000_501, "{name}: duration");
-        if entry["trimmed"] == Value::Bool(false) {
-            assert_eq!(
-                entry["max_live"].as_u64(),
-                Some(info.max_live),
-                "{name}: max_live"
-            );
-            let full = &entry["full"];
-            assert_eq!(
-                full["page_touches"].as_u64(),
-                Some(info.dma_pages.touches),
-                "{name}"
-            );
-            let iommu_basis = entry["page_basis"]
-                .as_str()
-                .is_some_and(|basis| basis.starts_with("iommu"));
-            let pages = match iommu_basis {
-                true => info.iommu_pages,
-                false => info.dma_pages,
-            };
-            assert_eq!(
-                entry["distinct_pages"].as_u64(),
-                Some(pages.distinct),
-                "{name}"
-            );
-            let reuse = entry["reuse_per_page"].as_f64().expect("a number");
-            assert!(
-                (reuse - pages.reuse()).abs() <= 0.005_1,
-                "{name}: reuse {reuse} {}",
-                pages.reuse()
-            );
-        }
+fn agrees(folder: &Path, script: &Path, entry: &Value) {
+    let name = entry["name"].as_str().expect("a name");
+    let path = folder.join(entry["file"].as_str().expect("a file"));
+    let info = info(&path);
+    let output = Command::new("python3").arg(script).arg(&path).output();
+    let output = output.expect("python3 and zstd are installed");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let mut counted: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    counted.as_object_mut().expect("an object").remove("trace");
+    assert_eq!(
+        as_counted(&info),
+        counted,
+        "{name}: against the independent count"
+    );
+
+    let window = &entry["file_window"];
+    let ours = [
+        ("map_events", info.map_events),
+        ("unmap_events", info.unmap_events),
+        ("iommu_map", info.iommu_map),
+        ("iommu_unmap", info.iommu_unmap),
+        ("distinct_pages", info.dma_pages.distinct),
+        ("live_at_end", info.live_at_end),
+        ("unmatched_unmaps", info.unmatched_unmaps),
+    ];
+    for (key, ours) in ours {
+        assert_eq!(
+            window[key].as_u64(),
+            Some(ours),
+            "{name}: {key} against the index"
+        );
+    }
+    let seconds = window["duration_s"].as_f64().expect("a duration");
+    let off = (seconds - info.duration_ns as f64 / 1e9).abs();
+    assert!(off <= 0.000_501, "{name}: duration");
+    if entry["trimmed"] == Value::Bool(false) {
+        assert_eq!(
+            entry["max_live"].as_u64(),
+            Some(info.max_live),
+            "{name}: max_live"
+        );
+        let full = &entry["full"];
+        assert_eq!(
+            full["page_touches"].as_u64(),
+            Some(info.dma_pages.touches),
+            "{name}"
+        );
+        let iommu_basis = entry["page_basis"]
+            .as_str()
+            .is_some_and(|basis| basis.starts_with("iommu"));
+        let pages = match iommu_basis {
+            true => info.iommu_pages,
+            false => info.dma_pages,
+        };
+        assert_eq!(
+            entry["distinct_pages"].as_u64(),
+            Some(pages.distinct),
+            "{name}"
+        );
+        let reuse = entry["reuse_per_page"].as_f64().expect("a number");
+        assert!(
+            (reuse - pages.reuse()).abs() <= 0.005_1,
+            "{name}: reuse {reuse} {}",
+            pages.reuse()
+        );
     }
 }

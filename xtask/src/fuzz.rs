@@ -50,13 +50,39 @@ pub(crate) fn corpora(repo: &Repo) -> anyhow::Result<String> {
     Ok(summary.to_string())
 }
 
-/// Mutates the corpus of each of `targets` at random for `seconds`, on the stable toolchain.
-pub(crate) fn random(
+/// What drives a target.
+#[derive(Clone, Copy)]
+enum Driver {
+    /// Finds out what its inputs reach. Those it keeps stay in the target directory: what belongs in the committed corpus is chosen by hand
+    /// (docs/FUZZ.md).
+    LibFuzzer,
+    /// Mutates the corpus at random, on the stable toolchain.
+    Random,
+}
+
+/// Runs each of `targets` for so many seconds at random, and for so many under libFuzzer if it is to run at all. What there is to say of each run,
+/// or why it failed.
+pub(crate) fn run(
     repo: &Repo,
     targets: &[String],
-    seconds: u64,
-) -> anyhow::Result<Vec<anyhow::Result<String>>> {
-    side_by_side(targets, |target| random_one(repo, target, seconds))
+    random: u64,
+    libfuzzer: Option<u64>,
+) -> anyhow::Result<Vec<anyhow::Result<Option<String>>>> {
+    let directory = repo.target_directory()?;
+    if libfuzzer.is_some() {
+        // All of them first: none waits for another's build in its seconds.
+        process::show(&mut cargo_fuzz(repo, "build", &directory), |_| {})?;
+    }
+    // The long ones first: the brief ones fill up what is left to one processor at the end.
+    let long = libfuzzer.map(|seconds| (Driver::LibFuzzer, seconds));
+    let drivers = long.into_iter().chain([(Driver::Random, random)]);
+    let runs: Vec<_> = drivers
+        .flat_map(|driver| targets.iter().map(move |target| (driver, target)))
+        .collect();
+    side_by_side(&runs, |((driver, seconds), target)| match driver {
+        Driver::LibFuzzer => libfuzzer_one(repo, &directory, target, *seconds).map(|()| None),
+        Driver::Random => random_one(repo, target, *seconds).map(Some),
+    })
 }
 
 fn random_one(repo: &Repo, target: &str, seconds: u64) -> anyhow::Result<String> {
@@ -72,35 +98,20 @@ fn random_one(repo: &Repo, target: &str, seconds: u64) -> anyhow::Result<String>
     Ok(last)
 }
 
-/// Runs each of `targets` under libFuzzer for `seconds`. Inputs they find stay in the target directory: what belongs in the committed corpus
-/// is chosen by hand (docs/FUZZ.md). Returns what failed.
-pub(crate) fn libfuzzer(
-    repo: &Repo,
-    targets: &[String],
-    seconds: u64,
-) -> anyhow::Result<Vec<String>> {
-    let directory = repo.target_directory()?;
-    // All of them first: none waits for another's build in its seconds.
-    process::show(&mut cargo_fuzz(repo, "build", &directory), |_| {})?;
-    let outcomes = side_by_side(targets, |target| one(repo, &directory, target, seconds))?;
-    let failures = outcomes.into_iter().filter_map(Result::err);
-    Ok(failures.map(|error| format!("{error:#}")).collect())
-}
-
-/// What becomes of each of `targets`, as many at once as there are processors.
-fn side_by_side<T: Send>(
-    targets: &[String],
-    run: impl Fn(&str) -> T + Sync,
+/// What becomes of each of `runs`, as many at once as there are processors.
+fn side_by_side<R: Sync, T: Send>(
+    runs: &[R],
+    run: impl Fn(&R) -> T + Sync,
 ) -> anyhow::Result<Vec<T>> {
     let at_once = thread::available_parallelism().map_or(1, NonZero::get);
-    let next = Mutex::new(targets.iter());
+    let next = Mutex::new(runs.iter());
     let outcomes = Mutex::new(Vec::new());
     let take = || next.lock().ok().and_then(|mut next| next.next());
     thread::scope(|scope| {
         for _ in 0..at_once {
             scope.spawn(|| {
-                while let Some(target) = take() {
-                    let outcome = run(target);
+                while let Some(next) = take() {
+                    let outcome = run(next);
                     if let Ok(mut outcomes) = outcomes.lock() {
                         outcomes.push(outcome);
                     }
@@ -123,7 +134,7 @@ fn cargo_fuzz(repo: &Repo, task: &str, directory: &Path) -> Command {
     command
 }
 
-fn one(repo: &Repo, directory: &Path, target: &str, seconds: u64) -> anyhow::Result<()> {
+fn libfuzzer_one(repo: &Repo, directory: &Path, target: &str, seconds: u64) -> anyhow::Result<()> {
     let found = directory.join("fuzz-corpus").join(target);
     std::fs::create_dir_all(&found)?;
     let mut command = cargo_fuzz(repo, "run", directory);

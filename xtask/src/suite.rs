@@ -105,15 +105,15 @@ fn fuzz_all(repo: &Repo, only: Option<&str>, seconds: u64) -> anyhow::Result<Str
     targets.retain(|target| only.is_none_or(|only| only == target));
     let mut failures = Vec::new();
     let mut notes = Vec::new();
-    let brief = if nightly { BRIEF_SECONDS } else { seconds };
-    for outcome in fuzz::random(repo, &targets, brief)? {
+    let (random, libfuzzer) = match nightly {
+        true => (BRIEF_SECONDS, Some(seconds)),
+        false => (seconds, None),
+    };
+    for outcome in fuzz::run(repo, &targets, random, libfuzzer)? {
         match outcome {
-            Ok(note) => notes.push(note),
+            Ok(note) => notes.extend(note),
             Err(error) => failures.push(format!("{error:#}")),
         }
-    }
-    if nightly {
-        failures.extend(fuzz::libfuzzer(repo, &targets, seconds)?);
     }
     if !failures.is_empty() {
         bail!("{}", failures.join("; "));

@@ -390,6 +390,7 @@ fn state(error: &StateError) -> &'static str {
         | StateError::Register { what } => what,
         StateError::Memory(error) => match error {
             MemoryError::Overlap { .. } => "memory: Overlap",
+            MemoryError::TooLong { .. } => "memory: TooLong",
             MemoryError::Unsealed { .. } => "memory: Unsealed",
             MemoryError::Unmappable { .. } => "memory: Unmappable",
             error => panic!("refused with {error}"),

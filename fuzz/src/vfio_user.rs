@@ -200,8 +200,12 @@ const fn refused(refusal: &Refusal) -> &'static str {
         Refusal::Memory(error) => match error {
             MemoryError::Overlap { .. } => "memory: Overlap",
             MemoryError::TooMany { .. } => "memory: TooMany",
+            MemoryError::TooLong { .. } => "memory: TooLong",
             MemoryError::Unsealed { .. } => "memory: Unsealed",
             MemoryError::Unmappable { .. } => "memory: Unmappable",
+            MemoryError::HugePages { .. } | MemoryError::Unlockable { .. } => {
+                panic!("there are no huge pages here, and nothing is locked")
+            }
             MemoryError::Split { .. } => "memory: Split",
             MemoryError::Absent { .. } => "memory: Absent",
         },

@@ -178,6 +178,7 @@ fn refused(refusal: &Refusal) -> &'static str {
         },
         Refusal::Memory(error) => match error {
             MemoryError::Overlap { .. } => "memory: Overlap",
+            MemoryError::TooLong { .. } => "memory: TooLong",
             MemoryError::Unsealed { .. } => "memory: Unsealed",
             MemoryError::Unmappable { .. } => "memory: Unmappable",
             other => panic!("{other}"),

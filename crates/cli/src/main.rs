@@ -1,53 +1,8 @@
-//! The command `ringfence`: what DMA protection costs on a workload, what it leaves exposed, and what would be better.
+//! The program.
 #![forbid(unsafe_code)]
-
-mod args;
-mod commands;
-mod failure;
-mod inputs;
-mod out_file;
-mod output;
-mod profile_file;
-mod progress;
-mod spool;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use crate::args::{Cli, Command};
-use crate::failure::Failure;
-
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let outcome = match cli.command {
-        // Its exit code is the guest's.
-        Command::Guest(command) => commands::guest(&command),
-        Command::Serve(args) => commands::serve(&args),
-        other => run(other).map(|()| ExitCode::SUCCESS),
-    };
-    match outcome {
-        Ok(code) => code,
-        Err(failure) => {
-            failure.report();
-            failure.exit_code()
-        }
-    }
-}
-
-fn run(command: Command) -> Result<(), Failure> {
-    match command {
-        Command::Compare(args) => commands::compare(&args),
-        Command::Size(args) => commands::size(&args),
-        Command::Modes(args) => commands::modes(&args),
-        Command::Reproduce(args) => commands::reproduce(&args),
-        Command::Diff(args) => commands::diff(&args),
-        Command::Trace(command) => commands::trace(command),
-        Command::Top(args) => commands::top(&args),
-        Command::Device => commands::device(),
-        Command::Guest(_) | Command::Serve(_) => Ok(()),
-        Command::Calibrate(args) => commands::calibrate(&args),
-        Command::Completions(args) => commands::completions(&args),
-        Command::Man(args) => commands::man(&args),
-    }
+    ringfence_cli::main()
 }

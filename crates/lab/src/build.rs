@@ -26,7 +26,7 @@ use ringfence_types::{DomainId, PageSize, Pfn, PfnRange, PhysAddr};
 use crate::any;
 use crate::error::LabError;
 use crate::hardware::{Calgary, Hardware, Vtd};
-use crate::hosted::{CachedRecipe, PviommuTable, VirtioTable, pviommu};
+use crate::hosted::{self, CachedRecipe, PviommuTable, VirtioTable, pviommu};
 use crate::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing, Stubbed};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind, Who};
 use crate::ring::RingRecipe;
@@ -49,6 +49,9 @@ pub type HostOf<T> = <<T as ReplayTable>::Hardware as Hardware>::Host;
 /// Makes the empty table of a domain, which a host keeps if there is one; fails for want of room.
 pub type MakeTable<T> =
     fn(DomainId, Coherency, &Arena, &Frames<Rc<Arena>>, Option<&HostOf<T>>) -> Result<T, LabError>;
+
+/// Makes the allocator of a domain; fails for want of room.
+pub type MakeAlloc<A> = fn(&Site<'_>) -> Result<A, LabError>;
 
 /// The format of every radix table of a replay: four levels, as the documents' machine has.
 fn format() -> SecondStage {
@@ -192,7 +195,7 @@ pub struct Site<'a> {
 /// How one makes a mode's parts.
 pub struct Recipe<A, T: ReplayTable, F> {
     /// The allocator of a domain.
-    pub alloc: fn(&Site<'_>) -> Result<A, LabError>,
+    pub alloc: MakeAlloc<A>,
     /// The row's answer to question 1.
     pub answer: Alloc,
     /// The flush policy of the unit.
@@ -363,11 +366,19 @@ pub(crate) fn queues() -> Queues {
 /// # Errors
 /// The mode is not built in.
 pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
+    named(mode, job).or_else(|job| dispatch_by_parts(mode, job))
+}
+
+/// The same for modes that have a name, an allocator and a table: only these have types of their own.
+///
+/// # Errors
+/// The mode is none of them: the job comes back.
+pub(crate) fn named<J: Job>(mode: &Mode, job: J) -> Result<J::Output, J> {
     use Rounding::{Exact, PowerOfTwo};
     use {Alloc as A, FlushKind as F, TableKind as T, Who as W};
     fn recipe<A, T: ReplayTable, F>(
         mode: &Mode,
-        alloc: fn(&Site<'_>) -> Result<A, LabError>,
+        alloc: MakeAlloc<A>,
         table: MakeTable<T>,
         flush: fn() -> F,
         rounding: Rounding,
@@ -393,7 +404,7 @@ pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
                     .paged::<Rcache, VirtioTable, Queues>(recipe(
                         mode, rcache, virtio, queues, Exact,
                     )),
-                _ => return dispatch_by_parts(mode, job),
+                _ => return Err(job),
             });
         }
         W::Pviommu | W::PviommuHopt => {
@@ -403,7 +414,7 @@ pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
                     .paged::<Rcache, PviommuTable, Strict>(recipe(
                         mode, rcache, table, strict, Exact,
                     )),
-                _ => return dispatch_by_parts(mode, job),
+                _ => return Err(job),
             });
         }
     };
@@ -453,27 +464,47 @@ pub fn dispatch<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
             Burst::default,
             Exact,
         )),
-        _ => return dispatch_by_parts(mode, job),
+        _ => return Err(job),
     })
 }
 
 /// Calls the job with parts that dispatch at each operation, whether the mode has a name or not: for whoever judges and counts, and whom
-/// it serves to be compiled for few types. Identity and rings have no other parts.
+/// it serves to be compiled for few types. What is one object ([`is_whole`]) has no other parts.
 ///
 /// # Errors
 /// The mode is not built in.
 pub fn dispatch_by_parts<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
-    use {Coherency as C, TableKind as T};
-    if !matches!(mode.who, Who::Kernel | Who::Host) {
-        return any::dispatch(mode, job);
+    if is_whole(mode) {
+        whole(mode, job)
+    } else {
+        any::dispatch(mode, job)
     }
-    match (mode.alloc, mode.table, mode.flush) {
-        (Alloc::Identity, table, FlushKind::Never) => Ok(job.identity(table)),
-        (_, T::Ring, _) => rings(mode, C::Coherent, job),
-        (_, T::RingNonCoherent, _) => rings(mode, C::NonCoherent, job),
-        (_, T::RingLiteral, _) => literal_rings(mode, C::Coherent, job),
-        (_, T::RingNonCoherentLiteral, _) => literal_rings(mode, C::NonCoherent, job),
-        _ => any::dispatch(mode, job),
+}
+
+/// Whether one object carries out several of a mode's answers: identity, rings, a reverse translation cache.
+pub(crate) fn is_whole(mode: &Mode) -> bool {
+    let cached = matches!(
+        mode.flush,
+        FlushKind::PerCycle | FlushKind::PerCycleAdaptive | FlushKind::PerCycleLiteral
+    );
+    mode.alloc == Alloc::Identity || mode.has_rings() || cached
+}
+
+/// Calls the job with the types of a mode that [is whole](is_whole).
+///
+/// # Errors
+/// The mode is not built in.
+pub(crate) fn whole<J: Job>(mode: &Mode, job: J) -> Result<J::Output, LabError> {
+    use {Coherency as C, TableKind as T};
+    match (mode.who, mode.alloc, mode.table, mode.flush) {
+        (Who::Pviommu | Who::PviommuHopt, ..) => hosted::dispatch(mode, job),
+        (Who::VirtioIommu, ..) => Err(LabError::NotBuilt(mode.name.clone())),
+        (_, Alloc::Identity, table, FlushKind::Never) => Ok(job.identity(table)),
+        (_, _, T::Ring, _) => rings(mode, C::Coherent, job),
+        (_, _, T::RingNonCoherent, _) => rings(mode, C::NonCoherent, job),
+        (_, _, T::RingLiteral, _) => literal_rings(mode, C::Coherent, job),
+        (_, _, T::RingNonCoherentLiteral, _) => literal_rings(mode, C::NonCoherent, job),
+        _ => Err(LabError::NotBuilt(mode.name.clone())),
     }
 }
 

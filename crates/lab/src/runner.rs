@@ -9,7 +9,8 @@ use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::{DeviceIndex, Devices, MappingId};
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
 
-use crate::build::{Job, Recipe, ReplayTable, Single, dispatch, dispatch_by_parts};
+use crate::any;
+use crate::build::{Job, Recipe, ReplayTable, Single, dispatch_by_parts, is_whole, named, whole};
 use crate::compare::Options;
 use crate::error::LabError;
 use crate::hardware::{Directed, Hardware, Riommu, Vtd};
@@ -301,5 +302,11 @@ impl Job for MeterAlone<'_> {
 /// # Errors
 /// The mode is not built in, or no memory could be had.
 pub fn meter(mode: &Mode, options: &Options) -> Result<Box<dyn Meter>, LabError> {
-    dispatch(mode, MeterAlone { options })?
+    let alone = MeterAlone { options };
+    if is_whole(mode) {
+        return whole(mode, alone)?;
+    }
+    let repetitions = options.repetitions;
+    named(mode, alone)
+        .unwrap_or_else(|_| any::meter(mode, options.profile.coherency(), repetitions))
 }

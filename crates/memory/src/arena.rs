@@ -21,8 +21,12 @@ pub struct Arena {
 
 impl Arena {
     /// `bytes` bytes, written back by the host's best instruction.
+    ///
+    /// # Errors
+    /// As for [`with_write_back`](Self::with_write_back).
     pub fn new(bytes: u64) -> Result<Self, ArenaError> {
-        Self::with_write_back(bytes, WriteBack::best())
+        // What this host can execute is asked of it once: under a hypervisor the answer takes microseconds.
+        Self::map(bytes, WriteBack::best())
     }
 
     /// `bytes` bytes, written back by the instruction given.
@@ -30,11 +34,15 @@ impl Arena {
     /// # Errors
     /// [`ArenaError`]: the size is zero, no multiple of 4 KiB, more than the host maps, or the instruction does not exist here.
     pub fn with_write_back(bytes: u64, write_back: WriteBack) -> Result<Self, ArenaError> {
-        if bytes == 0 || !bytes.is_multiple_of(PageSize::Size4K.bytes()) {
-            return Err(ArenaError::BadSize { bytes });
-        }
         if !write_back.is_available() {
             return Err(ArenaError::NoSuchInstruction(write_back));
+        }
+        Self::map(bytes, write_back)
+    }
+
+    fn map(bytes: u64, write_back: WriteBack) -> Result<Self, ArenaError> {
+        if bytes == 0 || !bytes.is_multiple_of(PageSize::Size4K.bytes()) {
+            return Err(ArenaError::BadSize { bytes });
         }
         let length = usize::try_from(bytes).map_err(|_| ArenaError::BadSize { bytes })?;
         let mapping = Mapping::new(length).map_err(|errno| ArenaError::Refused {

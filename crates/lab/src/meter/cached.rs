@@ -10,9 +10,9 @@ use ringfence_iova::{AllocError, Allocation, IovaAllocator, Request};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{DomainId, Flushed, Invalidator, Pfn, PfnRange, WholeDomain};
 
-use super::driven::{Driven, Memory, TableFrames, bench, immediate};
+use super::driven::{Driven, Memory, TableFrames, bare_bench, bench, immediate};
 use super::metered::Set;
-use super::{Bench, Clock, Idle, NullTable, Recorded, Replica, Sets, Tape};
+use super::{Bench, Clock, Idle, Needs, NullTable, Recorded, Replica, Sets, Tape};
 use crate::build::Rcache;
 use crate::error::LabError;
 use crate::hardware::Host;
@@ -75,8 +75,8 @@ impl<A: IovaAllocator> IovaAllocator for Noting<A> {
 struct Untaped(Box<dyn Driven>);
 
 impl Driven for Untaped {
-    fn prepare(&mut self, plan: &Plan) -> Result<(), LabError> {
-        self.0.prepare(plan)
+    fn provide(&mut self, needs: &Needs) -> Result<(), LabError> {
+        self.0.provide(needs)
     }
 
     fn drive(&mut self, plan: &Plan, clock: &mut Clock, _: Option<&Tape>) {
@@ -151,7 +151,7 @@ impl Common {
         alloc: impl Fn(&Memory, &TableFrames) -> Result<A, LabError> + 'static,
     ) -> Result<Box<dyn Driven>, LabError> {
         let table = |domain, _: &Bench<_>| Ok(NullTable(domain));
-        Ok(self.replica(alloc, table, bench(immediate)?))
+        Ok(self.replica(alloc, table, bare_bench(immediate)?))
     }
 }
 
@@ -188,7 +188,7 @@ impl Sets {
             }
         };
         let scout = Box::new(Untaped(common.hosted(real(Some(Rc::clone(&tape))))?));
-        Self::new(repetitions, Rc::clone(&tape), scout, || {
+        Self::new(repetitions, Rc::clone(&tape), scout, &mut || {
             Ok(Set {
                 replicas: [
                     Some(common.hosted(real(None))?),

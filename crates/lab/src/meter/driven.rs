@@ -10,7 +10,7 @@ use ringfence_pgtable::Coherency;
 use ringfence_types::{Invalidator, Nanos, PhysAddr, PhysMemory, PhysRange};
 
 use super::{
-    Bench, Clock, FlushForRings, Idle, Immediate, InvalidationQueue, NullTable, ReplayRing,
+    Bench, Clock, FlushForRings, Idle, Immediate, InvalidationQueue, Needs, NullTable, ReplayRing,
     Replica, Tape, TapedRings,
 };
 use crate::build::{HostOf, MakeTable, ReplayTable, Single};
@@ -24,14 +24,27 @@ use crate::ring::{RingRecipe, RingSizes};
 const ARENA: u64 = 256 << 20;
 /// Frames touched beforehand, so that no page fault of this process is taken for work of the layer.
 const WARM_FRAMES: u64 = 64;
+/// Those of the invalidation queue, which are the first.
+const QUEUE_FRAMES: u64 = 2;
 
 /// A platform for one replica.
-pub(super) fn bench<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> Result<Bench<I>, LabError> {
+pub(crate) fn bench<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> Result<Bench<I>, LabError> {
+    warmed(WARM_FRAMES, invalidator)
+}
+
+/// A platform for one replica without tables.
+pub(super) fn bare_bench<I>(
+    invalidator: impl FnOnce(&Rc<Arena>) -> I,
+) -> Result<Bench<I>, LabError> {
+    warmed(QUEUE_FRAMES, invalidator)
+}
+
+fn warmed<I>(warm: u64, invalidator: impl FnOnce(&Rc<Arena>) -> I) -> Result<Bench<I>, LabError> {
     let arena = Rc::new(Arena::new(ARENA)?);
-    // The first two pages are the invalidation queue's.
-    let region = PhysRange::new(PhysAddr::new(0x2000), ARENA - 0x2000)
+    let queue = QUEUE_FRAMES << 12;
+    let region = PhysRange::new(PhysAddr::new(queue), ARENA - queue)
         .ok_or(LabError::Internal("replica region"))?;
-    for page in 0..WARM_FRAMES {
+    for page in 0..warm {
         if let Ok(word) = arena.word(PhysAddr::new(page << 12)) {
             word.store(0, std::sync::atomic::Ordering::Relaxed);
         }
@@ -50,7 +63,7 @@ pub(crate) fn queued(arena: &Rc<Arena>) -> InvalidationQueue {
     InvalidationQueue::new(Rc::clone(arena), PhysAddr::new(0), PhysAddr::new(0x1000))
 }
 
-pub(super) fn immediate(_: &Rc<Arena>) -> Immediate {
+pub(crate) fn immediate(_: &Rc<Arena>) -> Immediate {
     Immediate
 }
 
@@ -82,8 +95,8 @@ pub(super) fn answered<T: ReplayTable>(
 }
 
 /// A replica that can be driven without knowing its types.
-pub(super) trait Driven {
-    fn prepare(&mut self, plan: &Plan) -> Result<(), LabError>;
+pub(crate) trait Driven {
+    fn provide(&mut self, needs: &Needs) -> Result<(), LabError>;
     fn drive(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&Tape>);
     fn refusals(&self) -> Option<(u64, MapError)> {
         None
@@ -95,8 +108,8 @@ pub(super) trait Driven {
 }
 
 impl<S: Space, F: Flush<S, u64>, I: Invalidator> Driven for Replica<S, F, I> {
-    fn prepare(&mut self, plan: &Plan) -> Result<(), LabError> {
-        Replica::prepare(self, plan)
+    fn provide(&mut self, needs: &Needs) -> Result<(), LabError> {
+        Replica::provide(self, needs)
     }
 
     fn drive(&mut self, plan: &Plan, clock: &mut Clock, tape: Option<&Tape>) {
@@ -113,7 +126,7 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Driven for Replica<S, F, I> {
 }
 
 impl Driven for Idle {
-    fn prepare(&mut self, _plan: &Plan) -> Result<(), LabError> {
+    fn provide(&mut self, _needs: &Needs) -> Result<(), LabError> {
         Ok(())
     }
 
@@ -188,7 +201,11 @@ where
         let alloc = alloc(&bench.arena, &bench.frames, None)?;
         Ok(Paged::new(alloc, NullTable(of.domain), site.rounding))
     };
-    Ok(Box::new(Replica::new(flush(), bench(invalidator)?, make)))
+    Ok(Box::new(Replica::new(
+        flush(),
+        bare_bench(invalidator)?,
+        make,
+    )))
 }
 
 /// A replica with rings.

@@ -13,8 +13,8 @@ use super::driven::{
     stubbed, taped, untabled,
 };
 use super::{
-    Bench, Clock, Components, FlushFor, FlushForRings, Idle, Immediate, ReplayAlloc, ReplayRing,
-    Replica, Tape, cycles,
+    Bench, Clock, Components, FlushFor, FlushForRings, Idle, Immediate, Needs, ReplayAlloc,
+    ReplayRing, Replica, Tape, cycles,
 };
 use crate::build::{HostOf, Recipe, ReplayTable};
 use crate::error::LabError;
@@ -48,8 +48,8 @@ pub(crate) const TIMED_REPLAYS: u64 = 8;
 pub const CONFIG_NAMES: [&str; CONFIGS] = ["full", "no_find", "a", "at", "ati", "i", "it", "idle"];
 
 /// One replica of each configuration, in the order of [`CONFIG_NAMES`]. Identity modes have fewer.
-pub(super) struct Set {
-    pub(super) replicas: [Option<Box<dyn Driven>>; CONFIGS],
+pub(crate) struct Set {
+    pub(crate) replicas: [Option<Box<dyn Driven>>; CONFIGS],
 }
 
 /// All sets of a mode.
@@ -71,11 +71,11 @@ pub struct Sets {
 }
 
 impl Sets {
-    pub(super) fn new(
+    pub(crate) fn new(
         repetitions: usize,
         tape: Rc<Tape>,
         scout: Box<dyn Driven>,
-        mut set: impl FnMut() -> Result<Set, LabError>,
+        set: &mut dyn FnMut() -> Result<Set, LabError>,
     ) -> Result<Self, LabError> {
         let mut sets =
             || -> Result<Vec<Set>, LabError> { (0..repetitions.max(1)).map(|_| set()).collect() };
@@ -129,7 +129,7 @@ impl Sets {
         let scout = replica(flush, alloc, site, answered::<T>)?;
         // A host invalidates what it unmaps before it answers: the layer's own invalidation is nothing that could be taken away. Asked
         // where it decides, so that what there is not is not compiled.
-        Self::new(repetitions, Rc::clone(&tape), scout, || {
+        Self::new(repetitions, Rc::clone(&tape), scout, &mut || {
             let tape = || recorded.clone();
             Ok(Set {
                 replicas: [
@@ -171,7 +171,7 @@ impl Sets {
     {
         let tape = Rc::new(Tape::default());
         let scout = ringed(recipe, sizes, queued)?;
-        let mut sets = Self::new(repetitions, Rc::clone(&tape), scout, || {
+        let mut sets = Self::new(repetitions, Rc::clone(&tape), scout, &mut || {
             Ok(Set {
                 replicas: [
                     Some(ringed(recipe, sizes, queued)?),
@@ -198,7 +198,7 @@ impl Sets {
             let make = |of: &Newcomer, _: &Bench<Immediate>| Ok(Identity::new(of.domain));
             Ok(Box::new(Replica::new(flush(), bench(immediate)?, make)))
         };
-        Self::new(repetitions, Rc::new(Tape::default()), whole()?, || {
+        Self::new(repetitions, Rc::new(Tape::default()), whole()?, &mut || {
             let mut replicas: [Option<Box<dyn Driven>>; CONFIGS] = Default::default();
             replicas[0] = Some(whole()?);
             replicas[CONFIGS - 1] = Some(Box::new(Idle::default()));
@@ -245,7 +245,8 @@ impl Meter for Sets {
         measured: &mut dyn FnMut(&mut dyn FnMut()),
     ) -> Result<bool, LabError> {
         self.tape.erase();
-        self.scout.prepare(plan)?;
+        let needs = Needs::of(plan);
+        self.scout.provide(&needs)?;
         self.scout
             .drive(plan, &mut Clock::blocks(), Some(&self.tape));
         self.tape.rewind();
@@ -256,7 +257,7 @@ impl Meter for Sets {
         let Some(replica) = replica else {
             return Ok(false);
         };
-        replica.prepare(plan)?;
+        replica.provide(&needs)?;
         let mut clock = Clock::blocks();
         measured(&mut || replica.drive(plan, &mut clock, None));
         Ok(true)
@@ -269,7 +270,8 @@ impl Meter for Sets {
         self.map_count += plan.maps;
         self.unmap_count += plan.unmaps;
         self.tape.erase();
-        self.scout.prepare(plan)?;
+        let needs = Needs::of(plan);
+        self.scout.provide(&needs)?;
         self.scout
             .drive(plan, &mut Clock::blocks(), Some(&self.tape));
         let turns = |repetition: usize, chunk: usize| {
@@ -280,7 +282,7 @@ impl Meter for Sets {
         for (repetition, set) in self.timed.iter_mut().enumerate() {
             for config in turns(repetition, self.chunks) {
                 if let Some(replica) = &mut set.replicas[config] {
-                    replica.prepare(plan)?;
+                    replica.provide(&needs)?;
                     self.tape.rewind();
                     let mut clock = Clock::blocks();
                     replica.drive(plan, &mut clock, None);
@@ -293,7 +295,7 @@ impl Meter for Sets {
         for (repetition, set) in self.probed.iter_mut().enumerate() {
             for config in turns(repetition, self.chunks) {
                 if let Some(replica) = &mut set.replicas[config] {
-                    replica.prepare(plan)?;
+                    replica.provide(&needs)?;
                     self.tape.rewind();
                     let mut clock = Clock::runs(self.overhead);
                     replica.drive(plan, &mut clock, None);

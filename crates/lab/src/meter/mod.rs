@@ -40,10 +40,11 @@ mod tsc;
 
 pub use clock::Clock;
 pub use components::{Components, Cycles, Orders, Second};
-pub(crate) use driven::{queued, replica_bench};
-pub(crate) use metered::TIMED_REPLAYS;
+pub(crate) use driven::{Driven, bench, immediate, queued, replica_bench};
 pub use metered::{CONFIG_NAMES, Meter, Sets};
+pub(crate) use metered::{Set, TIMED_REPLAYS};
 pub use queue::InvalidationQueue;
+pub(crate) use replica::Needs;
 pub use replica::{Bench, Idle, Replica};
 pub use ring_stubs::{FlushForRings, ReplayRing, TapedRings};
 pub use stubs::{Immediate, NoFind, NullTable, Recorded, ReplayAlloc, Stubbed, Tape};

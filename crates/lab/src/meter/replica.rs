@@ -104,14 +104,18 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
 
     /// Makes everything that the steps of `plan` need, so that the timed loop makes nothing.
     pub fn prepare(&mut self, plan: &Plan) -> Result<(), LabError> {
-        let needs = Needs::of(plan);
+        self.provide(&Needs::of(plan))
+    }
+
+    /// The same for steps whose needs are known.
+    pub(crate) fn provide(&mut self, needs: &Needs) -> Result<(), LabError> {
         make_room(
-            &needs,
+            needs,
             &mut self.held,
             &mut self.segments,
             &mut self.attached,
         )?;
-        for device in needs.devices {
+        for &device in &needs.devices {
             if self.attached[device.index()].is_none() {
                 self.attached[device.index()] = Some(self.attach(device)?);
             }
@@ -364,7 +368,7 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> Replica<S, F, I> {
 
 /// What the steps of a plan need.
 #[derive(Debug, Default)]
-struct Needs {
+pub(crate) struct Needs {
     mappings: usize,
     /// Of the longest list.
     segments: usize,
@@ -374,7 +378,7 @@ struct Needs {
 }
 
 impl Needs {
-    fn of(plan: &Plan) -> Self {
+    pub(crate) fn of(plan: &Plan) -> Self {
         let mut needs = Self {
             segments: 1,
             ..Self::default()

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use ringfence_lab::compose::compose;
 use ringfence_lab::modes::{Alloc, FlushKind, Mode, Safety};
 use ringfence_lab::oracle::Verdict;
-use ringfence_lab::report::compose;
 use ringfence_types::{Access, Direction, IovaRange, PfnRange, PhysRange};
 
 use crate::bench::*;

@@ -18,11 +18,12 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
 use ringfence_lab::LabError;
+use ringfence_lab::compose::compose;
 use ringfence_lab::experiments::Experiment;
 use ringfence_lab::experiments::guests::{Configuration, Kind};
 use ringfence_lab::hosted::Cycles;
 use ringfence_lab::modes::Mode;
-use ringfence_lab::report::{Condition, ConditionError, compose};
+use ringfence_report::{Condition, ConditionError};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if or --fail-over holds.";

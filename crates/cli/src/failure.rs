@@ -6,10 +6,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 
-use ringfence_lab::report::{ConditionError, DiffError, Unmet};
 use ringfence_lab::{LabError, ProfileError};
 #[cfg(feature = "live")]
 use ringfence_live::guest::GuestError;
+use ringfence_report::{ConditionError, DiffError, Unmet};
 use ringfence_trace::{RecordError, TraceError};
 
 use crate::profile_file::ProfileFileError;

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Write};
 
 use console::Term;
-use ringfence_lab::report::Look;
+use ringfence_report::Look;
 
 use crate::failure::Failure;
 

@@ -10,8 +10,8 @@ use ringfence_memory::ArenaError;
 use ringfence_pgtable::{MapError, TableError};
 use ringfence_trace::TraceError;
 
+use crate::compose::hint;
 use crate::modes::Mode;
-use crate::report::hint;
 
 /// Why an experiment could not be run.
 #[derive(Debug)]

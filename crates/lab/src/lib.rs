@@ -1,12 +1,14 @@
-//! The laboratory: modes, replay, oracle, meter and reports.
+//! The laboratory: modes, replay, oracle and meter.
 //!
 //! A trace comes in as operations ([`ringfence_trace`]); [`plan`] decides once for all modes what happens when; [`build`] turns a mode's row of
 //! answers into types; [`replay`] performs the plan with devices, hardware and [`oracle`]; [`meter`] times the layer alone;
-//! [`compare`] runs both for each mode and puts its [`row`] together. [`experiments`] are the documents' own.
+//! [`compare`] runs both for each mode and puts its [`row`] together. [`experiments`] are the documents' own. What rows say to
+//! people and programs is the crate above.
 
 mod any;
 pub mod build;
 pub mod compare;
+pub mod compose;
 mod error;
 pub mod experiments;
 pub mod hardware;
@@ -18,7 +20,6 @@ pub mod oracle;
 pub mod plan;
 mod profile;
 pub mod replay;
-pub mod report;
 pub mod ring;
 pub mod row;
 mod runner;

@@ -23,7 +23,8 @@ const LEVELS: &[(&str, u8)] = &[
     ("trace", 3),
     ("lab", 4),
     ("live", 4),
-    ("cli", 5),
+    ("report", 5),
+    ("cli", 6),
 ];
 
 /// Packages that only test the others and may depend on all of them.

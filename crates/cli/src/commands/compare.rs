@@ -7,8 +7,8 @@ use ringfence_lab::Profile;
 use ringfence_lab::compare::{self, Options};
 use ringfence_lab::hosted::Cycling;
 use ringfence_lab::modes::Mode;
-use ringfence_lab::report::{ExecutedOn, Report, Unmet, csv, markdown, plots, terminal};
 use ringfence_lab::ring::{RingSizes, take_census};
+use ringfence_report::{ExecutedOn, Report, Unmet, csv, markdown, plots, terminal};
 use ringfence_trace::Options as TraceOptions;
 
 use super::json;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use ringfence_lab::report::Diff;
+use ringfence_report::Diff;
 
 use super::json;
 use crate::args::DiffArgs;

@@ -1,7 +1,7 @@
 //! `ringfence modes`.
 
 use ringfence_lab::modes::Mode;
-use ringfence_lab::report::{answers_table, mode_rows, modes_table};
+use ringfence_report::{answers_table, mode_rows, modes_table};
 
 use super::json;
 use crate::args::ModesArgs;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use ringfence_lab::experiments::guests::Guests;
 use ringfence_lab::experiments::{Experiment, Setting, prefetch, reuse};
-use ringfence_lab::report::{
+use ringfence_report::{
     Look, Reproduction, experiments_table, finding_terminal, findings_page, findings_terminal,
 };
 

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use ringfence_lab::Profile;
 use ringfence_lab::compare::check_devices;
-use ringfence_lab::report::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
 use ringfence_lab::size::{Options, size as advise, take_usage};
+use ringfence_report::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
 use ringfence_trace::Options as TraceOptions;
 
 use super::json;

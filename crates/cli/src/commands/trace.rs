@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ringfence_lab::report::trace_info;
+use ringfence_report::trace_info;
 use ringfence_trace::{Anonymise, AnonymiseError, Info, Options, Recording, Workload};
 use serde::Serialize;
 

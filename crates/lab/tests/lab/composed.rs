@@ -1,8 +1,8 @@
 //! Modes that nobody has named.
 
 use ringfence_lab::compare::{Comparison, Options, compare, runner};
+use ringfence_lab::compose::{Answer, ComposeError, compose};
 use ringfence_lab::modes::{Alloc, FlushKind, Mode, Safety, TableKind};
-use ringfence_lab::report::{Answer, ComposeError, compose};
 
 use crate::script::*;
 

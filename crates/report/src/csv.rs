@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::row::Row;
+use ringfence_lab::row::Row;
 
 /// All rows under one header. Nested fields are named with dots: `violations.total`, `components.map_table`, `walk_cache_hit_rate.0`.
 pub fn csv(rows: &[Row]) -> String {

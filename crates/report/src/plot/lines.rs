@@ -2,8 +2,8 @@
 
 use super::scale::{Linear, drawable};
 use super::svg::{Anchor, Svg, text_width};
-use crate::experiments::Figure;
-use crate::report::number::cycles;
+use crate::number::cycles;
+use ringfence_lab::experiments::Figure;
 
 /// So narrow that letters stay readable where a phone shrinks the drawing to its screen.
 const WIDTH: f64 = 400.0;
@@ -78,7 +78,7 @@ impl Across {
 }
 
 /// The figure as a drawing, without its title: the page has that above it, where it can break. Values that cannot be drawn are left out.
-pub(in crate::report) fn lines(figure: &Figure) -> String {
+pub(crate) fn lines(figure: &Figure) -> String {
     // Names and their places in the legend first: how many lines it takes decides where the plot begins.
     let mut places = Vec::new();
     let (mut x, mut line) = (LEFT, 0.0);
@@ -163,7 +163,7 @@ fn tick_text(value: f64, step: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::Series;
+    use ringfence_lab::experiments::Series;
 
     #[test]
     fn figures_are_whole_whatever_they_hold() {

@@ -1,9 +1,9 @@
 //! Two plots a trace: maps that wait against N, and hits against entries of the IOTLB.
 
 use super::Sizing;
-use crate::experiments::{Figure, Series};
-use crate::report::plot::{Plot, file_name, lines};
-use crate::size::{TraceSizing, WAYS};
+use crate::plot::{Plot, file_name, lines};
+use ringfence_lab::experiments::{Figure, Series};
+use ringfence_lab::size::{TraceSizing, WAYS};
 
 /// The plots, trace by trace.
 pub fn sizing_plots(sizing: &Sizing) -> Vec<Plot> {
@@ -27,7 +27,8 @@ fn stalls(trace: &TraceSizing) -> Figure {
     let mut series = Vec::new();
     // Rings without a stall at any size would be lines on the axis.
     let rings = trace.rings.iter().filter(|ring| {
-        let waits = |point: &crate::size::SizePoint| point.in_order.stalls + point.any_order.stalls;
+        let waits =
+            |point: &ringfence_lab::size::SizePoint| point.in_order.stalls + point.any_order.stalls;
         ring.sweep.iter().any(|point| waits(point) > 0)
     });
     for ring in rings {

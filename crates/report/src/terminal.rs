@@ -5,8 +5,8 @@ use super::grid::{Cell, Column, Grid, Look, Tone, wrap};
 use super::notes::oddities;
 use super::number::{byte_seconds, bytes, count, cycles, percent, percent_of, span};
 use super::recommend::recommend;
-use crate::Profile;
-use crate::row::Row;
+use ringfence_lab::Profile;
+use ringfence_lab::row::Row;
 
 /// The whole report as text.
 pub fn terminal(report: &Report, look: Look) -> String {

@@ -10,8 +10,8 @@ pub use tables::{sizing_markdown, sizing_terminal};
 
 use serde::Serialize;
 
-use crate::Profile;
-use crate::size::TraceSizing;
+use ringfence_lab::Profile;
+use ringfence_lab::size::TraceSizing;
 
 /// Version of the JSON form: under one version fields may be added, and none is removed or given another meaning.
 const SCHEMA: u32 = 1;

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::answers::Answer;
 use super::grid::{Cell, Column, Grid, Look, Tone};
-use crate::modes::{Alloc, FlushKind, Mode, Safety, TableKind, Who};
+use ringfence_lab::compose::Answer;
+use ringfence_lab::modes::{Alloc, FlushKind, Mode, Safety, TableKind, Who};
 
 /// A mode, as `ringfence modes --json` prints it.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use crate::Profile;
-use crate::compare::Comparison;
-use crate::row::{Row, SCHEMA};
+use ringfence_lab::Profile;
+use ringfence_lab::compare::Comparison;
+use ringfence_lab::row::{Row, SCHEMA};
 
 /// The processor that executed what was executed.
 #[derive(Debug, Clone, PartialEq, Serialize)]

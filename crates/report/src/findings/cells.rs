@@ -1,7 +1,7 @@
 //! The cells of a row, as text: the terminal and the page show the same.
 
-use crate::experiments::{Demand, FindingRow};
-use crate::report::number::{cycles, percent};
+use crate::number::{cycles, percent};
+use ringfence_lab::experiments::{Demand, FindingRow};
 
 /// Names of the columns. The last two are the parts of `measured`, where it is a cost.
 pub(super) const COLUMNS: [&str; 8] = [
@@ -117,7 +117,7 @@ fn holds(row: &FindingRow) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::{Measured, Printed};
+    use ringfence_lab::experiments::{Measured, Printed};
 
     #[test]
     fn rows_that_begin_alike_stand_under_one_heading() {

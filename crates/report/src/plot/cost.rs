@@ -4,9 +4,9 @@
 
 use super::scale::{Linear, drawable, end_of_bars};
 use super::svg::{Anchor, Svg, text_width};
-use crate::Profile;
-use crate::report::number::cycles;
-use crate::row::Row;
+use crate::number::cycles;
+use ringfence_lab::Profile;
+use ringfence_lab::row::Row;
 
 const LEFT: f64 = 128.0;
 const TOP: f64 = 104.0;

@@ -1,11 +1,11 @@
 //! A recommendation for one trace, computed from its rows.
 
-use super::answers::Answer as _;
 use super::number::{byte_seconds, count, cycles, percent, span};
-use crate::Profile;
-use crate::Status;
-use crate::modes::{Mode, Safety, TableKind};
-use crate::row::Row;
+use ringfence_lab::Profile;
+use ringfence_lab::Status;
+use ringfence_lab::compose::Answer as _;
+use ringfence_lab::modes::{Mode, Safety, TableKind};
+use ringfence_lab::row::Row;
 
 /// Two sentences about hardware that exists: what to use if nothing may get through, and what a mode with a window would give and expose
 /// instead. A third one, where modes with rings were compared, on what such hardware would give.
@@ -194,7 +194,7 @@ fn other_sentence(strict: &Row, rows: &[&Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::row::Violations;
+    use ringfence_lab::row::Violations;
 
     fn row(mode: &str, safety: &str, invalidations: u64, throughput: f64, violations: u64) -> Row {
         Row {
@@ -284,7 +284,7 @@ mod tests {
         let text = recommend(&[&leaking[0]], &Profile::r210_2015());
         assert!(text.contains("that is a defect"), "{text}");
         let mut broken = row("fence", "strict", 1000, 0.9, 0);
-        broken.status = crate::Status::LostEvents(3);
+        broken.status = ringfence_lab::Status::LostEvents(3);
         let text = recommend(&[&broken], &Profile::r210_2015());
         assert!(text.starts_with("No mode is recommended"), "{text}");
         let only = [row("defer", "bounded", 4, 0.9, 1)];

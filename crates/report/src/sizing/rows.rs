@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::Sizing;
-use crate::report::csv::table_of;
-use crate::size::{Fit, SizePoint};
+use crate::csv::table_of;
+use ringfence_lab::size::{Fit, SizePoint};
 
 /// One line: a ring at one size.
 #[derive(Debug, Clone, Serialize)]

@@ -2,9 +2,8 @@
 //!
 //! A [`Report`] is the one thing that all of them render. Nothing here computes a result; what is computed from rows, a recommendation,
 //! a condition, a difference, says from which.
+#![forbid(unsafe_code)]
 
-mod answers;
-mod compose;
 mod condition;
 mod csv;
 mod data;
@@ -14,7 +13,6 @@ mod grid;
 mod info;
 mod markdown;
 mod modes;
-mod nearest;
 mod notes;
 mod number;
 mod plot;
@@ -22,8 +20,6 @@ mod recommend;
 mod sizing;
 mod terminal;
 
-pub use answers::{Answer, ParseAnswerError};
-pub use compose::{ComposeError, compose};
 pub use condition::{Condition, ConditionError, Unmet};
 pub use csv::csv;
 pub use data::{ExecutedOn, Report, TraceNotes};
@@ -35,7 +31,6 @@ pub use grid::Look;
 pub use info::trace_info;
 pub use markdown::markdown;
 pub use modes::{ModeRow, answers_table, mode_rows, modes_table};
-pub(crate) use nearest::hint;
 pub use notes::oddities;
 pub use plot::{Plot, plots};
 pub use recommend::recommend;

@@ -4,9 +4,9 @@ use unicode_width::UnicodeWidthStr;
 
 use super::Reproduction;
 use super::cells::{COLUMNS, Group, cells, groups};
-use crate::experiments::{Experiment, Finding, FindingRow, Verdict};
-use crate::report::data::ExecutedOn;
-use crate::report::grid::{Cell, Column, Grid, Look, Tone, wrap};
+use crate::data::ExecutedOn;
+use crate::grid::{Cell, Column, Grid, Look, Tone, wrap};
+use ringfence_lab::experiments::{Experiment, Finding, FindingRow, Verdict};
 
 fn tone(verdict: Verdict) -> Tone {
     match verdict {
@@ -212,7 +212,7 @@ pub fn experiments(look: Look) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::{Demand, Measured, Printed, Setting};
+    use ringfence_lab::experiments::{Demand, Measured, Printed, Setting};
 
     const NARROW: Look = Look {
         width: Some(80),

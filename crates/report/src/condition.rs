@@ -7,8 +7,8 @@ use std::fmt;
 
 use serde_json::Value;
 
-use super::hint;
-use crate::row::Row;
+use ringfence_lab::compose::hint;
+use ringfence_lab::row::Row;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Op {
@@ -283,7 +283,7 @@ pub(super) fn names(value: &Value, prefix: &str, out: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::row::Violations;
+    use ringfence_lab::row::Violations;
 
     fn row(mode: &str, violations: u64) -> Row {
         Row {

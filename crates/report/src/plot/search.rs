@@ -2,8 +2,8 @@
 
 use super::scale::drawable;
 use super::svg::{Anchor, Svg};
-use crate::report::number::count;
-use crate::row::Row;
+use crate::number::count;
+use ringfence_lab::row::Row;
 
 const WIDTH: f64 = 760.0;
 const LEFT: f64 = 128.0;

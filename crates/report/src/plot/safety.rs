@@ -2,8 +2,8 @@
 
 use super::scale::drawable;
 use super::svg::{Anchor, Svg, text_width};
-use crate::report::number::count;
-use crate::row::Row;
+use crate::number::count;
+use ringfence_lab::row::Row;
 
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 96.0;

@@ -54,9 +54,9 @@ pub(super) fn file_name(trace: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Profile;
-    use crate::report::{ExecutedOn, TraceNotes};
-    use crate::row::Row;
+    use crate::{ExecutedOn, TraceNotes};
+    use ringfence_lab::Profile;
+    use ringfence_lab::row::Row;
 
     fn report(rows: Vec<Row>) -> Report {
         let executed_on = ExecutedOn {

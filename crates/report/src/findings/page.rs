@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use super::Reproduction;
 use super::cells::{COLUMNS, Group, cells, groups};
-use crate::experiments::{Finding, Verdict};
-use crate::report::plot::lines;
+use crate::plot::lines;
+use ringfence_lab::experiments::{Finding, Verdict};
 
 /// On a phone a row of numbers becomes a card, its cells named by the columns, so that nothing has to be scrolled sideways; colours follow
 /// the reader's ground, and none says anything that words do not.
@@ -259,9 +259,9 @@ fn sources(finding: &Finding, out: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Profile;
-    use crate::experiments::{Experiment, Setting};
-    use crate::report::ExecutedOn;
+    use crate::ExecutedOn;
+    use ringfence_lab::Profile;
+    use ringfence_lab::experiments::{Experiment, Setting};
 
     #[test]
     fn the_page_needs_nothing_else_and_closes_what_it_opens() {

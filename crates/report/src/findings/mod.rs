@@ -12,8 +12,8 @@ pub use terminal::{
 use serde::Serialize;
 
 use super::data::ExecutedOn;
-use crate::Profile;
-use crate::experiments::{Experiment, Finding, TOLERANCE, Verdict};
+use ringfence_lab::Profile;
+use ringfence_lab::experiments::{Experiment, Finding, TOLERANCE, Verdict};
 
 /// Version of the JSON form: under one version fields may be added, and none is removed or given another meaning.
 const SCHEMA: u32 = 1;

@@ -1,10 +1,12 @@
 //! The advice for people.
 
 use super::Sizing;
-use crate::report::grid::{Cell, Column, Grid, Look, Tone, wrap};
-use crate::report::markdown::table;
-use crate::report::number::{bytes, count, percent_of};
-use crate::size::{ENTRIES, Fit, IotlbAdvice, IotlbPoint, RingAdvice, Stalls, TraceSizing, WAYS};
+use crate::grid::{Cell, Column, Grid, Look, Tone, wrap};
+use crate::markdown::table;
+use crate::number::{bytes, count, percent_of};
+use ringfence_lab::size::{
+    ENTRIES, Fit, IotlbAdvice, IotlbPoint, RingAdvice, Stalls, TraceSizing, WAYS,
+};
 
 /// Everything as text.
 pub fn sizing_terminal(sizing: &Sizing, look: Look) -> String {

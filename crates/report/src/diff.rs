@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::condition::{names, number};
 use super::grid::{Cell, Column, Grid, Look, Tone};
 use super::number::{count, cycles};
-use crate::row::SCHEMA;
+use ringfence_lab::row::SCHEMA;
 
 /// Why two files cannot be compared.
 #[derive(Debug)]
@@ -260,7 +260,7 @@ impl fmt::Display for Change {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::row::{Row, Violations};
+    use ringfence_lab::row::{Row, Violations};
 
     fn report(rows: &[Row]) -> String {
         serde_json::json!({ "schema": SCHEMA, "results": rows }).to_string()

@@ -1,8 +1,13 @@
 //! A mode composed by the user: `alloc=magazine,table=radix,flush=burst`, or the reason why not.
 
+mod answers;
+mod nearest;
+
+pub use answers::{Answer, ParseAnswerError};
+pub use nearest::hint;
+
 use std::fmt;
 
-use super::answers::{Answer, ParseAnswerError};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind, Who};
 
 /// Why a row of answers is no mode.

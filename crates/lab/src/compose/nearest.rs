@@ -8,7 +8,7 @@ fn nearest<'a>(given: &str, candidates: &'a [String]) -> Option<&'a str> {
 }
 
 /// `did you mean fence? ` where one candidate is near; nothing where none is.
-pub(crate) fn hint(given: &str, candidates: &[String]) -> String {
+pub fn hint(given: &str, candidates: &[String]) -> String {
     nearest(given, candidates).map_or_else(String::new, |name| format!("did you mean {name}? "))
 }
 

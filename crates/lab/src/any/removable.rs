@@ -26,6 +26,8 @@ pub(super) enum AnyTable {
 }
 
 /// One processor's part of it.
+// There is one a domain and processor, and it stays where it is.
+#[allow(clippy::large_enum_variant)]
 pub(super) enum AnyTableCpu {
     None(()),
     Radix((LeafCache, Dirty)),

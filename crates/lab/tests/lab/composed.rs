@@ -97,6 +97,29 @@ fn the_flat_table_as_its_own_bitmap_searches_like_the_bitmap() {
     assert!(table.violations.stale > 0 && table.stale_window_max_ns > 0);
 }
 
+/// No replica of a row refuses what the row itself does, whatever was taken away from it.
+#[test]
+fn whatever_makes_sense_is_timed() {
+    let mut rows: Vec<String> = taken().into_iter().map(|mode| mode.name).collect();
+    for who in ["virtio-iommu", "pviommu"] {
+        for flush in ["per-unmap", "burst"] {
+            rows.push(format!("alloc=magazine,table=radix,flush={flush},who={who}"));
+        }
+    }
+    let lines = traffic(200);
+    for row in rows {
+        let options = Options {
+            modes: vec![compose(&row).unwrap()],
+            repetitions: 1,
+            ..judged_only(false)
+        };
+        let timed = compare("script", trace(&lines), &options, |_| {}).unwrap();
+        let timed = &timed.rows[0];
+        assert_eq!(timed.status.to_string(), "ok", "{row}");
+        assert_ne!(timed.components.executed.to_bits(), 0, "{row}");
+    }
+}
+
 #[test]
 fn the_meter_takes_the_table_away_from_an_allocator_that_lives_in_it() {
     let options = Options {

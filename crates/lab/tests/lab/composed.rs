@@ -103,7 +103,9 @@ fn whatever_makes_sense_is_timed() {
     let mut rows: Vec<String> = taken().into_iter().map(|mode| mode.name).collect();
     for who in ["virtio-iommu", "pviommu"] {
         for flush in ["per-unmap", "burst"] {
-            rows.push(format!("alloc=magazine,table=radix,flush={flush},who={who}"));
+            rows.push(format!(
+                "alloc=magazine,table=radix,flush={flush},who={who}"
+            ));
         }
     }
     let lines = traffic(200);

@@ -2,9 +2,9 @@
 
 use ringfence_lab::Profile;
 use ringfence_lab::compare::Options;
+use ringfence_lab::compose::compose;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
-use ringfence_lab::report::compose;
 use ringfence_lab::ring::RingSizes;
 use ringfence_trace::{
     Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations,

@@ -121,6 +121,25 @@ pub struct GuestCounts {
     pub instructions: Option<f64>,
     /// Guest instructions of a map and its unmap, the page being one that was mapped before.
     pub map_unmap: f64,
+    /// What the host did for a device whose accesses the model of the hardware translates.
+    pub host: Option<HostCounts>,
+}
+
+/// What tables in memory took for a device: for an operation, and of frames since the guest began.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct HostCounts {
+    /// Walks of the device's table, which the IOTLB did not save.
+    pub walks: f64,
+    /// Words that these read.
+    pub reads: f64,
+    /// Walks of the second stage for the pages of mappings.
+    pub lookups: f64,
+    /// Of these pages, the ones found through the pointer to the last table, without a walk.
+    pub through_pointer: f64,
+    /// Frames that pages got, in all.
+    pub frames: f64,
+    /// Of these, the ones that no pool had ready.
+    pub frames_awaited: f64,
 }
 
 /// Why nothing was counted.

@@ -117,6 +117,21 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
         "",
         counts.map_unmap,
     );
+    let Some(host) = counts.host else { return };
+    for (what, count) in [
+        ("walks of the device's table", host.walks),
+        ("words that these read", host.reads),
+        ("walks of the second stage", host.lookups),
+        ("pages found through the pointer", host.through_pointer),
+    ] {
+        row(of(&format!("{what} a {operation}")), "", count);
+    }
+    row(of("frames in all"), "", host.frames);
+    row(
+        of("frames in all that were waited for"),
+        "",
+        host.frames_awaited,
+    );
 }
 
 /// The counts of a kind in a configuration.
@@ -256,8 +271,8 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
          nothing; counted is what causes the time: requests, the exits for them, and the guest's own instructions. Table 1 therefore stands beside nothing.",
     );
     found.note(
-        "The pool and the pointer to the last table (HOPT) are the host's: no request, exit or instruction of the guest depends on them. What they change at \
-         the host is X25.",
+        "The pool and the pointer to the last table (HOPT) are the host's: no request, exit or instruction of the guest depends on them. What they change \
+         there stands in the rows of assigned devices, whose tables lie in memory, and in X25.",
     );
     found.note("The cache makes a mapping outlive its unmap by up to 40 s: what is saved here is paid with that (X24).");
     Ok(found)
@@ -266,6 +281,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 #[cfg(test)]
 mod tests {
     use super::super::finding::Verdict;
+    use super::super::guests::HostCounts;
     use super::*;
 
     fn counts(requests: f64, map_unmap: f64) -> GuestCounts {
@@ -277,6 +293,7 @@ mod tests {
             hits: Some(4.0 - requests / 2.0),
             instructions: Some(20_000.0 + requests * 1000.0),
             map_unmap,
+            host: None,
         }
     }
 
@@ -328,6 +345,33 @@ mod tests {
                 .iter()
                 .all(|row| row.measured.is_none() && row.printed.is_some())
         );
+    }
+
+    #[test]
+    fn what_the_host_did_stands_beside_an_assigned_device() {
+        let without = found(cells()).rows.len();
+        let mut cells = cells();
+        let mut counts = counts(0.0, 470.0);
+        counts.host = Some(HostCounts {
+            walks: 1.0,
+            reads: 3.0,
+            lookups: 0.5,
+            through_pointer: 2.5,
+            frames: 700.0,
+            frames_awaited: 7.0,
+        });
+        cells[2].counts = Ok(counts);
+        let found = found(cells);
+        assert_eq!(found.rows.len(), without + 6);
+        let row = |what: &str| found.rows.iter().find(|row| row.what.ends_with(what));
+        let value = |what: &str| {
+            row(what)
+                .and_then(|row| row.measured.as_ref())
+                .unwrap()
+                .median
+        };
+        assert_eq!(value("found through the pointer a 4 KiB read"), 2.5);
+        assert_eq!(value("that were waited for"), 7.0);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a guest of X21 and the counters of its devices say.
 
-use ringfence_lab::experiments::guests::GuestCounts;
+use ringfence_lab::experiments::guests::{GuestCounts, HostCounts};
 
 /// What was said at one moment of a guest.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -16,6 +16,8 @@ pub(super) struct Said {
     instructions: Option<f64>,
     /// The fewest, of those since the last moment.
     map_unmap: Option<f64>,
+    /// Of a device that the model of the hardware translates for.
+    host: Option<HostCounts>,
 }
 
 /// The counter of a device, from Prometheus's text; 0 where it has none.
@@ -48,13 +50,16 @@ pub(super) fn read(out: &str, metrics: &str, name: &str, place: &str) -> Result<
     });
     let operations = counter(metrics, "requests", name).ok_or("the device has no counters")?;
     // One of the two, or none.
-    let iommu = ["pviommu", "iommu"];
-    let of_iommu = |counted| {
-        iommu
-            .iter()
-            .find_map(|device| counter(metrics, counted, device))
-            .unwrap_or(0.0)
+    let of_one = |devices: &[&str], counted| {
+        let mut devices = devices.iter();
+        let found = devices.find_map(|device| counter(metrics, counted, device));
+        found.unwrap_or(0.0)
     };
+    let of_iommu = |counted| of_one(&["pviommu", "iommu"], counted);
+    // Without an IOMMU of the guest's its tables are the device's own.
+    let of_tables = |counted| of_one(&["pviommu", "iommu", name], counted);
+    let of_device = |counted| of_one(&[name], counted);
+    let translated = of_device("unit_hits") + of_device("unit_walks") > 0.0;
     Ok(Said {
         operations,
         requests: of_iommu("requests"),
@@ -67,6 +72,14 @@ pub(super) fn read(out: &str, metrics: &str, name: &str, place: &str) -> Result<
             .filter(|line| line.starts_with("waited: "))
             .find_map(|line| before(line, " ns of work the median")),
         map_unmap: map_unmap.reduce(f64::min),
+        host: translated.then(|| HostCounts {
+            walks: of_device("unit_walks"),
+            reads: of_device("unit_reads"),
+            lookups: of_tables("second_stage_walks"),
+            through_pointer: of_tables("last_table_hits"),
+            frames: of_tables("frames"),
+            frames_awaited: of_tables("frames_awaited"),
+        }),
     })
 }
 
@@ -92,6 +105,13 @@ impl Said {
             hits: both(self.hits, before.hits),
             instructions: self.instructions,
             map_unmap,
+            host: self.host.zip(before.host).map(|(now, then)| HostCounts {
+                walks: each(now.walks, then.walks),
+                reads: each(now.reads, then.reads),
+                lookups: each(now.lookups, then.lookups),
+                through_pointer: each(now.through_pointer, then.through_pointer),
+                ..now
+            }),
         })
     }
 }
@@ -132,6 +152,7 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
                 hits: Some(965.0),
                 instructions: Some(11036.0),
                 map_unmap: Some(469.0),
+                host: None,
             };
             assert_eq!(said, wanted);
         }
@@ -141,6 +162,37 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
         assert!(read(OUT, &metrics("iommu", 24), "net", "0000:00:05.0").is_err());
         let said = read("", &metrics("iommu", 24), "blk", "0000:00:04.0").unwrap();
         assert_eq!((said.map_unmap, said.maps), (None, None));
+    }
+
+    #[test]
+    fn what_the_host_did_for_an_assigned_device_is_read() {
+        let host = |walks: u32, frames: u32, tables: &str| {
+            let count = |name: &str, device: &str, count: u32| {
+                format!("ringfence_{name}_total{{device=\"{device}\"}} {count}\n")
+            };
+            let text = [
+                count("requests", "blk", walks),
+                count("unit_walks", "blk", walks),
+                count("unit_reads", "blk", 3 * walks),
+                count("second_stage_walks", tables, walks / 2),
+                count("last_table_hits", tables, 2 * walks),
+                count("frames", tables, frames),
+                count("frames_awaited", tables, frames / 10),
+            ];
+            read(OUT, &text.concat(), "blk", "0000:00:04.0").unwrap()
+        };
+        for tables in ["pviommu", "iommu", "blk"] {
+            let counts = host(500, 80, tables).beyond(&host(300, 60, tables));
+            let wanted = HostCounts {
+                walks: 1.0,
+                reads: 3.0,
+                lookups: 0.5,
+                through_pointer: 2.0,
+                frames: 80.0,
+                frames_awaited: 8.0,
+            };
+            assert_eq!(counts.unwrap().host, Some(wanted), "{tables}");
+        }
     }
 
     #[test]

@@ -469,7 +469,7 @@ pub(crate) fn named<J: Job>(mode: &Mode, job: J) -> Result<J::Output, J> {
 }
 
 /// Calls the job with parts that dispatch at each operation, whether the mode has a name or not: for whoever judges and counts, and whom
-/// it serves to be compiled for few types. What is one object ([`is_whole`]) has no other parts.
+/// it serves to be compiled for few types. What is one object, as a ring or a cache, has no other parts.
 ///
 /// # Errors
 /// The mode is not built in.

@@ -27,6 +27,9 @@ done
 echo "rounds $n sum $(md5sum </tmp/data)"
 dmesg | grep -i -e "page fault" -e "I/O error" -e "timed out"; true'
 
+# The same, and what the kernel traced of it from boot on.
+readonly TRACED="$WRITES
+echo trace; gzip -c </sys/kernel/tracing/trace | base64"
 # Round after round: 4 MiB go to another guest, which sends them back as they come. Until a line comes.
 readonly TALKS='exec 3<&0; (read line <&3; : >/tmp/stop) &
 ip addr add 10.9.0.1/24 dev eth0; ip link set eth0 up
@@ -53,7 +56,7 @@ spread() { column "$1" | awk '{ v[NR] = $1 } END { printf "%d us median, %d us a
 # handed KERNEL DEVICES -- PREPARE: the options of `serve`, where CASE is the case's directory, and of `guest prepare` beside the usual ones. Whatever
 # becomes of it, no process of it is left.
 daemon='' next='' qemu='' other='' stays=''
-disk=1 task=$WRITES
+disk=1 entropy=1 task=$WRITES
 handed() {
     trap 'leave_nothing; exit 1' TERM INT
     hand "$@"
@@ -70,6 +73,11 @@ stays() {
 # talks KERNEL ...: the same with a network device in place of the disk, and another guest at the other end of the wire.
 talks() {
     disk='' task=$TALKS
+    handed "$@"
+}
+# recorded KERNEL ...: the same as with a disk alone, and one process after the other writes down what the IOMMU is asked for.
+recorded() {
+    entropy='' task=$TRACED
     handed "$@"
 }
 leave_nothing() {
@@ -113,8 +121,9 @@ hand() {
         truncate -s 64M "$case/image"
         serve+=(--blk "$case/image")
     fi
+    [[ ! $entropy ]] || serve+=(--rng)
     mkfifo "$input"
-    "$ringfence" serve --dir "$run" --rng "${serve[@]}" >"$case/arguments" &
+    "$ringfence" serve --dir "$run" "${serve[@]}" >"$case/arguments" &
     daemon=$!
     "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" --initramfs "$case/initramfs" \
         --module-source "$repo/kmod" "$@" -- sh -c "$task" >"$case/prepared" ||
@@ -151,10 +160,18 @@ hand() {
     [[ ! $(find "$run" -type s) && ! -e $case/wire ]] || { echo "a socket is left"; return 1; }
     [[ ! $disk || $(sed -n 's/^rounds [0-9]* sum \([0-9a-f]*\).*/\1/p' "$out") == "$(head -c 4M "$case/image" | md5sum | cut -d ' ' -f 1)" ]] ||
         { echo "the sums differ"; return 1; }
+    [[ $task != "$TRACED" ]] || agrees || return 1
     [[ ! $stays ]] || { echo "asked three times, and told: $stays cannot be handed over" >"$case/note"; return 0; }
     (($(column 3 | head -n 1) >= REQUESTS)) || { echo "too few requests while it was copied"; return 1; }
     echo "$HANDOVERS in a row, $(column 3 | head -n 1) requests or more while each was copied; without devices $(spread 4)" \
-        "(to stop and copy: $(spread 5); to rebuild: $(spread 7))" >"$case/note"
+        "(to stop and copy: $(spread 5); to rebuild: $(spread 7))$agreed" >"$case/note"
+}
+# The record is of all requests, each once: it is what the guest's kernel traced.
+agreed=''
+agrees() {
+    sed '1,/^trace/d' "$case/out" | base64 -d -i | gunzip >"$case/guest.trace" || return 1
+    agreed=$(python3 "$here/agree.py" "$case/requests" "$case/guest.trace") || { echo "$agreed"; return 1; }
+    agreed="; $agreed"
 }
 
 choose_kernels --module pviommu --module-source "$repo/kmod"
@@ -162,6 +179,8 @@ for kernel in $KERNELS; do
     try "stock virtio-iommu, strict: $kernel" handed "$kernel" -- --strict
     try "stock virtio-iommu, lazy: $kernel" handed "$kernel" -- --lazy
     try "para-virtual: $kernel" handed "$kernel" --pviommu -- --module pviommu
+    try "recorded: $kernel" recorded "$kernel" --requests CASE/requests -- --strict \
+        --append 'trace_event=iommu:map,iommu:unmap trace_buf_size=48M'
     try "network: $kernel" talks "$kernel" --net socket=CASE/wire,queues=2 --cpus 2 -- --strict
 done
 try "without an IOMMU: 6.12" handed 6.12 --no-iommu --

@@ -156,7 +156,8 @@ hand() {
     # No access was stopped and no request failed since the last hand-over; the guest complained of nothing before it.
     awk 'NR > 1 && ($(NF - 3) + $(NF - 2) + $(NF - 1) + $NF) > 0 { exit 1 }' "$case/top" || { echo "stopped or failed"; return 1; }
     grep -q '^status 0' "$case/status" || return 1
-    ! grep -i -e 'page fault' -e 'I/O error' -e 'timed out' "$out" "$case/console" || return 1
+    # On a busy host the guest's processors wait for each other to read a clock, which is nothing of a device's.
+    ! grep -hi -e 'page fault' -e 'I/O error' -e 'timed out' "$out" "$case/console" | grep -v 'clocksource: ' || return 1
     [[ ! $(find "$run" -type s) && ! -e $case/wire ]] || { echo "a socket is left"; return 1; }
     [[ ! $disk || $(sed -n 's/^rounds [0-9]* sum \([0-9a-f]*\).*/\1/p' "$out") == "$(head -c 4M "$case/image" | md5sum | cut -d ' ' -f 1)" ]] ||
         { echo "the sums differ"; return 1; }

@@ -6,7 +6,6 @@
 //! line says that the command exits with 2. Blocks fenced otherwise (`sh`, `text`) are not run.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use anyhow::Context;
 
@@ -74,12 +73,11 @@ fn execute(repo: &Repo, shown: &Shown, path: Option<&std::ffi::OsString>) -> any
     let mut command = process::command(&repo.root, "timeout");
     command
         .arg(LIMIT_SECONDS.to_string())
-        .args(["bash", "-euo", "pipefail", "-c", &shown.command])
-        .stdin(Stdio::null());
+        .args(["bash", "-euo", "pipefail", "-c", &shown.command]);
     if let Some(path) = path {
         command.env("PATH", path);
     }
-    let output = command.output().context("bash")?;
+    let output = process::collect(&mut command)?;
     let status = output.status.code().unwrap_or(-1);
     let stdout = String::from_utf8_lossy(&output.stdout);
     anyhow::ensure!(

@@ -3,15 +3,17 @@
 
 use std::num::NonZero;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 
+use crate::install;
 use crate::process;
 use crate::repo::Repo;
 use crate::summary::Summary;
+use crate::usage;
 
 const MANIFEST: &str = "fuzz/Cargo.toml";
 const CORPUS: &str = "fuzz/corpus";
@@ -36,18 +38,39 @@ pub(crate) fn targets(repo: &Repo) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
+/// Builds what runs on any toolchain.
+pub(crate) fn build(repo: &Repo) -> anyhow::Result<String> {
+    process::show(stable(repo, "test")?.arg("--no-run"), |_| {})?;
+    Ok(String::new())
+}
+
+/// Builds what runs under libFuzzer, if that can run at all.
+pub(crate) fn build_libfuzzer(repo: &Repo) -> anyhow::Result<String> {
+    if !install::has_nightly() {
+        return Ok("no nightly".to_owned());
+    }
+    let mut command = cargo_fuzz(repo, "build", &repo.target_directory()?);
+    process::show(&mut command, |_| {})?;
+    Ok(String::new())
+}
+
 /// Replays every corpus through its target and checks that it reaches what it is meant to reach.
 pub(crate) fn corpora(repo: &Repo) -> anyhow::Result<String> {
     let mut summary = Summary::default();
-    process::show(
-        process::command(&repo.root, "cargo")
-            .args(["test", "--quiet", "--release", "--no-default-features"])
-            .args(["--manifest-path", MANIFEST, "--target-dir"])
-            .arg(repo.target_directory()?.join("fuzz")),
-        |line| summary.add_line(line),
-    )?;
+    process::show(&mut stable(repo, "test")?, |line| summary.add_line(line))?;
     summary.ensure_some_ran()?;
     Ok(summary.to_string())
+}
+
+/// A task of cargo's on the stable toolchain.
+fn stable(repo: &Repo, task: &str) -> anyhow::Result<Command> {
+    let mut command = process::command(&repo.root, "cargo");
+    command
+        .arg(task)
+        .args(["--quiet", "--release", "--no-default-features"])
+        .args(["--manifest-path", MANIFEST, "--target-dir"])
+        .arg(repo.target_directory()?.join("fuzz"));
+    Ok(command)
 }
 
 /// What drives a target.
@@ -88,11 +111,9 @@ pub(crate) fn run(
 fn random_one(repo: &Repo, target: &str, seconds: u64) -> anyhow::Result<String> {
     let mut last = String::new();
     process::show(
-        process::command(&repo.root, "cargo")
-            .args(["run", "--quiet", "--release", "--no-default-features"])
-            .args(["--manifest-path", MANIFEST, "--target-dir"])
-            .arg(repo.target_directory()?.join("fuzz"))
-            .args(["--example", "random", "--", target, &seconds.to_string()]),
+        stable(repo, "run")?
+            .args(["--example", "random", "--", target])
+            .arg(seconds.to_string()),
         |line| line.clone_into(&mut last),
     )?;
     Ok(last)
@@ -108,19 +129,24 @@ fn side_by_side<R: Sync, T: Send>(
     let outcomes = Mutex::new(Vec::new());
     let take = || next.lock().ok().and_then(|mut next| next.next());
     thread::scope(|scope| {
-        for _ in 0..at_once {
-            scope.spawn(|| {
-                while let Some(next) = take() {
-                    let outcome = run(next);
-                    if let Ok(mut outcomes) = outcomes.lock() {
-                        outcomes.push(outcome);
-                    }
+        let work = || {
+            while let Some(next) = take() {
+                let outcome = run(next);
+                if let Ok(mut outcomes) = outcomes.lock() {
+                    outcomes.push(outcome);
                 }
-            });
+            }
+            usage::so_far()
+        };
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            usage::add(worker.join().map_err(|_| anyhow!("a worker panicked"))?);
         }
-    });
-    let outcomes = outcomes.into_inner();
-    outcomes.map_err(|_| anyhow::anyhow!("a worker panicked"))
+        anyhow::Ok(())
+    })?;
+    outcomes
+        .into_inner()
+        .map_err(|_| anyhow!("a worker panicked"))
 }
 
 fn cargo_fuzz(repo: &Repo, task: &str, directory: &Path) -> Command {
@@ -146,7 +172,7 @@ fn libfuzzer_one(repo: &Repo, directory: &Path, target: &str, seconds: u64) -> a
         .arg(format!("-max_total_time={seconds}"))
         .args(["-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1"]);
     // Several run at once: each one's words come out together, and few of them unless it failed.
-    let output = command.stdin(Stdio::null()).output()?;
+    let output = process::collect(&mut command)?;
     let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = said.lines().collect();
     let wanted: Vec<&str> = if output.status.success() {

@@ -1,5 +1,7 @@
 //! Guests with real kernels (docs/GUEST.md): `trace record` in one, or devices that live here. Scripts do the work.
 
+use std::process::Command;
+
 use anyhow::Context;
 
 use crate::process;
@@ -7,9 +9,11 @@ use crate::product;
 use crate::repo::Repo;
 
 const RECORD: &str = "tests/guest/record.sh";
+const FETCH: &str = "tests/guest/fetch.sh";
 const LIVE: &str = "tests/guest/live.sh";
 const PVIOMMU: &str = "tests/guest/pviommu.sh";
 const HANDOVER: &str = "tests/guest/handover.sh";
+const CHECKPATCH: &str = "kmod/tests/checkpatch.sh";
 /// Hand-overs in a row where it is a person who asks.
 const HANDOVERS: u32 = 20;
 
@@ -27,6 +31,16 @@ pub(crate) struct Options {
     limit: u32,
 }
 
+/// Fetches what guests consist of, and builds their modules.
+pub(crate) fn fetch(repo: &Repo) -> anyhow::Result<String> {
+    cases(repo, FETCH, &[])
+}
+
+/// What the kernel's own checkpatch says of the modules.
+pub(crate) fn checkpatch(repo: &Repo) -> anyhow::Result<String> {
+    script(repo, CHECKPATCH, |_| {})
+}
+
 /// Stock guests whose devices live in `ringfence`, in all cases. QEMU and kernels are fetched where they are not cached.
 pub(crate) fn live(repo: &Repo) -> anyhow::Result<String> {
     cases(repo, LIVE, &[])
@@ -42,14 +56,20 @@ pub(crate) fn handover(repo: &Repo, times: u32) -> anyhow::Result<String> {
     cases(repo, HANDOVER, &[("GUEST_HANDOVERS", times.to_string())])
 }
 
-fn cases(repo: &Repo, script: &str, options: &[(&str, String)]) -> anyhow::Result<String> {
+fn cases(repo: &Repo, name: &str, options: &[(&str, String)]) -> anyhow::Result<String> {
     let ringfence = product::build(repo)?;
+    script(repo, name, |command| {
+        command.env("RINGFENCE", ringfence);
+        command.envs(options.iter().map(|(name, value)| (name, value)));
+    })
+}
+
+/// Runs a script; its last line.
+fn script(repo: &Repo, name: &str, set: impl FnOnce(&mut Command)) -> anyhow::Result<String> {
     let mut last = String::new();
-    let mut command = process::command(&repo.root, script);
-    command
-        .env("RINGFENCE", ringfence)
-        .env("GUEST_CACHE", repo.target_directory()?.join("guest"))
-        .envs(options.iter().map(|(name, value)| (name, value)));
+    let mut command = process::command(&repo.root, name);
+    command.env("GUEST_CACHE", repo.target_directory()?.join("guest"));
+    set(&mut command);
     process::show(&mut command, |line| last = line.to_owned()).with_context(|| last.clone())?;
     Ok(last)
 }

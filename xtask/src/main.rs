@@ -11,6 +11,7 @@ mod install;
 mod links;
 mod mutate;
 mod nostd;
+mod output;
 mod process;
 mod product;
 mod repo;
@@ -18,7 +19,10 @@ mod rules;
 mod source;
 mod steps;
 mod suite;
+mod suites;
 mod summary;
+mod table;
+mod usage;
 mod violation;
 
 use std::process::ExitCode;
@@ -38,7 +42,11 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Task {
     /// Everything: installs what it needs, then checks, tests, fuzzes and runs the documentation.
-    Test,
+    Test {
+        /// Only the steps whose names contain PATTERN; may be given more than once.
+        #[arg(long, value_name = "PATTERN")]
+        only: Vec<String>,
+    },
     /// The quick static part: format, lints, the rules on sources, documents.
     Check,
     /// Applies each committed mutation to a scratch copy and requires the tests to notice.
@@ -72,7 +80,7 @@ fn main() -> ExitCode {
 fn run(task: &Task) -> anyhow::Result<bool> {
     let repo = Repo::find()?;
     match task {
-        Task::Test => steps::run_all(&repo, suite::test()),
+        Task::Test { only } => steps::run_all(&repo, suite::chosen(only)?),
         Task::Check => steps::run_all(&repo, suite::check()),
         Task::Mutate(options) => mutate::run(&repo, options),
         Task::Fuzz { target, seconds } => {

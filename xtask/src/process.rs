@@ -1,17 +1,23 @@
 //! Running other programs.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::thread;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 
-/// How much debug information cargo has made of what is not optimised.
-const DEBUG: &str = "CARGO_PROFILE_DEV_DEBUG";
+use crate::{output, usage};
 
-/// A command that runs in `directory`, free of what cargo told this program about itself.
+/// A command that runs in `directory`, free of what cargo told this program about itself. Beside other steps, it takes what they leave.
 pub(crate) fn command(directory: &Path, program: &str) -> Command {
-    let mut command = Command::new(program);
+    let mut command = if output::is_kept() {
+        let mut nice = Command::new("nice");
+        nice.args(["-n", "19", program]);
+        nice
+    } else {
+        Command::new(program)
+    };
     command.current_dir(directory);
     for (name, _) in std::env::vars_os() {
         let inherited = name.to_str().is_some_and(|name| {
@@ -22,10 +28,6 @@ pub(crate) fn command(directory: &Path, program: &str) -> Command {
         if inherited {
             command.env_remove(name);
         }
-    }
-    if std::env::var_os(DEBUG).is_none() {
-        // What fails here is read about, not debugged: names and lines. The rest would take three tenths of the time of building tests.
-        command.env(DEBUG, "line-tables-only");
     }
     command
 }
@@ -50,12 +52,34 @@ pub(crate) fn available(program: &str, argument: &str) -> bool {
         .is_ok_and(|status| status.success())
 }
 
+/// Runs `command`, and returns what it wrote.
+pub(crate) fn collect(command: &mut Command) -> anyhow::Result<Output> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| shown(command))?;
+    let mut stderr = child.stderr.take().context("standard error is piped")?;
+    let errors = thread::spawn(move || {
+        let mut bytes = Vec::new();
+        stderr.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    let mut stdout = Vec::new();
+    let mut pipe = child.stdout.take().context("standard output is piped")?;
+    pipe.read_to_end(&mut stdout)?;
+    let stderr = errors.join().map_err(|_| anyhow!("a reader panicked"))??;
+    let status = usage::wait(&mut child)?;
+    Ok(Output {
+        status,
+        stdout,
+        stderr,
+    })
+}
+
 /// Runs `command` quietly and returns its standard output; a failure carries its standard error.
 pub(crate) fn capture(command: &mut Command) -> anyhow::Result<String> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| shown(command))?;
+    let output = collect(command)?;
     if !output.status.success() {
         bail!(
             "{}: {}\n{}",
@@ -67,25 +91,56 @@ pub(crate) fn capture(command: &mut Command) -> anyhow::Result<String> {
     String::from_utf8(output.stdout).context("output is not UTF-8")
 }
 
-/// Runs `command` with its output shown; standard output is also handed line by line to `observe`.
-pub(crate) fn show(command: &mut Command, mut observe: impl FnMut(&str)) -> anyhow::Result<()> {
-    println!("$ {}", shown(command));
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| shown(command))?;
-    let stdout = child.stdout.take().context("standard output is piped")?;
-    for line in BufReader::new(stdout).split(b'\n') {
-        let line = line?;
-        let line = String::from_utf8_lossy(&line);
-        println!("{line}");
-        observe(&line);
-    }
+/// Runs `command` with its output shown; standard output is also handed line by line to `see`.
+pub(crate) fn show(command: &mut Command, mut see: impl FnMut(&str)) -> anyhow::Result<()> {
+    observe(command, |line| {
+        output::line(line);
+        see(line);
+    })?;
     std::io::stdout().flush()?;
-    let status = child.wait()?;
+    Ok(())
+}
+
+/// Runs `command` with its errors shown, and hands its standard output line by line to `see`; where a thread keeps what it says, the errors
+/// among it.
+pub(crate) fn observe(command: &mut Command, mut see: impl FnMut(&str)) -> anyhow::Result<()> {
+    output::line(&format!("$ {}", shown(command)));
+    let (reader, writer) = std::io::pipe()?;
+    if output::is_kept() {
+        command.stderr(writer.try_clone()?);
+    }
+    let child = command.stdin(Stdio::null()).stdout(writer).spawn();
+    // The end comes when nobody has the other side any more.
+    command.stdout(Stdio::null()).stderr(Stdio::inherit());
+    let mut child = child.with_context(|| shown(command))?;
+    for line in BufReader::new(reader).split(b'\n') {
+        see(&String::from_utf8_lossy(&line?));
+    }
+    let status = usage::wait(&mut child)?;
     if !status.success() {
         bail!("{}: {status}", shown(command));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_beside_is_kept_whole_and_steps_back() {
+        let said = thread::spawn(|| {
+            output::keep();
+            let mut lines = Vec::new();
+            let mut command = command(Path::new("/"), "sh");
+            command.args(["-c", "echo out; echo err >&2; nice; exit 3"]);
+            let error = show(&mut command, |line| lines.push(line.to_owned())).unwrap_err();
+            assert!(error.to_string().ends_with("exit status: 3"), "{error}");
+            assert_eq!(lines, ["out", "err", "19"]);
+            output::take()
+        });
+        let said = said.join().unwrap();
+        assert!(said.starts_with("$ nice -n 19 sh"), "{said}");
+        assert!(said.ends_with("out\nerr\n19\n"), "{said}");
+    }
 }

@@ -19,6 +19,17 @@ pub(crate) const SELECTION: [&str; 8] = [
     "callgrind",
 ];
 
+/// Builds it, and the test.
+pub(crate) fn build_all(repo: &Repo) -> anyhow::Result<String> {
+    process::show(
+        process::command(&repo.root, "cargo")
+            .args(["test", "--quiet", "--no-run"])
+            .args(SELECTION),
+        |_| {},
+    )?;
+    build(repo).map(|_| String::new())
+}
+
 /// Builds it; where it is.
 pub(crate) fn build(repo: &Repo) -> anyhow::Result<PathBuf> {
     process::show(
@@ -32,6 +43,9 @@ pub(crate) fn build(repo: &Repo) -> anyhow::Result<PathBuf> {
     let directory = target.join("documents");
     fs::create_dir_all(&directory)?;
     let command = directory.join("ringfence");
-    fs::copy(target.join("release/ringfence"), &command)?;
+    // The one before may be running.
+    let new = directory.join("ringfence.new");
+    fs::copy(target.join("release/ringfence"), &new)?;
+    fs::rename(new, &command)?;
     Ok(command)
 }

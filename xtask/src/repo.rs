@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -11,12 +12,21 @@ use crate::process;
 use crate::source::Source;
 
 /// The working tree that tasks work on.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Repo {
     pub(crate) root: PathBuf,
+    sources: OnceLock<Vec<Source>>,
 }
 
 impl Repo {
+    /// The tree below `root`.
+    pub(crate) fn at(root: PathBuf) -> Self {
+        Self {
+            root,
+            sources: OnceLock::new(),
+        }
+    }
+
     /// The tree this program was built from.
     pub(crate) fn find() -> anyhow::Result<Self> {
         // Set when run through cargo; compiled in otherwise.
@@ -31,7 +41,7 @@ impl Repo {
             "{} is no repository",
             root.display()
         );
-        Ok(Self { root })
+        Ok(Self::at(root))
     }
 
     /// Reads a file named relative to the root.
@@ -59,8 +69,11 @@ impl Repo {
         Ok(files.into_iter().collect())
     }
 
-    /// All Rust sources, with out-of-line test modules marked as tests.
-    pub(crate) fn sources(&self) -> anyhow::Result<Vec<Source>> {
+    /// All Rust sources as they were when first asked for, with out-of-line test modules marked as tests.
+    pub(crate) fn sources(&self) -> anyhow::Result<&[Source]> {
+        if let Some(sources) = self.sources.get() {
+            return Ok(sources);
+        }
         let mut sources = Vec::new();
         for path in self.files()? {
             if path.extension().is_some_and(|extension| extension == "rs") {
@@ -68,7 +81,7 @@ impl Repo {
             }
         }
         mark_test_modules(&mut sources);
-        Ok(sources)
+        Ok(self.sources.get_or_init(|| sources))
     }
 
     /// The packages of the workspace as `cargo metadata` prints them.

@@ -43,24 +43,24 @@ pub(crate) fn layers(repo: &Repo) -> anyhow::Result<String> {
 /// Core crates declare what they are and do not panic.
 pub(crate) fn core_crates(repo: &Repo) -> anyhow::Result<String> {
     let sources = repo.sources()?;
-    let mut found = core_crates::check(&sources);
-    found.extend(panics::check(&sources));
+    let mut found = core_crates::check(sources);
+    found.extend(panics::check(sources));
     verdict(&found)
 }
 
 /// Unsafe code stands where it may, with its reason.
 pub(crate) fn unsafe_code(repo: &Repo) -> anyhow::Result<String> {
-    verdict(&unsafe_code::check(&repo.sources()?))
+    verdict(&unsafe_code::check(repo.sources()?))
 }
 
 /// Attestations are made by those who can vouch for them.
 pub(crate) fn tokens(repo: &Repo) -> anyhow::Result<String> {
-    verdict(&tokens::check(&repo.sources()?))
+    verdict(&tokens::check(repo.sources()?))
 }
 
 /// Files stay short.
 pub(crate) fn sizes(repo: &Repo) -> anyhow::Result<String> {
-    verdict(&sizes::check(&repo.sources()?))
+    verdict(&sizes::check(repo.sources()?))
 }
 
 /// Prints what was found; an error if any of it is one.

@@ -1,113 +1,203 @@
 //! A run as a list of steps: each under its heading, all of them run whatever fails, a table at the end.
+//!
+//! Steps run one after the other, but for those that only prepare: they run in a lane of their own beside the others, at the lowest priority, in
+//! processor time that is left over. What they print comes between two other steps, under their own heading.
 
-use std::time::{Duration, Instant};
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Instant;
 
+use crate::output;
 use crate::repo::Repo;
+use crate::table::{Outcome, table};
+use crate::usage;
 
 /// What a step has to say in the closing table, such as how many tests passed.
 pub(crate) type Note = String;
 
 /// What a step does.
-type Action = dyn FnOnce(&Repo) -> anyhow::Result<Note>;
+type Action = dyn FnOnce(&Repo) -> anyhow::Result<Note> + Send;
 
 /// One part of a run. Fails by returning an error; a part that could not run has failed.
 pub(crate) struct Step {
-    name: String,
+    name: &'static str,
+    beside: bool,
+    after: Option<&'static str>,
     action: Box<Action>,
 }
 
 impl Step {
     pub(crate) fn new(
-        name: impl Into<String>,
-        action: impl FnOnce(&Repo) -> anyhow::Result<Note> + 'static,
+        name: &'static str,
+        action: impl FnOnce(&Repo) -> anyhow::Result<Note> + Send + 'static,
     ) -> Self {
         Self {
-            name: name.into(),
+            name,
+            beside: false,
+            after: None,
             action: Box::new(action),
         }
     }
-}
 
-struct Outcome {
-    name: String,
-    result: Result<Note, String>,
-    time: Duration,
+    /// Runs beside the steps that follow, after those before it that do.
+    pub(crate) fn beside(mut self) -> Self {
+        self.beside = true;
+        self
+    }
+
+    /// Waits for a step that runs beside.
+    pub(crate) fn after(mut self, name: &'static str) -> Self {
+        self.after = Some(name);
+        self
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Runs it under its heading.
+    fn run(self, repo: &Repo, place: &str) -> Outcome {
+        output::line(&format!("\n==== {place} {} ====", self.name));
+        let start = Instant::now();
+        let used = usage::so_far();
+        let result = (self.action)(repo).map_err(|error| format!("{error:#}"));
+        let time = start.elapsed();
+        let used = usage::so_far().saturating_sub(used);
+        if let Err(error) = &result {
+            output::line(&format!("FAILED: {error}"));
+        }
+        // At once too: a run that is cut short has no table.
+        output::line(&format!(
+            "---- {}: {:.1} s, {:.1} s of processors",
+            self.name,
+            time.as_secs_f64(),
+            used.as_secs_f64()
+        ));
+        Outcome {
+            name: self.name,
+            beside: self.beside,
+            result,
+            time,
+            used,
+        }
+    }
 }
 
 /// Runs every step and prints the table. `Ok(true)` if all passed.
 pub(crate) fn run_all(repo: &Repo, steps: Vec<Step>) -> anyhow::Result<bool> {
     let count = steps.len();
+    let start = Instant::now();
     let mut outcomes = Vec::new();
-    for (index, step) in steps.into_iter().enumerate() {
-        println!("\n==== {}/{count} {} ====", index + 1, step.name);
-        let start = Instant::now();
-        let result = (step.action)(repo).map_err(|error| format!("{error:#}"));
-        let time = start.elapsed();
-        if let Err(error) = &result {
-            println!("FAILED: {error}");
-        }
-        // At once too: a run that is cut short has no table.
-        println!("---- {}: {:.1} s", step.name, time.as_secs_f64());
-        outcomes.push(Outcome {
-            name: step.name,
-            result,
-            time,
+    thread::scope(|scope| {
+        let (lane, work) = channel::<(String, Step)>();
+        let (tell, told) = channel();
+        scope.spawn(move || {
+            output::keep();
+            for (place, step) in work {
+                let outcome = step.run(repo, &place);
+                if tell.send((output::take(), outcome)).is_err() {
+                    break;
+                }
+            }
         });
-    }
-    println!("\n{}", table(&outcomes));
+        let mut beside = Beside {
+            told,
+            running: VecDeque::new(),
+        };
+        for (index, step) in steps.into_iter().enumerate() {
+            let place = format!("{}/{count}", index + 1);
+            if step.beside {
+                println!("\n==== {place} {}: beside what follows ====", step.name);
+                beside.running.push_back(step.name);
+                // Whoever does not take it has panicked, and the scope with it.
+                let _ = lane.send((place, step));
+                continue;
+            }
+            if let Some(name) = step.after {
+                outcomes.extend(beside.wait_for(name));
+            }
+            outcomes.push(step.run(repo, &place));
+            outcomes.extend(beside.ended());
+        }
+        drop(lane);
+        outcomes.extend(beside.rest());
+    });
+    println!("\n{}", table(&outcomes, start.elapsed()));
     Ok(outcomes.iter().all(|outcome| outcome.result.is_ok()))
 }
 
-fn table(outcomes: &[Outcome]) -> String {
-    let width = outcomes
-        .iter()
-        .map(|outcome| outcome.name.chars().count())
-        .max()
-        .unwrap_or(0);
-    let mut lines = Vec::new();
-    for outcome in outcomes {
-        let (verdict, note) = match &outcome.result {
-            Ok(note) => ("pass", note.as_str()),
-            Err(error) => ("FAIL", error.lines().next().unwrap_or("")),
-        };
-        lines.push(
-            format!(
-                "{verdict}  {:>7.1} s  {:width$}  {note}",
-                outcome.time.as_secs_f64(),
-                outcome.name,
-            )
-            .trim_end()
-            .to_owned(),
-        );
+/// What runs beside.
+struct Beside {
+    told: Receiver<(String, Outcome)>,
+    running: VecDeque<&'static str>,
+}
+
+impl Beside {
+    /// Those that have ended since; shows what they printed.
+    fn ended(&mut self) -> Vec<Outcome> {
+        let told: Vec<_> = self.told.try_iter().collect();
+        told.into_iter().map(|one| self.show(one)).collect()
     }
-    let total: Duration = outcomes.iter().map(|outcome| outcome.time).sum();
-    let failed = outcomes.iter().filter(|o| o.result.is_err()).count();
-    lines.push(format!(
-        "{} steps in {:.0} s: {} passed, {failed} failed",
-        outcomes.len(),
-        total.as_secs_f64(),
-        outcomes.len() - failed,
-    ));
-    lines.join("\n")
+
+    /// The same, once the one called `name` has.
+    fn wait_for(&mut self, name: &str) -> Vec<Outcome> {
+        let mut ended = self.ended();
+        if self.running.contains(&name) {
+            println!("\nwaiting for: {name}");
+        }
+        while self.running.contains(&name) {
+            match self.told.recv() {
+                Ok(one) => ended.push(self.show(one)),
+                // The lane has panicked, and the scope will.
+                Err(_) => self.running.clear(),
+            }
+        }
+        ended
+    }
+
+    /// The same, once all have.
+    fn rest(&mut self) -> Vec<Outcome> {
+        let mut ended = Vec::new();
+        while let Some(last) = self.running.back().copied() {
+            ended.extend(self.wait_for(last));
+        }
+        ended
+    }
+
+    fn show(&mut self, (text, outcome): (String, Outcome)) -> Outcome {
+        print!("{text}");
+        self.running.retain(|name| *name != outcome.name);
+        outcome
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc::{Sender, channel};
 
     fn repo() -> Repo {
         Repo::find().unwrap()
     }
 
+    fn says(
+        send: &Sender<u32>,
+        what: u32,
+    ) -> impl FnOnce(&Repo) -> anyhow::Result<Note> + Send + use<> {
+        let send = send.clone();
+        move |_| {
+            send.send(what)?;
+            Ok(String::new())
+        }
+    }
+
     #[test]
     fn a_failure_neither_stops_the_run_nor_passes_it() {
-        let (send, receive) = std::sync::mpsc::channel();
+        let (send, receive) = channel();
         let steps = vec![
             Step::new("first", |_| anyhow::bail!("broken")),
-            Step::new("second", move |_| {
-                send.send(()).unwrap();
-                Ok(String::new())
-            }),
+            Step::new("second", says(&send, 2)),
         ];
         assert!(!run_all(&repo(), steps).unwrap());
         assert!(receive.try_recv().is_ok(), "the second step ran");
@@ -117,5 +207,49 @@ mod tests {
     fn all_pass() {
         let steps = vec![Step::new("only", |_| Ok(String::new()))];
         assert!(run_all(&repo(), steps).unwrap());
+    }
+
+    #[test]
+    fn what_runs_beside_runs_at_the_same_time_and_is_waited_for() {
+        let (send, receive) = channel();
+        let (go, gone) = channel();
+        let steps = vec![
+            Step::new("beside", {
+                let send = send.clone();
+                move |_| {
+                    // Only the next step lets it go on.
+                    gone.recv()?;
+                    send.send(1)?;
+                    Ok(String::new())
+                }
+            })
+            .beside(),
+            Step::new("beside too", says(&send, 2)).beside(),
+            Step::new("next", says(&go, 0)),
+            Step::new("needs it", says(&send, 3)).after("beside too"),
+        ];
+        assert!(run_all(&repo(), steps).unwrap());
+        drop(send);
+        assert_eq!(receive.iter().collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    #[should_panic(expected = "a scoped thread panicked")]
+    fn a_panic_beside_hangs_nothing() {
+        let steps = vec![
+            Step::new("beside", |_| panic!("on purpose")).beside(),
+            Step::new("beside too", |_| Ok(String::new())).beside(),
+            Step::new("needs it", |_| Ok(String::new())).after("beside"),
+        ];
+        let _ = run_all(&repo(), steps);
+    }
+
+    #[test]
+    fn a_failure_beside_fails_the_run() {
+        let steps = vec![
+            Step::new("beside", |_| anyhow::bail!("broken")).beside(),
+            Step::new("next", |_| Ok(String::new())),
+        ];
+        assert!(!run_all(&repo(), steps).unwrap());
     }
 }

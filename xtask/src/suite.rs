@@ -4,10 +4,18 @@ use anyhow::{bail, ensure};
 
 use crate::repo::Repo;
 use crate::steps::Step;
+use crate::suites::Kind;
 use crate::summary::Summary;
 use crate::{
     check, console, fuzz, guest, ids, install, links, mutate, nostd, process, product, rules,
+    suites,
 };
+
+/// What is prepared beside other steps: built, or fetched.
+const RELEASE: &str = "build: the command, optimised";
+const FETCHED: &str = "fetch: kernels, QEMU; build: modules";
+const FUZZ: &str = "build: fuzz targets";
+const LIBFUZZER: &str = "build: fuzz targets for libFuzzer";
 
 /// How long each fuzz target runs in `test`.
 const FUZZ_SECONDS: u64 = 60;
@@ -20,41 +28,47 @@ const BRIEF_SECONDS: u64 = 5;
 
 /// Everything.
 pub(crate) fn test() -> Vec<Step> {
-    let mut steps = vec![Step::new("tools", install::run)];
+    let mut steps = vec![
+        Step::new("tools", install::run),
+        Step::new(RELEASE, product::build_all).beside(),
+        Step::new(FETCHED, guest::fetch).beside(),
+        Step::new("checkpatch", guest::checkpatch).beside(),
+        Step::new(FUZZ, fuzz::build).beside(),
+        Step::new(LIBFUZZER, fuzz::build_libfuzzer).beside(),
+    ];
     steps.extend(check());
     steps.extend([
         Step::new("no_std", nostd::run),
-        Step::new("unit tests", |repo| {
-            cargo_test(
-                repo,
-                &[
-                    "--workspace",
-                    "--all-features",
-                    "--lib",
-                    "--bins",
-                    "--examples",
-                ],
-            )
-        }),
+        Step::new("build: tests", suites::build),
+        Step::new("unit tests", |repo| suites::run(repo, Kind::Unit)),
         Step::new("property, conformance, concurrency, golden tests", |repo| {
-            cargo_test(repo, &["--workspace", "--all-features", "--test", "*"])
+            suites::run(repo, Kind::Outside)
         }),
         Step::new("doc tests", |repo| {
             cargo_test(repo, &["--workspace", "--all-features", "--doc"])
         }),
-        Step::new("exact instruction counts", instruction_counts),
+        Step::new("exact instruction counts", instruction_counts).after(RELEASE),
         Step::new("documents that run", console::run),
-        Step::new("guests", guest::live),
+        Step::new("guests", guest::live).after(FETCHED),
         Step::new("guests behind the para-virtual IOMMU", guest::pviommu),
         Step::new("guests whose devices change hands", |repo| {
             guest::handover(repo, HANDOVERS)
         }),
-        Step::new("fuzz corpora", fuzz::corpora),
+        Step::new("fuzz corpora", fuzz::corpora).after(FUZZ),
+        Step::new("fuzzing", |repo| fuzz_all(repo, None, FUZZ_SECONDS)).after(LIBFUZZER),
     ]);
-    steps.push(Step::new("fuzzing", |repo| {
-        fuzz_all(repo, None, FUZZ_SECONDS)
-    }));
     steps
+}
+
+/// Those of [`test()`] that are asked for: all, or the ones whose names contain one of `patterns`.
+pub(crate) fn chosen(patterns: &[String]) -> anyhow::Result<Vec<Step>> {
+    let mut steps = test();
+    if !patterns.is_empty() {
+        let fits = |step: &Step| patterns.iter().any(|pattern| step.name().contains(pattern));
+        steps.retain(fits);
+        ensure!(!steps.is_empty(), "no step has such a name");
+    }
+    Ok(steps)
 }
 
 /// What is quick and needs no test to be built.

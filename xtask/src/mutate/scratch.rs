@@ -38,11 +38,7 @@ impl Scratch {
             process::capture(process::command(&scratch.tree, "git").args(["init", "--quiet"]))?;
         }
         let files = repo.files()?;
-        for old in (Repo {
-            root: scratch.tree.clone(),
-        })
-        .files()?
-        {
+        for old in Repo::at(scratch.tree.clone()).files()? {
             if files.binary_search(&old).is_err() {
                 fs::remove_file(scratch.tree.join(old))?;
             }

@@ -1,0 +1,196 @@
+//! The tests of the workspace: programs that are built at once, and run by kind.
+//!
+//! `cargo test` would build what it is asked for: with `--lib` other features of the same libraries are chosen than with `--test '*'`, and
+//! everything would be built twice.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+
+use crate::output;
+use crate::process;
+use crate::repo::Repo;
+use crate::summary::Summary;
+
+/// All of them: what `cargo test` takes without a choice, and examples' own.
+const SELECTION: [&str; 7] = [
+    "--workspace",
+    "--all-features",
+    "--lib",
+    "--bins",
+    "--examples",
+    "--test",
+    "*",
+];
+
+/// Where tests stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Beside what they test.
+    Unit,
+    /// In a file of their own, with the view that others have.
+    Outside,
+}
+
+/// A program that holds tests.
+#[derive(Debug, PartialEq, Eq)]
+struct Program {
+    kind: Kind,
+    /// The source that it begins with.
+    source: PathBuf,
+    /// Its package, where it runs.
+    package: PathBuf,
+    path: PathBuf,
+}
+
+/// Builds all of them.
+pub(crate) fn build(repo: &Repo) -> anyhow::Result<String> {
+    Ok(format!("{} programs", programs(repo)?.len()))
+}
+
+/// Runs those of one kind; a suite of which nothing ran has failed.
+pub(crate) fn run(repo: &Repo, kind: Kind) -> anyhow::Result<String> {
+    let mut programs = programs(repo)?;
+    programs.retain(|program| program.kind == kind);
+    run_each(&repo.root, &programs)
+}
+
+fn run_each(root: &Path, programs: &[Program]) -> anyhow::Result<String> {
+    let mut summary = Summary::default();
+    let mut failed = Vec::new();
+    for program in programs {
+        let name = program.source.strip_prefix(root);
+        output::line(&format!(
+            "     Running {}",
+            name.unwrap_or(&program.source).display()
+        ));
+        let path = program.path.to_string_lossy();
+        let mut command = process::command(&program.package, &path);
+        command.env("CARGO_MANIFEST_DIR", &program.package);
+        // One's failure does not hide another's.
+        if let Err(error) = process::show(&mut command, |line| summary.add_line(line)) {
+            failed.push(format!("{error:#}"));
+        }
+    }
+    if !failed.is_empty() {
+        bail!("{summary}: {}", failed.join("; "));
+    }
+    summary.ensure_some_ran()?;
+    Ok(summary.to_string())
+}
+
+fn programs(repo: &Repo) -> anyhow::Result<Vec<Program>> {
+    let mut messages = Vec::new();
+    let mut command = process::command(&repo.root, "cargo");
+    command
+        .args(["test", "--no-run"])
+        .args(SELECTION)
+        .arg("--message-format=json-render-diagnostics");
+    process::observe(&mut command, |line| messages.push(line.to_owned()))?;
+    let mut programs = Vec::new();
+    for message in &messages {
+        programs.extend(program(&serde_json::from_str(message)?)?);
+    }
+    programs.sort_by(|one, other| one.source.cmp(&other.source));
+    Ok(programs)
+}
+
+/// The program that cargo tells of, if it holds tests.
+fn program(message: &Value) -> anyhow::Result<Option<Program>> {
+    let (Some(path), Some(true)) = (
+        message["executable"].as_str(),
+        message["profile"]["test"].as_bool(),
+    ) else {
+        return Ok(None);
+    };
+    let text = |value: &Value| value.as_str().map(PathBuf::from);
+    let manifest = text(&message["manifest_path"]).context("no manifest")?;
+    Ok(Some(Program {
+        kind: match message["target"]["kind"][0].as_str() {
+            Some("test") => Kind::Outside,
+            _ => Kind::Unit,
+        },
+        source: text(&message["target"]["src_path"]).context("no source")?,
+        package: manifest
+            .parent()
+            .map(Path::to_owned)
+            .context("no package")?,
+        path: path.into(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn artifact(kind: &str, test: bool, executable: Option<&str>) -> Value {
+        json!({
+            "reason": "compiler-artifact",
+            "manifest_path": "/r/crates/a/Cargo.toml",
+            "target": { "kind": [kind], "name": "a", "src_path": "/r/crates/a/tests/a.rs" },
+            "profile": { "test": test },
+            "executable": executable,
+        })
+    }
+
+    #[test]
+    fn a_program_that_fails_fails_the_suite_and_hides_no_other() {
+        let directory = std::env::temp_dir().join(format!("xtask-suites-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let program = |name: &str, text: &str| {
+            let path = directory.join(name);
+            // Written by another process: a file that this one had open could not be run while any thread of it starts a process.
+            let mut command = process::command(&directory, "sh");
+            let write = r#"printf '#!/bin/sh\n%s\n' "$1" >"$0" && chmod 755 "$0""#;
+            command.args(["-c", write]).arg(&path).arg(text);
+            process::capture(&mut command).unwrap();
+            Program {
+                kind: Kind::Unit,
+                source: path.clone(),
+                package: directory.clone(),
+                path,
+            }
+        };
+        let result = "test result: ok. 2 passed; 0 failed; 0 ignored";
+        let bad = program(
+            "bad",
+            "echo 'test result: FAILED. 1 passed; 1 failed'; exit 101",
+        );
+        let good = program("good", &format!("echo '{result}'"));
+        let here = program(
+            "here",
+            &format!("[ $PWD = $CARGO_MANIFEST_DIR ] && echo '{result}'"),
+        );
+        let empty = program(
+            "empty",
+            "echo 'test result: ok. 0 passed; 0 failed; 0 ignored'",
+        );
+        let run = |programs: &[Program]| run_each(&directory, programs).map_err(|e| e.to_string());
+        let error = run(&[bad, good]).unwrap_err();
+        assert!(error.starts_with("3 passed, 1 failed: "), "{error}");
+        assert!(error.ends_with("/bad: exit status: 101"), "{error}");
+        assert_eq!(run(&[here]).as_deref(), Ok("2 passed"));
+        assert!(run(&[empty]).is_err());
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn programs_with_tests_are_told_from_the_rest() {
+        let found = |message: &Value| program(message).unwrap();
+        let one = found(&artifact("test", true, Some("/t/a-1"))).unwrap();
+        assert_eq!(one.kind, Kind::Outside);
+        assert_eq!(one.package, Path::new("/r/crates/a"));
+        assert_eq!(one.path, Path::new("/t/a-1"));
+        for kind in ["lib", "bin", "example"] {
+            let one = found(&artifact(kind, true, Some("/t/a-2"))).unwrap();
+            assert_eq!(one.kind, Kind::Unit, "{kind}");
+        }
+        // A library, a program that tests start, and the end of the messages.
+        assert_eq!(found(&artifact("lib", false, None)), None);
+        assert_eq!(found(&artifact("bin", false, Some("/t/a"))), None);
+        let end = json!({ "reason": "build-finished", "success": true });
+        assert_eq!(found(&end), None);
+    }
+}

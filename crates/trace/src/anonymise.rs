@@ -74,10 +74,21 @@ impl Anonymise {
     pub fn run<R: Read>(
         &self,
         name: &str,
-        first: R,
-        second: R,
+        mut first: R,
+        mut second: R,
         options: &Options,
         out: &mut impl Write,
+    ) -> Result<(), AnonymiseError> {
+        self.rewrite(name, &mut first, &mut second, options, out)
+    }
+
+    fn rewrite(
+        &self,
+        name: &str,
+        first: &mut dyn Read,
+        second: &mut dyn Read,
+        options: &Options,
+        out: &mut dyn Write,
     ) -> Result<(), AnonymiseError> {
         let survey = Survey::of(&mut TraceReader::new(name, first, options))?;
         let runs = Places::lay_out(&survey.runs, self.seed);
@@ -126,7 +137,7 @@ impl Anonymise {
     }
 }
 
-fn write(out: &mut impl Write, text: &str) -> Result<(), AnonymiseError> {
+fn write(out: &mut dyn Write, text: &str) -> Result<(), AnonymiseError> {
     out.write_all(text.as_bytes())
         .map_err(AnonymiseError::Write)
 }
@@ -143,7 +154,7 @@ struct Survey {
 }
 
 impl Survey {
-    fn of<R: Read>(reader: &mut TraceReader<R>) -> Result<Self, TraceError> {
+    fn of(reader: &mut TraceReader<&mut dyn Read>) -> Result<Self, TraceError> {
         let mut survey = Self {
             start: u64::MAX,
             ..Self::default()

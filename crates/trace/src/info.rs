@@ -179,7 +179,7 @@ impl Info {
         let mut flows = Flows::default();
         let mut chunk = Chunk::default();
         let mut marks = Vec::new();
-        while operations.next_chunk_with(&mut chunk, |event, raw| lines.take(event, raw))? {
+        while operations.next_chunk_with(&mut chunk, &mut |event, raw| lines.take(event, raw))? {
             for op in &chunk.ops {
                 flows.take(op, &chunk);
             }

@@ -22,7 +22,7 @@ pub struct Operations<R>(Kind<R>);
 
 #[derive(Debug)]
 enum Kind<R> {
-    Text(Box<Pairing<R>>),
+    Text(R, Box<Pairing>),
     #[cfg(feature = "parquet")]
     Parquet(Box<Rows>),
 }
@@ -38,16 +38,16 @@ impl Operations<Source> {
             return Ok(Self(Kind::Parquet(Box::new(Rows::open(path)?))));
         }
         let source = Source::open(path)?;
-        let text = Pairing::new(&path.display().to_string(), source, options);
+        let text = Pairing::new(&path.display().to_string(), options);
         let reread = path.is_file().then(|| path.to_owned());
-        Ok(Self(Kind::Text(Box::new(text.rereadable(reread)))))
+        Ok(Self(Kind::Text(source, Box::new(text.rereadable(reread)))))
     }
 }
 
 impl<R: Read> Operations<R> {
     /// Reads the text of a trace from `reader`; `name` stands in errors.
     pub fn new(name: &str, reader: R, options: Options) -> Self {
-        Self(Kind::Text(Box::new(Pairing::new(name, reader, options))))
+        Self(Kind::Text(reader, Box::new(Pairing::new(name, options))))
     }
 
     /// Fills `chunk` with the next operations, about [`Chunk::OPS`] of them; false at the end of the trace,
@@ -57,7 +57,7 @@ impl<R: Read> Operations<R> {
     /// See [`TraceError`]. The operations before the error stand in `chunk`; further calls return false.
     pub fn next_chunk(&mut self, chunk: &mut Chunk) -> Result<bool, TraceError> {
         match &mut self.0 {
-            Kind::Text(text) => text.next_chunk_with(chunk, |_, _| {}),
+            Kind::Text(source, text) => text.next_chunk_with(source, chunk, &mut |_, _| {}),
             #[cfg(feature = "parquet")]
             Kind::Parquet(rows) => rows.next_chunk(chunk),
         }
@@ -67,10 +67,10 @@ impl<R: Read> Operations<R> {
     pub(crate) fn next_chunk_with(
         &mut self,
         chunk: &mut Chunk,
-        tap: impl FnMut(&RawEvent, &RawChunk),
+        tap: &mut dyn FnMut(&RawEvent, &RawChunk),
     ) -> Result<bool, TraceError> {
         match &mut self.0 {
-            Kind::Text(text) => text.next_chunk_with(chunk, tap),
+            Kind::Text(source, text) => text.next_chunk_with(source, chunk, tap),
             #[cfg(feature = "parquet")]
             Kind::Parquet(rows) => Err(rows.refuse(ParquetProblem::NoLines)),
         }
@@ -79,7 +79,7 @@ impl<R: Read> Operations<R> {
     /// The devices seen so far. A device appears here before its first operation is delivered.
     pub fn devices(&self) -> &Devices {
         match &self.0 {
-            Kind::Text(text) => text.devices(),
+            Kind::Text(_, text) => text.devices(),
             #[cfg(feature = "parquet")]
             Kind::Parquet(rows) => rows.devices(),
         }
@@ -89,7 +89,7 @@ impl<R: Read> Operations<R> {
     /// from, at any time.
     pub fn summary(&self) -> &Summary {
         match &self.0 {
-            Kind::Text(text) => text.summary(),
+            Kind::Text(_, text) => text.summary(),
             #[cfg(feature = "parquet")]
             Kind::Parquet(rows) => rows.summary(),
         }
@@ -98,7 +98,7 @@ impl<R: Read> Operations<R> {
     /// The mappings alive after the operations delivered so far, in order of their ids.
     pub fn live(&self) -> Box<dyn Iterator<Item = MappingId> + '_> {
         match &self.0 {
-            Kind::Text(text) => Box::new(text.live()),
+            Kind::Text(_, text) => Box::new(text.live()),
             #[cfg(feature = "parquet")]
             Kind::Parquet(rows) => Box::new(rows.live()),
         }

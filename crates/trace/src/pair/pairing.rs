@@ -11,12 +11,12 @@ use crate::input::Source;
 use crate::op::{Chunk, DeviceIndex, MappingId, Mark};
 use crate::options::{Attribution, Options};
 use crate::summary::Summary;
-use crate::text::{RawChunk, RawEvent, RawKind, TraceReader};
+use crate::text::{RawChunk, RawEvent, RawKind, Text, TraceReader};
 
-/// The operations of a trace's text, read as a stream.
+/// The operations of a trace's text, read as a stream from a source that is lent for each chunk.
 #[derive(Debug)]
-pub(crate) struct Pairing<R> {
-    reader: TraceReader<R>,
+pub(crate) struct Pairing {
+    text: Text,
     window: Window,
     resolver: Resolver,
     raw: RawChunk,
@@ -38,11 +38,11 @@ enum Stage {
     Ended,
 }
 
-impl<R: Read> Pairing<R> {
-    /// Reads the text of a trace from `reader`; `name` stands in errors.
-    pub(crate) fn new(name: &str, reader: R, options: Options) -> Self {
+impl Pairing {
+    /// Begins with a trace's text; `name` stands in errors.
+    pub(crate) fn new(name: &str, options: Options) -> Self {
         Self {
-            reader: TraceReader::new(name, reader, &options),
+            text: Text::new(name, &options),
             window: Window::new(options.look_ahead),
             resolver: Resolver::default(),
             raw: RawChunk::default(),
@@ -65,12 +65,13 @@ impl<R: Read> Pairing<R> {
     /// before its operation is.
     pub(crate) fn next_chunk_with(
         &mut self,
+        source: &mut dyn Read,
         chunk: &mut Chunk,
-        mut tap: impl FnMut(&RawEvent, &RawChunk),
+        tap: &mut dyn FnMut(&RawEvent, &RawChunk),
     ) -> Result<bool, TraceError> {
         chunk.clear();
         while self.stage != Stage::Ended && chunk.ops.len() < Chunk::OPS {
-            if let Err(error) = self.step(chunk, &mut tap) {
+            if let Err(error) = self.step(source, chunk, tap) {
                 // The last word, though the reader may have come upon another error further on.
                 self.stage = Stage::Ended;
                 self.count();
@@ -82,7 +83,7 @@ impl<R: Read> Pairing<R> {
     }
 
     pub(crate) fn devices(&self) -> &Devices {
-        self.reader.devices()
+        self.text.devices()
     }
 
     pub(crate) fn summary(&self) -> &Summary {
@@ -96,8 +97,9 @@ impl<R: Read> Pairing<R> {
     /// Takes one event, or the next raw chunk.
     fn step(
         &mut self,
+        source: &mut dyn Read,
         chunk: &mut Chunk,
-        tap: &mut impl FnMut(&RawEvent, &RawChunk),
+        tap: &mut dyn FnMut(&RawEvent, &RawChunk),
     ) -> Result<(), TraceError> {
         if let Some(event) = self.raw.events.get(self.taken) {
             self.taken += 1;
@@ -120,7 +122,7 @@ impl<R: Read> Pairing<R> {
             };
         }
         self.taken = 0;
-        match self.reader.next_chunk(&mut self.raw) {
+        match self.text.next_chunk(source, &mut self.raw) {
             Ok(true) => {}
             Ok(false) => self.stage = Stage::Draining,
             // What was read before it is resolved first.
@@ -192,18 +194,18 @@ impl<R: Read> Pairing<R> {
                 return Ok(Some((only, false)));
             }
         }
-        let row = self.reader.devices_mut().unattributed();
+        let row = self.text.devices_mut().unattributed();
         match row {
             Some(row) => Ok(Some((row, true))),
             None => Err(TraceError::TooManyDevices {
-                file: self.reader.name().to_owned(),
+                file: self.text.name().to_owned(),
                 line: event.line,
             }),
         }
     }
 
     fn failed(&self, problem: Problem, event: &RawEvent) -> TraceError {
-        let (file, line) = (self.reader.name().to_owned(), event.line);
+        let (file, line) = (self.text.name().to_owned(), event.line);
         match problem {
             Problem::PhysicalSpaceExhausted => TraceError::PhysicalSpaceExhausted { file, line },
             Problem::FreshFramesTooLarge { bytes } => {
@@ -215,7 +217,7 @@ impl<R: Read> Pairing<R> {
     }
 
     fn count(&mut self) {
-        let counts = self.reader.counts();
+        let counts = self.text.counts();
         let summary = &mut self.resolver.summary;
         summary.lines = counts.lines;
         summary.events = counts.events;

@@ -23,10 +23,9 @@ pub(super) enum Line<'a> {
     CutShort,
 }
 
-/// The lines of `reader`. Memory: one block, or one line if that is longer, which the limit bounds.
+/// The lines of a reader that is lent for each. Memory: one block, or one line if that is longer, which the limit bounds.
 #[derive(Debug)]
-pub(super) struct Lines<R> {
-    reader: R,
+pub(super) struct Lines {
     buffer: Vec<u8>,
     /// Bytes to ask for next.
     block: usize,
@@ -39,11 +38,10 @@ pub(super) struct Lines<R> {
     limit: usize,
 }
 
-impl<R: Read> Lines<R> {
+impl Lines {
     /// Lines of at most `limit` bytes.
-    pub(super) fn new(reader: R, limit: usize) -> Self {
+    pub(super) fn new(limit: usize) -> Self {
         Self {
-            reader,
             buffer: Vec::new(),
             block: FIRST_BLOCK,
             start: 0,
@@ -54,9 +52,9 @@ impl<R: Read> Lines<R> {
         }
     }
 
-    /// The next line; `None` at the end of the stream.
+    /// The next line of `source`; `None` at its end.
     #[inline]
-    pub(super) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
+    pub(super) fn next(&mut self, source: &mut dyn Read) -> io::Result<Option<Line<'_>>> {
         let mut searched = 0;
         loop {
             let pending = self.buffer.get(self.start..self.end).unwrap_or(&[]);
@@ -76,7 +74,7 @@ impl<R: Read> Lines<R> {
             }
             searched = pending.len();
             if searched > self.limit {
-                self.skip_line()?;
+                self.skip_line(source)?;
                 return Ok(Some(Line::TooLong));
             }
             if self.at_end {
@@ -88,12 +86,12 @@ impl<R: Read> Lines<R> {
                     _ => Some(Line::CutShort),
                 });
             }
-            self.fill()?;
+            self.fill(source)?;
         }
     }
 
     /// Moves what is pending to the front and reads one block behind it.
-    fn fill(&mut self) -> io::Result<()> {
+    fn fill(&mut self, source: &mut dyn Read) -> io::Result<()> {
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
@@ -102,7 +100,7 @@ impl<R: Read> Lines<R> {
         }
         let space = self.buffer.get_mut(self.end..).unwrap_or(&mut []);
         let read = loop {
-            match self.reader.read(space) {
+            match source.read(space) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 other => break other?,
             }
@@ -120,7 +118,7 @@ impl<R: Read> Lines<R> {
     }
 
     /// Drops bytes up to and including the next line end.
-    fn skip_line(&mut self) -> io::Result<()> {
+    fn skip_line(&mut self, source: &mut dyn Read) -> io::Result<()> {
         loop {
             let pending = self.buffer.get(self.start..self.end).unwrap_or(&[]);
             if let Some(offset) = memchr(b'\n', pending) {
@@ -131,7 +129,7 @@ impl<R: Read> Lines<R> {
             if self.at_end {
                 return Ok(());
             }
-            self.fill()?;
+            self.fill(source)?;
         }
     }
 }
@@ -154,9 +152,10 @@ mod tests {
     }
 
     fn shapes(text: &[u8], step: usize, limit: usize) -> Vec<String> {
-        let mut lines = Lines::new(Slow(text, step), limit);
+        let mut lines = Lines::new(limit);
+        let mut source = Slow(text, step);
         let mut shapes = Vec::new();
-        while let Some(line) = lines.next().unwrap() {
+        while let Some(line) = lines.next(&mut source).unwrap() {
             shapes.push(match line {
                 Line::Text(text) => String::from_utf8_lossy(text).into_owned(),
                 other => format!("{other:?}"),
@@ -188,29 +187,32 @@ mod tests {
     #[test]
     fn memory_grows_with_what_the_reader_has_ready() {
         let text = [b'\n'; 100];
-        let mut lines = Lines::new(Slow(&text, 1), 1000);
-        while lines.next().unwrap().is_some() {}
+        let mut lines = Lines::new(1000);
+        let mut source = Slow(&text, 1);
+        while lines.next(&mut source).unwrap().is_some() {}
         assert!(
             lines.buffer.len() <= 2 * FIRST_BLOCK,
             "{}",
             lines.buffer.len()
         );
         let text = vec![b'\n'; 4 * BLOCK];
-        let mut lines = Lines::new(&text[..], 1000);
-        while lines.next().unwrap().is_some() {}
+        let mut lines = Lines::new(1000);
+        let mut source = &text[..];
+        while lines.next(&mut source).unwrap().is_some() {}
         assert!(lines.buffer.len() >= BLOCK, "{}", lines.buffer.len());
     }
 
     #[test]
     fn a_line_of_any_length_costs_bounded_memory() {
         let text = vec![b'x'; 8 * BLOCK];
-        let mut lines = Lines::new(&text[..], 1000);
-        assert_eq!(lines.next().unwrap(), Some(Line::TooLong));
+        let mut lines = Lines::new(1000);
+        let mut source = &text[..];
+        assert_eq!(lines.next(&mut source).unwrap(), Some(Line::TooLong));
         assert!(
             lines.buffer.len() <= 2 * BLOCK + 1000,
             "{}",
             lines.buffer.len()
         );
-        assert_eq!(lines.next().unwrap(), None);
+        assert_eq!(lines.next(&mut source).unwrap(), None);
     }
 }

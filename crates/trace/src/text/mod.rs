@@ -15,3 +15,4 @@ pub use event::{Context, ListSpan, RawChunk, RawEvent, RawKind};
 pub use reader::{Counts, TraceReader};
 
 pub(crate) use payload::MAX_BYTES;
+pub(crate) use reader::Text;

@@ -30,8 +30,49 @@ pub struct Counts {
 /// Reads the text of a trace as a stream of raw events.
 #[derive(Debug)]
 pub struct TraceReader<R> {
+    source: R,
+    text: Text,
+}
+
+impl<R: Read> TraceReader<R> {
+    /// Reads from `reader`; `name` stands in errors.
+    pub fn new(name: &str, reader: R, options: &Options) -> Self {
+        Self {
+            source: reader,
+            text: Text::new(name, options),
+        }
+    }
+
+    /// The devices seen so far.
+    pub fn devices(&self) -> &Devices {
+        self.text.devices()
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> Counts {
+        self.text.counts()
+    }
+
+    /// The name that stands in errors.
+    pub fn name(&self) -> &str {
+        self.text.name()
+    }
+
+    /// Fills `chunk` with the next events, about [`RawChunk::EVENTS`]; false at the end, with `chunk` empty.
+    ///
+    /// # Errors
+    /// See [`TraceError`]. Events before the error are in `chunk`; further calls return false.
+    pub fn next_chunk(&mut self, chunk: &mut RawChunk) -> Result<bool, TraceError> {
+        self.text.next_chunk(&mut self.source, chunk)
+    }
+}
+
+/// What reads a trace's text, but for where it comes from: that is lent for each chunk, so this is compiled once and not for every kind of
+/// source, in whichever crate has it.
+#[derive(Debug)]
+pub(crate) struct Text {
     name: String,
-    lines: Lines<R>,
+    lines: Lines,
     lenient: bool,
     max_line: usize,
     interner: Interner,
@@ -39,12 +80,11 @@ pub struct TraceReader<R> {
     ended: bool,
 }
 
-impl<R: Read> TraceReader<R> {
-    /// Reads from `reader`; `name` stands in errors.
-    pub fn new(name: &str, reader: R, options: &Options) -> Self {
+impl Text {
+    pub(crate) fn new(name: &str, options: &Options) -> Self {
         Self {
             name: name.to_owned(),
-            lines: Lines::new(reader, options.max_line),
+            lines: Lines::new(options.max_line),
             lenient: options.lenient,
             max_line: options.max_line,
             interner: Interner::default(),
@@ -53,8 +93,7 @@ impl<R: Read> TraceReader<R> {
         }
     }
 
-    /// The devices seen so far.
-    pub fn devices(&self) -> &Devices {
+    pub(crate) fn devices(&self) -> &Devices {
         &self.interner.devices
     }
 
@@ -62,27 +101,26 @@ impl<R: Read> TraceReader<R> {
         &mut self.interner.devices
     }
 
-    /// What was counted so far.
-    pub fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// The name that stands in errors.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Fills `chunk` with the next events, about [`RawChunk::EVENTS`]; false at the end, with `chunk` empty.
-    ///
-    /// # Errors
-    /// See [`TraceError`]. Events before the error are in `chunk`; further calls return false.
-    pub fn next_chunk(&mut self, chunk: &mut RawChunk) -> Result<bool, TraceError> {
+    /// As [`TraceReader::next_chunk`], from `source`.
+    pub(crate) fn next_chunk(
+        &mut self,
+        source: &mut dyn Read,
+        chunk: &mut RawChunk,
+    ) -> Result<bool, TraceError> {
         chunk.clear();
         while !self.ended
             && chunk.events.len() < RawChunk::EVENTS
             && chunk.words.len() < RawChunk::WORDS
         {
-            if let Err(error) = self.next_line(chunk) {
+            if let Err(error) = self.next_line(source, chunk) {
                 self.ended = true;
                 return Err(error);
             }
@@ -92,8 +130,8 @@ impl<R: Read> TraceReader<R> {
 
     /// Reads one line.
     #[inline]
-    fn next_line(&mut self, chunk: &mut RawChunk) -> Result<(), TraceError> {
-        let line = match self.lines.next() {
+    fn next_line(&mut self, source: &mut dyn Read, chunk: &mut RawChunk) -> Result<(), TraceError> {
+        let line = match self.lines.next(source) {
             Ok(Some(line)) => line,
             Ok(None) => {
                 self.ended = true;

@@ -93,7 +93,9 @@ impl Word for AtomicU64 {
     }
 }
 
-/// Both words as they stood at one moment; `None` if the entry was changing.
+/// Both words as they stood at one moment; `None` if the entry was changing. It is made anew once at most while this reads it: whoever
+/// uses a slot again has had it invalidated, and an invalidation waits for walks. A third entry with the second word of the
+/// first could pass for it, with the address of the second.
 ///
 /// The second word is the same before and after the first is read. Had the entry been cleared and made anew in between, with the same
 /// second word, then either the first word is the old one and the entry is the old one, or it is the new one, and then the clearing,
@@ -119,7 +121,8 @@ fn clear<W: Word>([_, second]: &[W; 2]) {
 }
 
 impl RingPte {
-    /// Reads an entry as the hardware does: absent while it changes.
+    /// Reads an entry as the hardware does: absent while it changes. It may be made anew once meanwhile, not twice: in between comes an
+    /// invalidation, which waits for this.
     #[inline]
     pub fn load(words: &RingWords) -> Self {
         load(words.each_ref()).map_or(Self::ABSENT, Self::from_words)
@@ -313,7 +316,8 @@ mod tests {
         }
     }
 
-    /// However a reader's loads fall between a writer's stores, it sees one of the entries that there were, or none.
+    /// However a reader's loads fall between a writer's stores, it sees one of the entries that there were, or none: with an entry made anew
+    /// once, and twice where not every second word is another's.
     #[test]
     fn no_interleaving_shows_a_mixture() {
         let entries = [
@@ -321,13 +325,32 @@ mod tests {
             [0x2000, VALID | 1],
             [0x3000, VALID | 2],
         ];
+        assert_eq!(mixtures(entries), 0);
+    }
+
+    /// What [`load`] asks of whoever changes entries: without an invalidation in between, one can be taken for another.
+    #[test]
+    fn made_anew_twice_during_a_read_shows_one() {
+        let entries = [
+            [0x1000, VALID | 1],
+            [0x2000, VALID | 2],
+            [0x3000, VALID | 1],
+        ];
+        assert!(mixtures(entries) > 0);
+        assert_eq!(mixtures([entries[0], entries[1]]), 0);
+        assert_eq!(mixtures([entries[1], entries[2]]), 0);
+    }
+
+    /// In how many ways a reader's loads can fall between the stores of a writer of these entries so that it sees none of them and not nothing.
+    fn mixtures<const N: usize>(entries: [[u64; 2]; N]) -> usize {
         let writer = Entry::default();
         for entry in entries {
             clear(&writer.words());
             store(&writer.words(), entry);
         }
         let script: Rc<[_]> = writer.stores.take().into();
-        let mut seen = [0; 4];
+        let mut seen = [0; N];
+        let (mut nothing, mut mixtures) = (0, 0);
         let steps = script.len();
         for before in 0..=steps {
             for between in 0..=steps - before {
@@ -337,15 +360,21 @@ mod tests {
                     reader.pauses.borrow_mut().extend([before, between, after]);
                     let words =
                         load(reader.words().each_ref()).filter(|[_, control]| control & VALID != 0);
-                    let which =
-                        words.map_or(Some(3), |words| entries.iter().position(|e| *e == words));
-                    let Some(which) = which else {
-                        panic!("{words:x?} after {before}, {between} and {after} stores");
+                    let Some(words) = words else {
+                        nothing += 1;
+                        continue;
                     };
-                    seen[which] += 1;
+                    match entries.iter().position(|entry| *entry == words) {
+                        Some(which) => seen[which] += 1,
+                        None => mixtures += 1,
+                    }
                 }
             }
         }
-        assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
+        assert!(
+            nothing > 0 && seen.iter().all(|count| *count > 0),
+            "{seen:?}"
+        );
+        mixtures
     }
 }

@@ -131,16 +131,18 @@ fn a_reader_never_sees_a_mixture() {
                     }
                     Err(error) => assert_eq!(error, ContextError::ContextNotPresent),
                 }
-                reads.fetch_add(1, Ordering::Relaxed);
+                reads.fetch_add(1, Ordering::Release);
             }
         });
-        // Until the reader has had its chances, however late it starts.
-        let mut turn = 0_u16;
-        while reads.load(Ordering::Relaxed) < 300_000 && !reader.is_finished() {
-            turn = turn.wrapping_add(1);
+        for turn in 0..20_000 {
             tables
                 .attach(&mem, &frames, device(0), &mixed(1 + turn % 7))
                 .expect("frames");
+            // As an invalidation does: no read lasts until an entry is made anew for the second time.
+            let read = reads.load(Ordering::Relaxed);
+            while reads.load(Ordering::Acquire) == read && !reader.is_finished() {
+                std::thread::yield_now();
+            }
         }
         stop.store(true, Ordering::Relaxed);
         assert!(reader.join().is_ok(), "a mixture was seen");

@@ -188,14 +188,17 @@ fn a_reader_never_sees_a_mixture() {
                 if seen.is_valid() {
                     assert_eq!(seen, tagged(seen.start().get() >> 20), "of two entries");
                 }
-                reads.fetch_add(1, Ordering::Relaxed);
+                reads.fetch_add(1, Ordering::Release);
             }
         });
-        let mut turn = 0;
-        while reads.load(Ordering::Relaxed) < 300_000 && !reader.is_finished() {
-            turn += 1;
+        for turn in 0..20_000 {
             RingPte::clear(at);
             tagged(turn % 7).store(at);
+            // As an invalidation does: no read lasts until an entry is made anew for the second time.
+            let read = reads.load(Ordering::Relaxed);
+            while reads.load(Ordering::Acquire) == read && !reader.is_finished() {
+                std::thread::yield_now();
+            }
         }
         stop.store(true, Ordering::Relaxed);
         assert!(reader.join().is_ok(), "a mixture was seen");

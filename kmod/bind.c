@@ -5,6 +5,8 @@
  * is bound when the module comes has been without: it is bound anew.
  */
 #include <linux/device.h>
+#include <linux/dma-mapping.h>
+#include <linux/iommu-dma.h>
 #include <linux/module.h>
 #include <linux/slab.h>
 
@@ -50,6 +52,21 @@ static struct pvi_endpoint *pvi_find_endpoint(struct pvi *pvi, struct pci_dev *p
 	return NULL;
 }
 
+/* With the mutex: the place of a device that was unplugged, for the one that has come there. */
+static struct pvi_endpoint *pvi_reuse_endpoint(struct pvi *pvi, struct pci_dev *pdev)
+{
+	u32 devid = pvi_devid(pdev);
+	struct pvi_endpoint *endpoint;
+
+	list_for_each_entry(endpoint, &pvi->endpoints, list) {
+		if (!endpoint->pdev && endpoint->devid == devid) {
+			endpoint->pdev = pci_dev_get(pdev);
+			return endpoint;
+		}
+	}
+	return NULL;
+}
+
 /* With the mutex. */
 static struct pvi_endpoint *pvi_add_endpoint(struct pvi *pvi, struct pci_dev *pdev)
 {
@@ -86,13 +103,15 @@ static void pvi_install(struct pvi *pvi, struct pci_dev *pdev)
 	if (!pvi_is_ours(pvi, pdev))
 		return;
 	mutex_lock(&pvi->mutex);
-	endpoint = pvi_find_endpoint(pvi, pdev) ?: pvi_add_endpoint(pvi, pdev);
+	endpoint = pvi_find_endpoint(pvi, pdev) ?: pvi_reuse_endpoint(pvi, pdev) ?:
+						   pvi_add_endpoint(pvi, pdev);
 	mutex_unlock(&pvi->mutex);
 	if (!endpoint) {
 		dev_err(&pdev->dev, "pviommu: no memory for its mappings, it reaches nothing\n");
 		return;
 	}
-	if (get_dma_ops(&pdev->dev) && get_dma_ops(&pdev->dev) != &endpoint->ops) {
+	if (use_dma_iommu(&pdev->dev) ||
+	    (get_dma_ops(&pdev->dev) && get_dma_ops(&pdev->dev) != &endpoint->ops)) {
 		dev_err(&pdev->dev, "pviommu: another IOMMU translates for it\n");
 		return;
 	}
@@ -109,7 +128,8 @@ static int pvi_bus_event(struct notifier_block *block, unsigned long event, void
 		pvi_install(pvi, pdev);
 		return NOTIFY_OK;
 	}
-	if (event != BUS_NOTIFY_UNBOUND_DRIVER && event != BUS_NOTIFY_DRIVER_NOT_BOUND)
+	if (event != BUS_NOTIFY_UNBOUND_DRIVER && event != BUS_NOTIFY_DRIVER_NOT_BOUND &&
+	    event != BUS_NOTIFY_REMOVED_DEVICE)
 		return NOTIFY_DONE;
 	mutex_lock(&pvi->mutex);
 	endpoint = pvi_find_endpoint(pvi, pdev);
@@ -117,10 +137,14 @@ static int pvi_bus_event(struct notifier_block *block, unsigned long event, void
 	 * After a probe that failed, what is allocated for the device's life is freed later than
 	 * now.
 	 */
-	if (endpoint && event == BUS_NOTIFY_UNBOUND_DRIVER)
-		pvi_cache_drop_all(endpoint);
-	else if (endpoint)
+	if (endpoint && event == BUS_NOTIFY_DRIVER_NOT_BOUND)
 		pvi_cache_drop_unused(endpoint);
+	else if (endpoint)
+		pvi_cache_drop_all(endpoint);
+	if (endpoint && event == BUS_NOTIFY_REMOVED_DEVICE) {
+		endpoint->pdev = NULL;
+		pci_dev_put(pdev);
+	}
 	mutex_unlock(&pvi->mutex);
 	return NOTIFY_OK;
 }
@@ -146,16 +170,24 @@ int pvi_bind_start(struct pvi *pvi)
 }
 
 /*
- * Takes the driver away. It may be waiting for mappings that a host which is not asked any more
- * will never make: it is told that its device is gone, which ends what it has begun.
+ * Takes the driver and our operations away. The driver may be waiting for mappings that a host
+ * which is not asked any more will never make: it is told that its device is gone, which ends what
+ * it has begun. One that binds meanwhile has our operations, too.
  */
 static void pvi_release_driver(struct pvi *pvi, struct pci_dev *pdev)
 {
 	pci_channel_state_t before = pdev->error_state;
 
-	if (pvi->queue.broken)
+	if (READ_ONCE(pvi->queue.broken))
 		pdev->error_state = pci_channel_io_perm_failure;
-	device_release_driver(&pdev->dev);
+	device_lock(&pdev->dev);
+	while (pdev->dev.driver) {
+		device_unlock(&pdev->dev);
+		device_release_driver(&pdev->dev);
+		device_lock(&pdev->dev);
+	}
+	set_dma_ops(&pdev->dev, NULL);
+	device_unlock(&pdev->dev);
 	pdev->error_state = before;
 }
 
@@ -170,10 +202,10 @@ void pvi_bind_stop(struct pvi *pvi)
 	 */
 	bus_unregister_notifier(&pci_bus_type, &pvi->binding);
 	list_for_each_entry_safe(endpoint, next, &pvi->endpoints, list) {
-		if (get_dma_ops(&endpoint->pdev->dev) == &endpoint->ops) {
+		if (!endpoint->pdev)
+			continue;
+		if (get_dma_ops(&endpoint->pdev->dev) == &endpoint->ops)
 			pvi_release_driver(pvi, endpoint->pdev);
-			set_dma_ops(&endpoint->pdev->dev, NULL);
-		}
 		pvi_cache_drop_all(endpoint);
 	}
 }

@@ -7,14 +7,44 @@
  * Other than there, the key is pages and direction, and users are counted: two buffers in a page
  * share its mapping, and it stays until both are gone. A mapping serves its own direction alone:
  * one for both would let a device write to what it may only read. Those without users stand in
- * the order in which they lost them; all of a cycle are removed by one request.
+ * the order in which they lost them; all of a cycle are removed by one request. The parameter
+ * literal is for what the document has there.
  */
+#include <linux/dma-mapping.h>
 #include <linux/hash.h>
 #include <linux/slab.h>
 
 #include "pviommu.h"
 
 static struct kmem_cache *pvi_mapping_slab;
+
+/*
+ * What literal=1 decides otherwise, and nothing else does: the document's cache, to show what its
+ * defects do. Its key is the page alone, so whoever maps a page gets what is there, however many
+ * pages that leads to and in whichever direction. Whether a mapping is in use is one bit, so the
+ * first of two users puts it away; what the other one unmaps later is not looked for. It is asked
+ * only where the repaired cache would say no, so that a hit and its unmap cost what they did.
+ */
+static bool pvi_serves(const struct pvi_mapping *mapping, u32 pages,
+		       enum dma_data_direction direction)
+{
+	return (mapping->pages == pages && mapping->direction == direction) || pvi_literal;
+}
+
+static bool pvi_used_after_put(struct pvi_mapping *mapping)
+{
+	if (!--mapping->users)
+		return false;
+	if (!pvi_literal)
+		return true;
+	mapping->users = 0;
+	return false;
+}
+
+static int pvi_put_of_unknown(void)
+{
+	return pvi_literal ? 0 : -ENOENT;
+}
 
 int pvi_mapping_slab_init(void)
 {
@@ -58,8 +88,7 @@ static struct pvi_mapping *pvi_find(struct pvi_endpoint *endpoint, u64 gpa, u32 
 	struct pvi_mapping *mapping;
 
 	hlist_for_each_entry(mapping, pvi_bucket(endpoint->by_page, gpa), by_page) {
-		if (mapping->gpa == gpa && mapping->pages == pages &&
-		    mapping->direction == direction &&
+		if (mapping->gpa == gpa && pvi_serves(mapping, pages, direction) &&
 		    mapping->giova + ((u64)pages << PVI_PAGE_SHIFT) - 1 <= limit)
 			return mapping;
 	}
@@ -87,13 +116,15 @@ struct pvi_mapping *pvi_cache_hit(struct pvi_endpoint *endpoint, u64 gpa, u32 pa
 
 /*
  * A mapping that nobody knows of yet: its addresses are taken, nothing is mapped. An error without
- * memory or addresses, or when the host is not asked any more.
+ * pages, memory or addresses, or when the host is not asked any more.
  */
 struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
 				    enum dma_data_direction direction, u64 limit, bool shared)
 {
 	struct pvi_mapping *mapping;
 
+	if (!pages)
+		return ERR_PTR(-EINVAL);
 	if (READ_ONCE(endpoint->pvi->queue.broken))
 		return ERR_PTR(-EIO);
 	mapping = kmem_cache_alloc(pvi_mapping_slab, GFP_ATOMIC | __GFP_NOWARN);
@@ -139,17 +170,17 @@ static void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *m
 }
 
 /*
- * Counts a failure and tells of it, unless it is one of those that follow when the host is not
- * asked any more.
+ * Counts a failure and tells of it, unless the driver does not want to hear of it or it is one of
+ * those that follow when the host is not asked any more.
  */
-void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err)
+void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err, unsigned long attrs)
 {
 	unsigned long flags;
 
 	spin_lock_irqsave(&endpoint->lock, flags);
 	endpoint->failures++;
 	spin_unlock_irqrestore(&endpoint->lock, flags);
-	if (err == -EIO && READ_ONCE(endpoint->pvi->queue.broken))
+	if (attrs & DMA_ATTR_NO_WARN || (err == -EIO && READ_ONCE(endpoint->pvi->queue.broken)))
 		return;
 	dev_err_ratelimited(&endpoint->pdev->dev, "pviommu: %s failed (%d)\n", what, err);
 }
@@ -176,25 +207,24 @@ static void pvi_forget(struct pvi_mapping *mapping)
 
 /*
  * Maps all these, which have one direction, and makes them known. If it fails there are none of
- * them any more.
+ * them any more, and undone says whether the host has confirmed that.
  */
-int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh)
+int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, bool *undone)
 {
 	enum dma_data_direction direction;
 	struct pvi_mapping *mapping;
 	unsigned long flags;
-	bool undone;
 	int err;
 
 	direction = list_first_entry(fresh, struct pvi_mapping, list)->direction;
-	err = pvi_queue_map(endpoint, fresh, direction, &undone);
-	if (err == -ENOSPC && undone) {
+	err = pvi_queue_map(endpoint, fresh, direction, undone);
+	if (err == -ENOSPC && *undone) {
 		/* The host has a limit; what is only kept makes room. */
 		pvi_cache_drop_unused(endpoint);
-		err = pvi_queue_map(endpoint, fresh, direction, &undone);
+		err = pvi_queue_map(endpoint, fresh, direction, undone);
 	}
 	if (err) {
-		pvi_mappings_free(endpoint, fresh, !undone);
+		pvi_mappings_free(endpoint, fresh, !*undone);
 		return err;
 	}
 	spin_lock_irqsave(&endpoint->lock, flags);
@@ -218,7 +248,7 @@ int pvi_cache_put(struct pvi_endpoint *endpoint, u64 giova, struct list_head *go
 	hlist_for_each_entry(mapping, pvi_bucket(endpoint->by_giova, giova), by_giova) {
 		if (mapping->giova != giova || !mapping->users)
 			continue;
-		if (--mapping->users)
+		if (pvi_used_after_put(mapping))
 			return 0;
 		endpoint->live--;
 		if (mapping->shared) {
@@ -231,7 +261,7 @@ int pvi_cache_put(struct pvi_endpoint *endpoint, u64 giova, struct list_head *go
 		}
 		return 0;
 	}
-	return -ENOENT;
+	return pvi_put_of_unknown();
 }
 
 /* Has the host unmap all these; their addresses are free if it says that it did. */
@@ -243,7 +273,7 @@ int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone)
 		return 0;
 	err = pvi_queue_unmap(endpoint, gone);
 	if (err)
-		pvi_failed(endpoint, "an unmap", err);
+		pvi_failed(endpoint, "an unmap", err, 0);
 	pvi_mappings_free(endpoint, gone, err);
 	return err;
 }

@@ -37,32 +37,34 @@ void pvi_events_come(struct virtqueue *vq)
 {
 	struct pvi *pvi = vq->vdev->priv;
 	struct pvi_event *event;
+	unsigned long flags;
 	unsigned int bytes;
 
+	spin_lock_irqsave(&pvi->events_lock, flags);
 	while ((event = virtqueue_get_buf(vq, &bytes))) {
 		if (bytes >= sizeof(*event))
 			pvi_tell(pvi, event);
 		pvi_leave(vq, event);
 	}
 	virtqueue_kick(vq);
+	spin_unlock_irqrestore(&pvi->events_lock, flags);
 }
 
-/* Once the device is ready. */
+/* Once the device is ready: it may fill the first buffer before the last is left. */
 int pvi_events_init(struct pvi *pvi, struct virtqueue *vq)
 {
 	unsigned int count, i;
+	unsigned long flags;
+	int err = 0;
 
 	count = min_t(unsigned int, PVI_EVENT_BUFFERS, virtqueue_get_vring_size(vq));
 	pvi->event_buffers = kcalloc(count, sizeof(*pvi->event_buffers), GFP_KERNEL);
 	if (!pvi->event_buffers)
 		return -ENOMEM;
-	pvi->events = vq;
-	for (i = 0; i < count; i++) {
-		int err = pvi_leave(vq, &pvi->event_buffers[i]);
-
-		if (err)
-			return err;
-	}
+	spin_lock_irqsave(&pvi->events_lock, flags);
+	for (i = 0; i < count && !err; i++)
+		err = pvi_leave(vq, &pvi->event_buffers[i]);
 	virtqueue_kick(vq);
-	return 0;
+	spin_unlock_irqrestore(&pvi->events_lock, flags);
+	return err;
 }

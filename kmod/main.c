@@ -6,6 +6,7 @@
 #include <linux/debugfs.h>
 #include <linux/module.h>
 #include <linux/slab.h>
+#include <linux/suspend.h>
 #include <linux/virtio_config.h>
 #include <linux/virtio_ring.h>
 
@@ -14,6 +15,10 @@
 bool pvi_cache = true;
 module_param_named(cache, pvi_cache, bool, 0444);
 MODULE_PARM_DESC(cache, "keep mappings that nobody uses for a while (default: on)");
+
+bool pvi_literal;
+module_param_named(literal, pvi_literal, bool, 0444);
+MODULE_PARM_DESC(literal, "the document's cache with its defects, to show them (default: off)");
 
 unsigned int pvi_cycle_ms = 10000;
 module_param_named(t_ms, pvi_cycle_ms, uint, 0444);
@@ -90,6 +95,20 @@ static void pvi_release(struct pvi *pvi)
 	kfree(pvi);
 }
 
+/*
+ * Waking up resets the device, which forgets every mapping, and under the drivers nobody would map
+ * anew. So the machine stays awake, and no device is asked to sleep first.
+ */
+static int pvi_pm_event(struct notifier_block *block, unsigned long event, void *data)
+{
+	struct pvi *pvi = container_of(block, struct pvi, sleep);
+
+	if (event != PM_SUSPEND_PREPARE && event != PM_HIBERNATION_PREPARE)
+		return NOTIFY_DONE;
+	dev_err(&pvi->vdev->dev, "the devices behind it cannot be suspended\n");
+	return notifier_from_errno(-EOPNOTSUPP);
+}
+
 static int pvi_probe(struct virtio_device *vdev)
 {
 	struct pvi *pvi = kzalloc(sizeof(*pvi), GFP_KERNEL);
@@ -100,6 +119,7 @@ static int pvi_probe(struct virtio_device *vdev)
 	pvi->vdev = vdev;
 	vdev->priv = pvi;
 	mutex_init(&pvi->mutex);
+	spin_lock_init(&pvi->events_lock);
 	INIT_LIST_HEAD(&pvi->endpoints);
 	INIT_DELAYED_WORK(&pvi->tick, pvi_tick);
 	err = pvi_read_config(pvi);
@@ -113,15 +133,23 @@ static int pvi_probe(struct virtio_device *vdev)
 		return err;
 	}
 	pvi_debugfs_add(pvi);
+	pvi->sleep.notifier_call = pvi_pm_event;
+	err = register_pm_notifier(&pvi->sleep);
+	if (err)
+		goto release;
 	err = pvi_bind_start(pvi);
-	if (err) {
-		debugfs_remove_recursive(pvi->debugfs);
-		pvi_release(pvi);
-		return err;
-	}
+	if (err)
+		goto unregister;
 	if (pvi_cache)
 		schedule_delayed_work(&pvi->tick, msecs_to_jiffies(pvi_cycle_ms));
 	return 0;
+
+unregister:
+	unregister_pm_notifier(&pvi->sleep);
+release:
+	debugfs_remove_recursive(pvi->debugfs);
+	pvi_release(pvi);
+	return err;
 }
 
 static void pvi_remove(struct virtio_device *vdev)
@@ -130,6 +158,7 @@ static void pvi_remove(struct virtio_device *vdev)
 
 	cancel_delayed_work_sync(&pvi->tick);
 	pvi_bind_stop(pvi);
+	unregister_pm_notifier(&pvi->sleep);
 	debugfs_remove_recursive(pvi->debugfs);
 	pvi_release(pvi);
 }
@@ -169,8 +198,10 @@ static int __init pvi_init(void)
 {
 	int err;
 
-	if (!pvi_cycle_ms || pvi_cycle_ms > 3600000)
+	if (!pvi_cycle_ms || pvi_cycle_ms > 3600000 || (pvi_literal && !pvi_cache))
 		return -EINVAL;
+	if (pvi_literal)
+		pr_warn("pviommu: literal=1, the document's cache with its defects: devices reach what they should not, and not what they should\n");
 	err = iova_cache_get();
 	if (err)
 		return err;

@@ -23,8 +23,11 @@ static u64 pvi_offset(u64 address)
 	return address & (PVI_PAGE_BYTES - 1);
 }
 
+/* None for nothing, or for more than a count of pages holds. */
 static u32 pvi_pages_for(u64 address, size_t size)
 {
+	if (!size || size > U32_MAX)
+		return 0;
 	return (pvi_offset(address) + size + PVI_PAGE_BYTES - 1) >> PVI_PAGE_SHIFT;
 }
 
@@ -38,47 +41,80 @@ static u64 pvi_streaming_limit(struct device *dev)
 	return pvi_limit(dev, dma_get_mask(dev));
 }
 
+/*
+ * Asks the host: the address of the first page, or DMA_MAPPING_ERROR. Whose memory is ours gets it
+ * back at the unmap, so it is not shared, and asks with reached whether the host may map it even
+ * so.
+ */
+static noinline dma_addr_t pvi_map_anew(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
+					enum dma_data_direction direction, u64 limit,
+					unsigned long attrs, bool *reached)
+{
+	struct pvi_mapping *mapping;
+	bool undone = true;
+	LIST_HEAD(fresh);
+	u64 giova = 0;
+	int err;
+
+	mapping = pvi_mapping_new(endpoint, gpa, pages, direction, limit, !reached);
+	err = PTR_ERR_OR_ZERO(mapping);
+	if (!err) {
+		giova = mapping->giova;
+		list_add(&mapping->list, &fresh);
+		err = pvi_cache_add(endpoint, &fresh, &undone);
+	}
+	if (reached)
+		*reached = !undone;
+	if (!err)
+		return giova;
+	pvi_failed(endpoint, "a map", err, attrs);
+	return DMA_MAPPING_ERROR;
+}
+
 /* The address of the first byte, or DMA_MAPPING_ERROR. */
 static dma_addr_t pvi_map(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
-			  enum dma_data_direction direction, u64 limit, bool shared)
+			  enum dma_data_direction direction, u64 limit, unsigned long attrs)
 {
 	u64 offset = pvi_offset(gpa);
 	u32 pages = pvi_pages_for(gpa, size);
 	struct pvi_mapping *mapping = NULL;
 	unsigned long flags;
-	LIST_HEAD(fresh);
-	u64 giova;
-	int err;
+	u64 giova = 0;
 
 	gpa -= offset;
 	spin_lock_irqsave(&endpoint->lock, flags);
 	endpoint->maps++;
-	if (shared && pvi_cache) {
+	if (pvi_cache) {
 		mapping = pvi_cache_hit(endpoint, gpa, pages, direction, limit);
-		if (mapping)
+		if (mapping) {
 			endpoint->hits++;
-		else
+			/* Stays as long as it has a user. */
+			giova = mapping->giova;
+		} else {
 			endpoint->misses++;
+		}
 	}
-	/* Its addresses stay as long as it has a user. */
-	giova = mapping ? mapping->giova : 0;
 	spin_unlock_irqrestore(&endpoint->lock, flags);
-	if (mapping)
-		return giova + offset;
-
-	mapping = pvi_mapping_new(endpoint, gpa, pages, direction, limit, shared);
-	if (IS_ERR(mapping)) {
-		pvi_failed(endpoint, "a map", PTR_ERR(mapping));
-		return DMA_MAPPING_ERROR;
-	}
-	giova = mapping->giova;
-	list_add(&mapping->list, &fresh);
-	err = pvi_cache_add(endpoint, &fresh);
-	if (err) {
-		pvi_failed(endpoint, "a map", err);
-		return DMA_MAPPING_ERROR;
+	if (!mapping) {
+		giova = pvi_map_anew(endpoint, gpa, pages, direction, limit, attrs, NULL);
+		if (giova == DMA_MAPPING_ERROR)
+			return giova;
 	}
 	return giova + offset;
+}
+
+/* The same for what we have allocated: whole pages, which nobody else maps. */
+static dma_addr_t pvi_map_own(struct pvi_endpoint *endpoint, u64 gpa, size_t size,
+			      enum dma_data_direction direction, u64 limit, unsigned long attrs,
+			      bool *reached)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&endpoint->lock, flags);
+	endpoint->maps++;
+	spin_unlock_irqrestore(&endpoint->lock, flags);
+	return pvi_map_anew(endpoint, gpa, pvi_pages_for(gpa, size), direction, limit, attrs,
+			    reached);
 }
 
 /* Whether the pages are out of the device's reach, or will be when the cache lets them go. */
@@ -93,7 +129,7 @@ static int pvi_unmap(struct pvi_endpoint *endpoint, dma_addr_t giova)
 	err = pvi_cache_put(endpoint, giova, &gone);
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	if (err) {
-		pvi_failed(endpoint, "an unmap of what is not mapped", err);
+		pvi_failed(endpoint, "an unmap of what is not mapped", err, 0);
 		return err;
 	}
 	return pvi_mappings_release(endpoint, &gone);
@@ -106,7 +142,8 @@ static dma_addr_t pvi_map_phys(struct device *dev, phys_addr_t phys, size_t size
 	/* The host maps memory only. */
 	if (attrs & DMA_ATTR_MMIO)
 		return DMA_MAPPING_ERROR;
-	return pvi_map(pvi_endpoint_of(dev), phys, size, direction, pvi_streaming_limit(dev), true);
+	return pvi_map(pvi_endpoint_of(dev), phys, size, direction, pvi_streaming_limit(dev),
+		       attrs);
 }
 
 static void pvi_unmap_phys(struct device *dev, dma_addr_t address, size_t size,
@@ -119,7 +156,7 @@ static dma_addr_t pvi_map_page(struct device *dev, struct page *page, unsigned l
 			       size_t size, enum dma_data_direction direction, unsigned long attrs)
 {
 	return pvi_map(pvi_endpoint_of(dev), page_to_phys(page) + offset, size, direction,
-		       pvi_streaming_limit(dev), true);
+		       pvi_streaming_limit(dev), attrs);
 }
 
 static void pvi_unmap_page(struct device *dev, dma_addr_t address, size_t size,
@@ -146,7 +183,7 @@ static void pvi_unmap_sg(struct device *dev, struct scatterlist *list, int nents
 	}
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	if (err)
-		pvi_failed(endpoint, "an unmap of what is not mapped", err);
+		pvi_failed(endpoint, "an unmap of what is not mapped", err, 0);
 	pvi_mappings_release(endpoint, &gone);
 }
 
@@ -165,6 +202,7 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	unsigned long flags;
 	LIST_HEAD(fresh);
 	LIST_HEAD(gone);
+	bool undone;
 	int err = 0;
 	int i;
 
@@ -207,7 +245,7 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	if (!err && list_empty(&fresh))
 		return nents;
 	if (!err)
-		err = pvi_cache_add(endpoint, &fresh);
+		err = pvi_cache_add(endpoint, &fresh, &undone);
 	else
 		pvi_mappings_discard(endpoint, &fresh);
 	if (!err) {
@@ -223,7 +261,7 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	}
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	pvi_mappings_release(endpoint, &gone);
-	pvi_failed(endpoint, "a map of a list", err);
+	pvi_failed(endpoint, "a map of a list", err, attrs);
 	return err == -ENOMEM ? err : -EIO;
 }
 
@@ -235,17 +273,19 @@ static void *pvi_alloc(struct device *dev, size_t size, dma_addr_t *address, gfp
 		       unsigned long attrs)
 {
 	u64 limit = pvi_limit(dev, dev->coherent_dma_mask);
+	bool reached;
 	void *memory;
 
 	gfp &= ~(__GFP_DMA | __GFP_DMA32 | __GFP_HIGHMEM | __GFP_COMP);
 	memory = alloc_pages_exact(size, gfp | __GFP_ZERO);
 	if (!memory)
 		return NULL;
-	*address = pvi_map(pvi_endpoint_of(dev), virt_to_phys(memory), size, DMA_BIDIRECTIONAL,
-			   limit, false);
+	*address = pvi_map_own(pvi_endpoint_of(dev), virt_to_phys(memory), size, DMA_BIDIRECTIONAL,
+			       limit, attrs, &reached);
 	if (*address != DMA_MAPPING_ERROR)
 		return memory;
-	free_pages_exact(memory, size);
+	if (!reached)
+		free_pages_exact(memory, size);
 	return NULL;
 }
 
@@ -261,13 +301,16 @@ static struct page *pvi_alloc_pages(struct device *dev, size_t size, dma_addr_t 
 {
 	u64 limit = pvi_limit(dev, dev->coherent_dma_mask);
 	struct page *page = alloc_pages_node(dev_to_node(dev), gfp | __GFP_ZERO, get_order(size));
+	bool reached;
 
 	if (!page)
 		return NULL;
-	*address = pvi_map(pvi_endpoint_of(dev), page_to_phys(page), size, direction, limit, false);
+	*address = pvi_map_own(pvi_endpoint_of(dev), page_to_phys(page), size, direction, limit, 0,
+			       &reached);
 	if (*address != DMA_MAPPING_ERROR)
 		return page;
-	__free_pages(page, get_order(size));
+	if (!reached)
+		__free_pages(page, get_order(size));
 	return NULL;
 }
 

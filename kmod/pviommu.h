@@ -25,6 +25,11 @@
 
 #include "wire.h"
 
+#if !defined(CONFIG_X86_64) || !defined(CONFIG_ARCH_HAS_DMA_OPS)
+/* Nothing is synchronised here, and without its operations set_dma_ops() does nothing. */
+#error "for x86_64, whose memory is coherent, with CONFIG_ARCH_HAS_DMA_OPS (as for Xen guests)"
+#endif
+
 /* Buckets of the two tables of an endpoint's mappings, as a power of two. */
 #define PVI_TABLE_BITS 12
 
@@ -34,8 +39,8 @@ struct pvi_slot {
 	struct pvi_request *request;
 	/* Bytes of memory at request. */
 	size_t room;
-	/* The host has answered. */
-	bool answered;
+	/* Where the answer goes. None if nobody waits for it any more. */
+	struct pvi_sent *sent;
 	/* The host's to write. */
 	u8 status;
 };
@@ -61,7 +66,8 @@ struct pvi_queue {
 struct pvi {
 	struct virtio_device *vdev;
 	struct pvi_queue queue;
-	struct virtqueue *events;
+	/* Buffers are left while the host may fill others. */
+	spinlock_t events_lock;
 	struct pvi_event *event_buffers;
 	u64 events_seen;
 
@@ -75,6 +81,7 @@ struct pvi {
 	struct mutex mutex;
 	struct list_head endpoints;
 	struct notifier_block binding;
+	struct notifier_block sleep;
 
 	/* The number of the present cycle of the cache. */
 	u64 cycle;
@@ -101,10 +108,14 @@ struct pvi_mapping {
 	u64 cycle;
 };
 
-/* A PCI device whose DMA goes through us. */
+/*
+ * A place on the bus whose DMA goes through us. It outlives a device that is unplugged: what the
+ * host did not unmap must not be given to the next one there.
+ */
 struct pvi_endpoint {
 	struct list_head list;
 	struct pvi *pvi;
+	/* The device, if there is one; without, there are no mappings. */
 	struct pci_dev *pdev;
 	u64 devid;
 	/* A copy of pvi_ops: by its place the endpoint is found. */
@@ -132,6 +143,7 @@ struct pvi_endpoint {
 
 /* main.c */
 extern bool pvi_cache;
+extern bool pvi_literal;
 extern unsigned int pvi_cycle_ms;
 extern unsigned int pvi_cycles;
 extern struct dentry *pvi_debugfs;
@@ -157,9 +169,9 @@ struct pvi_mapping *pvi_cache_hit(struct pvi_endpoint *endpoint, u64 gpa, u32 pa
 				  enum dma_data_direction direction, u64 limit);
 struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
 				    enum dma_data_direction direction, u64 limit, bool shared);
-void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err);
+void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err, unsigned long attrs);
 void pvi_mappings_discard(struct pvi_endpoint *endpoint, struct list_head *fresh);
-int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh);
+int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, bool *undone);
 int pvi_cache_put(struct pvi_endpoint *endpoint, u64 giova, struct list_head *gone);
 int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone);
 void pvi_cache_expire(struct pvi_endpoint *endpoint, u64 cycle);

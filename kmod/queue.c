@@ -23,6 +23,9 @@
 /* Requests that one caller has under way at once. */
 #define PVI_GROUP		8
 
+#define PVI_LATE	"the host has not answered in 10 s"
+#define PVI_UNASKED	"the host answered what was not asked, or is gone"
+
 /* A place among the pages of a list of mappings. */
 struct pvi_cursor {
 	struct list_head *head;
@@ -30,9 +33,12 @@ struct pvi_cursor {
 	u32 page;
 };
 
-/* A request under way, and of which pages it speaks. */
+/* A request that was sent, and of which pages it speaks. */
 struct pvi_sent {
+	/* With the queue's lock: where it is, until it is answered. */
 	struct pvi_slot *slot;
+	/* What the answer was. */
+	int err;
 	struct pvi_cursor from;
 	u32 pages;
 };
@@ -69,7 +75,7 @@ static void pvi_break(struct pvi *pvi, const char *why)
 
 	spin_lock_irqsave(&queue->lock, flags);
 	first = !queue->broken;
-	queue->broken = true;
+	WRITE_ONCE(queue->broken, true);
 	spin_unlock_irqrestore(&queue->lock, flags);
 	if (!first)
 		return;
@@ -77,17 +83,6 @@ static void pvi_break(struct pvi *pvi, const char *why)
 	dev_err(&pvi->vdev->dev,
 		"%s: it is not asked again, maps fail, and what was not unmapped stays out of use\n",
 		why);
-}
-
-/* With the lock: takes note of what the host has answered. */
-static void pvi_collect(struct pvi_queue *queue)
-{
-	struct pvi_slot *slot;
-	unsigned int bytes;
-
-	/* The ring itself refuses an answer to what was not asked. */
-	while ((slot = virtqueue_get_buf(queue->vq, &bytes)))
-		slot->answered = true;
 }
 
 /* With the lock: a slot for a request about so many pages at most, or none now. */
@@ -127,6 +122,30 @@ static int pvi_error(u8 status)
 }
 
 /*
+ * With the lock: tells those who wait what the host has answered, and whether it has. Their slots
+ * are free at once. Whoever waits may have been interrupted by one who wants a slot, and would
+ * never give it back.
+ */
+static bool pvi_collect(struct pvi_queue *queue)
+{
+	struct pvi_slot *slot;
+	unsigned int bytes;
+	bool any = false;
+
+	/* The ring itself refuses an answer to what was not asked. */
+	while ((slot = virtqueue_get_buf(queue->vq, &bytes))) {
+		if (slot->sent) {
+			slot->sent->err = pvi_error(READ_ONCE(slot->status));
+			slot->sent->slot = NULL;
+			slot->sent = NULL;
+		}
+		pvi_put_slot(queue, slot);
+		any = true;
+	}
+	return any;
+}
+
+/*
  * With the lock: writes one request and makes it available. None if there is no room in the queue
  * now.
  */
@@ -158,7 +177,6 @@ static int pvi_send(struct pvi_endpoint *endpoint, enum pvi_type type,
 		else
 			pvi_set_unmap(slot->request, i, giova);
 	}
-	slot->answered = false;
 	slot->status = PVI_FAILED;
 	sg_init_one(&request, slot->request, pvi_request_bytes(type, pages));
 	sg_init_one(&status, &slot->status, sizeof(slot->status));
@@ -168,6 +186,7 @@ static int pvi_send(struct pvi_endpoint *endpoint, enum pvi_type type,
 		pvi_put_slot(queue, slot);
 		return err == -ENOSPC ? -EBUSY : err;
 	}
+	slot->sent = sent;
 	queue->requests++;
 	return 0;
 }
@@ -210,34 +229,36 @@ static bool pvi_patient(struct pvi_patience *patience)
 }
 
 /* Waits until the host has answered; the answer as an error. */
-static int pvi_wait(struct pvi *pvi, struct pvi_slot *slot)
+static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent)
 {
 	struct pvi_queue *queue = &pvi->queue;
 	struct pvi_patience patience = {};
 	bool answered, broken;
 	unsigned long flags;
-	int err = -EIO;
 
 	do {
 		spin_lock_irqsave(&queue->lock, flags);
 		pvi_collect(queue);
-		answered = slot->answered;
-		if (answered) {
-			err = pvi_error(READ_ONCE(slot->status));
-			pvi_put_slot(queue, slot);
-		}
+		answered = !sent->slot;
 		broken = virtqueue_is_broken(queue->vq);
 		spin_unlock_irqrestore(&queue->lock, flags);
 		if (answered)
-			return err;
-		if (broken) {
-			pvi_break(pvi, "the host answered what was not asked");
-			return -EIO;
-		}
-	} while (pvi_patient(&patience));
-	/* The slot stays the host's: it may still write there. */
-	pvi_break(pvi, "the host has not answered in 10 s");
-	return -ETIMEDOUT;
+			return sent->err;
+	} while (!broken && pvi_patient(&patience));
+
+	/*
+	 * The slot stays the host's, which may still write there. But sent is gone when this
+	 * returns.
+	 */
+	spin_lock_irqsave(&queue->lock, flags);
+	answered = !sent->slot;
+	if (!answered)
+		sent->slot->sent = NULL;
+	spin_unlock_irqrestore(&queue->lock, flags);
+	if (answered)
+		return sent->err;
+	pvi_break(pvi, broken ? PVI_UNASKED : PVI_LATE);
+	return broken ? -EIO : -ETIMEDOUT;
 }
 
 /* Makes a group of requests available, at least one, and tells the host once. How many. */
@@ -263,14 +284,15 @@ static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
 		}
 		if (count)
 			kick = pvi_kick_due(queue);
-		else
-			pvi_collect(queue);
+		else if (pvi_collect(queue))
+			/* The host goes on, if not with ours. */
+			patience = (struct pvi_patience){};
 		spin_unlock_irqrestore(&queue->lock, flags);
 		if (count || err != -EBUSY)
 			break;
 		/* All slots are somebody else's. */
 		if (!pvi_patient(&patience)) {
-			pvi_break(endpoint->pvi, "the host has not answered in 10 s");
+			pvi_break(endpoint->pvi, PVI_LATE);
 			return -ETIMEDOUT;
 		}
 		err = 0;
@@ -278,7 +300,7 @@ static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
 	if (kick)
 		virtqueue_notify(queue->vq);
 	if (err && err != -EBUSY && virtqueue_is_broken(queue->vq))
-		pvi_break(endpoint->pvi, "the host answered what was not asked");
+		pvi_break(endpoint->pvi, PVI_UNASKED);
 	return count ?: err;
 }
 
@@ -308,7 +330,7 @@ static int pvi_unmap_from(struct pvi_endpoint *endpoint, struct pvi_cursor curso
 		if (count < 0)
 			return first ?: count;
 		for (i = 0; i < count; i++) {
-			int err = pvi_wait(endpoint->pvi, sent[i].slot);
+			int err = pvi_wait(endpoint->pvi, &sent[i]);
 
 			first = first ?: err;
 		}
@@ -334,7 +356,6 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 	while (left && !failed) {
 		int count = pvi_send_group(endpoint, PVI_MAP, direction, &cursor, &left, sent);
 		u32 in_group = 0;
-		int errs[PVI_GROUP];
 		int i;
 
 		if (count < 0) {
@@ -342,8 +363,8 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 			break;
 		}
 		for (i = 0; i < count; i++) {
-			errs[i] = pvi_wait(endpoint->pvi, sent[i].slot);
-			failed = failed ?: errs[i];
+			sent[i].err = pvi_wait(endpoint->pvi, &sent[i]);
+			failed = failed ?: sent[i].err;
 			in_group += sent[i].pages;
 		}
 		if (!failed) {
@@ -352,7 +373,7 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 		}
 		/* A request is done as a whole or not at all. */
 		for (i = 0; i < count; i++) {
-			if (!errs[i] && pvi_unmap_from(endpoint, sent[i].from, sent[i].pages))
+			if (!sent[i].err && pvi_unmap_from(endpoint, sent[i].from, sent[i].pages))
 				*undone = false;
 		}
 	}
@@ -384,20 +405,22 @@ int pvi_queue_init(struct pvi *pvi, struct virtqueue *vq)
 	size_t room = pvi_request_bytes(PVI_MAP, PVI_SLOT_PAGES);
 	size_t most = pvi_request_bytes(PVI_UNMAP, pvi->pages_max);
 	struct pvi_queue *queue = &pvi->queue;
-	unsigned int i;
+	unsigned int count, i;
 	int err;
 
 	spin_lock_init(&queue->lock);
 	INIT_LIST_HEAD(&queue->free);
 	queue->vq = vq;
 	/* A request takes two descriptors. */
-	queue->slot_count = min_t(unsigned int, virtqueue_get_vring_size(vq) / 2, PVI_SLOTS_MAX);
-	if (queue->slot_count < 2)
+	count = min_t(unsigned int, virtqueue_get_vring_size(vq) / 2, PVI_SLOTS_MAX);
+	if (count < 2)
 		return -EINVAL;
-	queue->slots = kcalloc(queue->slot_count, sizeof(*queue->slots), GFP_KERNEL);
+	queue->slots = kcalloc(count, sizeof(*queue->slots), GFP_KERNEL);
 	if (!queue->slots)
 		return -ENOMEM;
-	for (i = 0; i < queue->slot_count - 1; i++) {
+	/* What is freed, from now on. */
+	queue->slot_count = count;
+	for (i = 0; i < count - 1; i++) {
 		err = pvi_slot_init(&queue->slots[i], room);
 		if (err)
 			goto free;

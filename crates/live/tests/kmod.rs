@@ -1,31 +1,54 @@
-//! The kernel module's idea of the wire format, in user space: `kmod/tests/vectors.c`.
+//! The kernel module in user space: its idea of the wire format (`kmod/tests/vectors.c`), and its queue, cache and operations against a host that
+//! answers late, never or with a refusal (`kmod/tests/frontend.c`).
 
-use std::path::Path;
-use std::process::Command;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
-#[test]
-fn the_module_builds_what_the_vectors_say() {
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let kmod = repository.join("kmod");
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vectors");
-    let status = Command::new("cc")
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Builds `kmod/tests/{name}.c`, and runs it with what else `run` adds.
+fn built(name: &str, build: impl FnOnce(&mut Command), run: impl FnOnce(&mut Command)) -> Output {
+    let kmod = repository().join("kmod");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let mut compiler = Command::new("cc");
+    compiler
         .args(["-Wall", "-Wextra", "-Werror", "-O1", "-fsanitize=undefined"])
         .arg("-fno-sanitize-recover")
         .arg("-I")
-        .arg(&kmod)
-        .arg(kmod.join("tests/vectors.c"))
+        .arg(&kmod);
+    build(&mut compiler);
+    let status = compiler
+        .arg(kmod.join("tests").join(name).with_extension("c"))
         .arg("-o")
         .arg(&program)
         .status()
         .expect("a C compiler");
     assert!(status.success(), "it compiles without warnings");
-    let vectors = repository.join("crates/pviommu/vectors/requests.txt");
-    let output = Command::new(&program).arg(&vectors).output().unwrap();
-    let (said, complained) = (
-        String::from_utf8_lossy(&output.stdout).into_owned(),
-        String::from_utf8_lossy(&output.stderr).into_owned(),
+    let mut program = Command::new(&program);
+    run(&mut program);
+    program.output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{complained}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn the_module_builds_what_the_vectors_say() {
+    let vectors = repository().join("crates/pviommu/vectors/requests.txt");
+    let output = built(
+        "vectors",
+        |_| (),
+        |program| {
+            program.arg(&vectors);
+        },
     );
-    assert!(output.status.success(), "{said}{complained}");
+    let said = said(&output);
     // Both kinds were there.
     let counts: Vec<u32> = said
         .split(' ')
@@ -35,4 +58,49 @@ fn the_module_builds_what_the_vectors_say() {
         matches!(counts[..], [built, malformed] if built > 20 && malformed > 10),
         "{said}"
     );
+}
+
+/// An empty header for each of the kernel's that the module includes: what it needs of them stands in `kmod/tests/kernel.h`.
+fn empty_headers() -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("headers");
+    let sources = fs::read_dir(repository().join("kmod")).unwrap();
+    for source in sources.map(|entry| entry.unwrap().path()) {
+        if source
+            .extension()
+            .is_none_or(|end| end != "c" && end != "h")
+        {
+            continue;
+        }
+        let text = fs::read_to_string(source).unwrap();
+        for line in text.lines() {
+            let name = line.strip_prefix("#include <linux/");
+            // This one programs have, too.
+            match name.and_then(|name| name.strip_suffix('>')) {
+                Some("types.h") | None => {}
+                Some(name) => {
+                    fs::create_dir_all(dir.join("linux")).unwrap();
+                    fs::write(dir.join("linux").join(name), "").unwrap();
+                }
+            }
+        }
+    }
+    dir
+}
+
+#[test]
+fn the_modules_requests_end_well_whatever_the_host_does() {
+    let tests = repository().join("kmod/tests");
+    let output = built(
+        "frontend",
+        |compiler| {
+            compiler
+                .args(["-std=gnu11", "-fsanitize=address", "-Wno-unused-parameter"])
+                .args(["-D__KERNEL__", "-D__EXPORTED_HEADERS__", "-include"])
+                .arg(tests.join("kernel.h"))
+                .arg("-I")
+                .arg(empty_headers());
+        },
+        |_| (),
+    );
+    assert_eq!(said(&output), "all as it should be\n");
 }

@@ -1,0 +1,842 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Runs queue.c, cache.c and ops.c in a program (kernel.h) against a host that answers at once,
+ * late, never, or with a refusal, and against interrupts that come while somebody waits. The host
+ * keeps the mappings and watches: no page goes back to the kernel, no address is given out and no
+ * request's memory is freed while the host may still reach or use it. What the document's cache
+ * (literal) lets a device do happens beside that, and not with ours.
+ */
+#define PVI_HAVE_MAP_PHYS
+#include "../queue.c"
+#include "../cache.c"
+#include "../ops.c"
+
+#define CHECK(what)                                                                                \
+	do {                                                                                       \
+		if (!(what)) {                                                                     \
+			fprintf(stderr, "%s:%d: %s: not %s\n", __FILE__, __LINE__, test_case,      \
+				#what);                                                            \
+			exit(1);                                                                   \
+		}                                                                                  \
+	} while (0)
+
+#define ASKED_MAX 256
+#define MAPPED_MAX 65536
+#define BUFFERS (64 << 20)
+
+static const char *test_case = "";
+bool pvi_cache;
+bool pvi_literal;
+unsigned int pvi_cycle_ms = 10000;
+unsigned int pvi_cycles = 3;
+u64 test_now_us;
+unsigned int test_complaints;
+
+/* A request that the host has, or has answered. */
+struct asked {
+	void *data;
+	struct pvi_request *request;
+	size_t bytes;
+	u8 *status;
+};
+
+/* The host. */
+static struct {
+	/* Chains that the ring has room for. */
+	unsigned int chains;
+	bool broken;
+	/* Not yet answered, oldest first; of these, the guest has told of so many. */
+	struct asked asked[ASKED_MAX];
+	unsigned int asked_count, told;
+	/* Answered and not yet collected. */
+	struct asked used[ASKED_MAX];
+	unsigned int used_count;
+	/* It answers when it is told. */
+	bool prompt;
+	/* It does nothing, and its answers say nothing. */
+	bool silent;
+	/* Requests until one is refused with this status; none if 0. */
+	unsigned int refuse_after;
+	u8 refuse_with;
+	struct {
+		u64 giova, gpa;
+		unsigned int direction;
+	} mapped[MAPPED_MAX];
+	unsigned int mapped_count;
+} host;
+
+/* What comes while somebody waits. */
+static void (*on_wait)(void);
+static unsigned int allocations, allocations_left = ~0u;
+/* Pages that were taken of the kernel; what never comes back is given back at the end. */
+static void *lent[64];
+static unsigned int lent_count, pages_lent;
+
+static struct virtio_device vdev;
+static struct pci_dev pdev;
+static struct pvi pvi;
+static struct pvi_endpoint *endpoint;
+static char *buffers;
+
+static u64 asked_page(const struct asked *asked, u32 index, bool gpas)
+{
+	u64 at = asked->request->type == PVI_MAP ? 1 + (gpas ? asked->request->len : 0) : 0;
+
+	return asked->request->words[at + index];
+}
+
+static int mapped_at(u64 giova)
+{
+	unsigned int i;
+
+	for (i = 0; i < host.mapped_count; i++)
+		if (host.mapped[i].giova == giova)
+			return i;
+	return -1;
+}
+
+/* Whether the host reaches a page by such an address or at such a place, or may yet. */
+static bool host_may_reach(u64 first, u64 bytes, bool gpas)
+{
+	unsigned int i;
+	u32 page;
+
+	for (i = 0; i < host.mapped_count; i++)
+		if ((gpas ? host.mapped[i].gpa : host.mapped[i].giova) - first < bytes)
+			return true;
+	for (i = 0; i < host.asked_count; i++)
+		for (page = 0; page < host.asked[i].request->len; page++)
+			if (!(gpas && host.asked[i].request->type == PVI_UNMAP) &&
+			    asked_page(&host.asked[i], page, gpas) - first < bytes)
+				return true;
+	return false;
+}
+
+/* Answers the oldest request, as a whole. */
+static void host_answers(void)
+{
+	struct asked asked = host.asked[0];
+	struct pvi_request *request = asked.request;
+	u8 status = PVI_OK;
+	u32 i;
+
+	CHECK(host.asked_count);
+	memmove(host.asked, host.asked + 1, --host.asked_count * sizeof(asked));
+	host.told -= host.told > 0;
+	CHECK(asked.bytes == pvi_request_bytes(request->type, request->len));
+	CHECK(request->devid == endpoint->devid && request->len &&
+	      request->len <= pvi.pages_max);
+	if (host.refuse_after && !--host.refuse_after)
+		status = host.refuse_with;
+	if (host.silent)
+		status = PVI_FAILED;
+	for (i = 0; !status && i < request->len; i++)
+		CHECK((mapped_at(asked_page(&asked, i, false)) < 0) == (request->type == PVI_MAP));
+	for (i = 0; !status && i < request->len; i++) {
+		u64 giova = asked_page(&asked, i, false);
+
+		if (request->type == PVI_MAP) {
+			CHECK(host.mapped_count < MAPPED_MAX);
+			host.mapped[host.mapped_count].giova = giova;
+			host.mapped[host.mapped_count].direction = request->words[0];
+			host.mapped[host.mapped_count++].gpa = asked_page(&asked, i, true);
+		} else {
+			host.mapped[mapped_at(giova)] = host.mapped[host.mapped_count - 1];
+			host.mapped_count--;
+		}
+	}
+	if (!host.silent)
+		*asked.status = status;
+	host.used[host.used_count++] = asked;
+}
+
+static void host_answers_all(void)
+{
+	while (host.asked_count)
+		host_answers();
+}
+
+unsigned int virtqueue_get_vring_size(struct virtqueue *vq)
+{
+	(void)vq;
+	return host.chains * 2;
+}
+
+int virtqueue_add_sgs(struct virtqueue *vq, struct scatterlist *sgs[], unsigned int out,
+		      unsigned int in, void *data, gfp_t gfp)
+{
+	struct asked asked = {
+		.data = data,
+		.request = sgs[0]->memory,
+		.bytes = sgs[0]->length,
+		.status = sgs[1]->memory,
+	};
+
+	(void)vq;
+	(void)gfp;
+	CHECK(out == 1 && in == 1 && sgs[1]->length == 1);
+	if (host.broken)
+		return -EIO;
+	if (host.asked_count + host.used_count >= host.chains)
+		return -ENOSPC;
+	host.asked[host.asked_count++] = asked;
+	return 0;
+}
+
+void *virtqueue_get_buf(struct virtqueue *vq, unsigned int *bytes)
+{
+	void *data = host.used[0].data;
+
+	(void)vq;
+	if (host.broken || !host.used_count)
+		return NULL;
+	memmove(host.used, host.used + 1, --host.used_count * sizeof(host.used[0]));
+	*bytes = 1;
+	return data;
+}
+
+bool virtqueue_kick_prepare(struct virtqueue *vq)
+{
+	(void)vq;
+	return host.asked_count;
+}
+
+bool virtqueue_notify(struct virtqueue *vq)
+{
+	(void)vq;
+	CHECK(!pvi.queue.lock.held);
+	host.told = host.asked_count;
+	if (host.prompt)
+		host_answers_all();
+	return true;
+}
+
+bool virtqueue_is_broken(struct virtqueue *vq)
+{
+	(void)vq;
+	return host.broken;
+}
+
+void __virtqueue_break(struct virtqueue *vq)
+{
+	(void)vq;
+	host.broken = true;
+}
+
+void test_time_passes(void)
+{
+	void (*come)(void) = on_wait;
+
+	test_now_us++;
+	CHECK(!pvi.queue.lock.held && !endpoint->lock.held);
+	/* Once: an interrupt is not interrupted by itself. */
+	on_wait = NULL;
+	if (come)
+		come();
+}
+
+void *test_alloc(size_t bytes)
+{
+	if (!allocations_left)
+		return NULL;
+	allocations_left--;
+	allocations++;
+	return calloc(1, bytes);
+}
+
+void test_free(void *memory)
+{
+	unsigned int i;
+
+	for (i = 0; memory && i < host.asked_count; i++)
+		CHECK(memory != host.asked[i].request);
+	allocations -= !!memory;
+	free(memory);
+}
+
+struct kmem_cache *test_slab(size_t bytes)
+{
+	struct kmem_cache *slab = test_alloc(sizeof(*slab));
+
+	if (slab)
+		slab->bytes = bytes;
+	return slab;
+}
+
+void *alloc_pages_exact(size_t bytes, gfp_t gfp)
+{
+	void *memory = aligned_alloc(PAGE_SIZE, PAGE_ALIGN(bytes));
+
+	(void)gfp;
+	CHECK(memory && lent_count < 64);
+	lent[lent_count++] = memory;
+	pages_lent++;
+	return memory;
+}
+
+void free_pages_exact(void *memory, size_t bytes)
+{
+	CHECK(!host_may_reach(virt_to_phys(memory), PAGE_ALIGN(bytes), true));
+	pages_lent--;
+}
+
+/* Addresses: the lowest of those that are free, so that one given back too early comes again. */
+static u8 taken[MAPPED_MAX];
+
+u64 pvi_iova_alloc(struct pvi_endpoint *of, u32 pages, u64 limit)
+{
+	u32 first, page;
+
+	CHECK(of == endpoint && pages);
+	for (first = 1; first + pages <= MAPPED_MAX; first++) {
+		for (page = 0; page < pages && !taken[first + page]; page++)
+			;
+		if (page < pages)
+			continue;
+		if (((u64)(first + pages) << PAGE_SHIFT) - 1 > limit)
+			return 0;
+		memset(taken + first, 1, pages);
+		CHECK(!host_may_reach((u64)first << PAGE_SHIFT, (u64)pages << PAGE_SHIFT, false));
+		return (u64)first << PAGE_SHIFT;
+	}
+	return 0;
+}
+
+void pvi_iova_free(struct pvi_endpoint *of, u64 giova, u32 pages)
+{
+	CHECK(of == endpoint && taken[giova >> PAGE_SHIFT]);
+	CHECK(!host_may_reach(giova, (u64)pages << PAGE_SHIFT, false));
+	memset(taken + (giova >> PAGE_SHIFT), 0, pages);
+}
+
+static void begin(const char *name, bool cached, unsigned int chains)
+{
+	test_case = name;
+	memset(&host, 0, sizeof(host));
+	memset(&pvi, 0, sizeof(pvi));
+	memset(taken, 0, sizeof(taken));
+	host.chains = chains;
+	host.prompt = true;
+	pvi_cache = cached;
+	pvi_literal = false;
+	on_wait = NULL;
+	test_complaints = 0;
+	pages_lent = 0;
+	pvi.vdev = &vdev;
+	pvi.pages_max = 512;
+	endpoint = calloc(1, sizeof(*endpoint));
+	memcpy((void *)&endpoint->ops, &pvi_ops, sizeof(pvi_ops));
+	endpoint->pvi = &pvi;
+	endpoint->pdev = &pdev;
+	endpoint->devid = 0x20;
+	pdev.dev.ops = &endpoint->ops;
+	pdev.dev.mask = ~0ULL;
+	pdev.dev.coherent_dma_mask = DMA_BIT_MASK(32);
+	CHECK(!pvi_mapping_slab_init() && !pvi_cache_init(endpoint));
+}
+
+static void begin_with_queue(const char *name, bool cached, unsigned int chains)
+{
+	begin(name, cached, chains);
+	CHECK(!pvi_queue_init(&pvi, NULL));
+}
+
+/* The driver goes, and the device is reset. Nothing of ours is left. */
+static void end(void)
+{
+	pvi_cache_drop_all(endpoint);
+	host.asked_count = 0;
+	pvi_queue_free(&pvi);
+	pvi_cache_free(endpoint);
+	pvi_mapping_slab_exit();
+	CHECK(!allocations);
+	while (lent_count)
+		free(lent[--lent_count]);
+	free(endpoint);
+}
+
+static dma_addr_t map(u64 at, size_t size, enum dma_data_direction direction)
+{
+	return pvi_ops.map_phys(&pdev.dev, virt_to_phys(buffers) + at, size, direction, 0);
+}
+
+static void unmap(dma_addr_t address)
+{
+	pvi_ops.unmap_phys(&pdev.dev, address, 0, DMA_NONE, 0);
+}
+
+/* Whether all of a buffer is where its address says. */
+static bool leads(dma_addr_t address, phys_addr_t gpa, size_t size,
+		  enum dma_data_direction direction)
+{
+	u64 page;
+
+	for (page = 0; page < pvi_pages_for(gpa, size); page++) {
+		int at = mapped_at((address & ~(PAGE_SIZE - 1)) + (page << PAGE_SHIFT));
+
+		if (at < 0 || host.mapped[at].direction != (unsigned int)direction ||
+		    host.mapped[at].gpa != (gpa & ~(PAGE_SIZE - 1)) + (page << PAGE_SHIFT))
+			return false;
+	}
+	return (address & (PAGE_SIZE - 1)) == (gpa & (PAGE_SIZE - 1));
+}
+
+/* The device writes a byte, if it may. */
+static bool device_writes(dma_addr_t address, char byte)
+{
+	int at = mapped_at(address & ~(PAGE_SIZE - 1));
+
+	if (at < 0 || host.mapped[at].direction == DMA_TO_DEVICE)
+		return false;
+	*(char *)(uintptr_t)(host.mapped[at].gpa + pvi_offset(address)) = byte;
+	return true;
+}
+
+/* Nobody waits for an answer. */
+static bool nobody_waits(void)
+{
+	unsigned int i;
+
+	for (i = 0; i < pvi.queue.slot_count; i++)
+		if (pvi.queue.slots[i].sent)
+			return false;
+	return true;
+}
+
+static void fill(struct scatterlist *list, unsigned int count, unsigned int bytes)
+{
+	size_t apart = 2 * PAGE_SIZE * (1 + bytes / PAGE_SIZE);
+	unsigned int i;
+
+	for (i = 0; i < count; i++) {
+		memset(&list[i], 0, sizeof(list[i]));
+		list[i].memory = buffers + apart * (i * 7 % count);
+		list[i].length = bytes;
+	}
+}
+
+static void maps_and_unmaps(void)
+{
+	struct scatterlist list[200];
+	dma_addr_t one, two;
+	unsigned int i;
+	u64 asked;
+	int cached;
+
+	for (cached = 0; cached < 2; cached++) {
+		begin_with_queue("maps and unmaps", cached, 64);
+		one = map(0x10, 100, DMA_TO_DEVICE);
+		two = map(0x20, 3 * PAGE_SIZE, DMA_FROM_DEVICE);
+		CHECK(leads(one, virt_to_phys(buffers) + 0x10, 100, DMA_TO_DEVICE));
+		CHECK(leads(two, virt_to_phys(buffers) + 0x20, 3 * PAGE_SIZE, DMA_FROM_DEVICE));
+		CHECK(pvi.queue.requests == 2 && endpoint->live == 2);
+		unmap(one);
+		unmap(two);
+		CHECK(host.mapped_count == (cached ? 5 : 0) && !endpoint->live);
+		CHECK(map(0x30, 8, DMA_TO_DEVICE) == (one & ~(PAGE_SIZE - 1)) + 0x30);
+		CHECK(endpoint->hits == (cached ? 1 : 0));
+		unmap(one);
+
+		/* A list is one request, told once; and its unmap. */
+		fill(list, 60, PAGE_SIZE);
+		pvi.queue.requests = 0;
+		pvi.queue.kicks = 0;
+		CHECK(pvi_ops.map_sg(&pdev.dev, list, 60, DMA_FROM_DEVICE, 0) == 60);
+		for (i = 0; i < 60; i++)
+			CHECK(leads(sg_dma_address(&list[i]), sg_phys(&list[i]), PAGE_SIZE,
+				    DMA_FROM_DEVICE) && sg_dma_len(&list[i]) == PAGE_SIZE);
+		CHECK(pvi.queue.requests == 1 && pvi.queue.kicks == 1);
+		pvi_ops.unmap_sg(&pdev.dev, list, 60, DMA_FROM_DEVICE, 0);
+		CHECK(pvi.queue.requests == (cached ? 1 : 2));
+		if (cached) {
+			CHECK(pvi_ops.map_sg(&pdev.dev, list, 60, DMA_FROM_DEVICE, 0) == 60);
+			pvi_ops.unmap_sg(&pdev.dev, list, 60, DMA_FROM_DEVICE, 0);
+			CHECK(pvi.queue.requests == 1 && endpoint->hits == 61);
+		}
+		/* What does not fit in a request is several, told once. */
+		pvi_cache_drop_unused(endpoint);
+		pvi.queue.requests = 0;
+		pvi.queue.kicks = 0;
+		fill(list, 200, 8 * PAGE_SIZE);
+		CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == 200);
+		CHECK(pvi.queue.requests > 3 && pvi.queue.kicks <= pvi.queue.requests / 4);
+		CHECK(host.mapped_count == 1600);
+		asked = pvi.queue.requests;
+		pvi_ops.unmap_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0);
+		CHECK(endpoint->live == 0 && test_complaints == 0 && nobody_waits());
+		/* The large slot is there again. */
+		pvi_cache_drop_unused(endpoint);
+		pvi.queue.requests = 0;
+		CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == 200);
+		CHECK(pvi.queue.requests == asked);
+		end();
+	}
+}
+
+static void memory_that_is_shared(void)
+{
+	dma_addr_t address, other;
+	struct page *page;
+	char *memory;
+
+	begin_with_queue("memory that is shared", true, 64);
+	memory = pvi_ops.alloc(&pdev.dev, 5000, &address, 0, 0);
+	CHECK(memory && leads(address, virt_to_phys(memory), 5000, DMA_BIDIRECTIONAL));
+	pvi_ops.free(&pdev.dev, 5000, memory, address, 0);
+	CHECK(!host.mapped_count && !pages_lent && !endpoint->kept);
+	/* The host has not unmapped it: it stays where it is. */
+	memory = pvi_ops.alloc(&pdev.dev, 5000, &address, 0, 0);
+	host.refuse_after = 1;
+	host.refuse_with = PVI_FAILED;
+	pvi_ops.free(&pdev.dev, 5000, memory, address, 0);
+	CHECK(pages_lent == 1 && endpoint->lost == 2);
+	/* Nor is it given back if nobody knows whether it was mapped. */
+	host.prompt = false;
+	CHECK(!pvi_ops.alloc(&pdev.dev, 5000, &address, 0, 0) && pages_lent == 2);
+	CHECK(test_complaints == 3);
+	host.broken = false;
+	host_answers_all();
+	CHECK(host.mapped_count == 4);
+	end();
+
+	begin_with_queue("memory that is shared, by pages", true, 64);
+	host.prompt = false;
+	CHECK(!pvi_ops.alloc_pages_op(&pdev.dev, PAGE_SIZE, &address, DMA_FROM_DEVICE, 0));
+	CHECK(pages_lent == 1 && endpoint->lost == 1);
+	end();
+
+	begin_with_queue("memory that is not unmapped, by pages", true, 64);
+	page = pvi_ops.alloc_pages_op(&pdev.dev, PAGE_SIZE, &address, DMA_FROM_DEVICE, 0);
+	CHECK(page);
+	host.refuse_after = 1;
+	host.refuse_with = PVI_FAILED;
+	pvi_ops.free_pages(&pdev.dev, PAGE_SIZE, page, address, DMA_FROM_DEVICE);
+	CHECK(pages_lent == 1 && endpoint->lost == 1);
+	end();
+
+	begin_with_queue("memory within the mask", true, 64);
+	pdev.dev.coherent_dma_mask = 0x1fff;
+	memory = pvi_ops.alloc(&pdev.dev, PAGE_SIZE, &address, 0, 0);
+	CHECK(memory && address == PAGE_SIZE);
+	CHECK(!pvi_ops.alloc(&pdev.dev, PAGE_SIZE, &other, 0, 0) && pages_lent == 1);
+	pvi_ops.free(&pdev.dev, PAGE_SIZE, memory, address, 0);
+	end();
+
+	begin_with_queue("memory that is refused", true, 64);
+	host.refuse_after = 1;
+	host.refuse_with = PVI_FAILED;
+	CHECK(!pvi_ops.alloc(&pdev.dev, PAGE_SIZE, &address, 0, 0) && !pages_lent);
+	end();
+}
+
+static void late_answers(void)
+{
+	struct scatterlist list[200];
+	u64 begun = test_now_us;
+	unsigned int asked;
+
+	begin_with_queue("late answers", false, 64);
+	host.prompt = false;
+	CHECK(map(0, PAGE_SIZE, DMA_TO_DEVICE) == DMA_MAPPING_ERROR);
+	CHECK(test_now_us - begun >= 10000000 && test_now_us - begun < 10100000);
+	CHECK(test_complaints == 2 && endpoint->lost == 1 && host.asked_count == 1);
+	CHECK(nobody_waits());
+	/* It is not asked again, and that costs no time and no words. */
+	begun = test_now_us;
+	CHECK(map(0, PAGE_SIZE, DMA_TO_DEVICE) == DMA_MAPPING_ERROR);
+	CHECK(host.asked_count == 1 && test_now_us == begun && test_complaints == 2);
+	/* It answers after all: nobody waits, and its place is nobody else's. */
+	host.broken = false;
+	host_answers();
+	pvi_collect(&pvi.queue);
+	CHECK(host.mapped_count == 1);
+	end();
+
+	begin_with_queue("late answers to several", false, 64);
+	host.prompt = false;
+	fill(list, 200, 8 * PAGE_SIZE);
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == -EIO);
+	asked = host.asked_count;
+	CHECK(asked > 3 && endpoint->lost == 1600 && test_complaints == 2 && nobody_waits());
+	host.broken = false;
+	host_answers_all();
+	pvi_collect(&pvi.queue);
+	end();
+}
+
+static dma_addr_t of_interrupt;
+
+static void host_answers_and_interrupt_maps(void)
+{
+	host_answers_all();
+	host.prompt = true;
+	of_interrupt = map(1 << 20, 40 * PAGE_SIZE, DMA_FROM_DEVICE);
+}
+
+/* Both slots are those of somebody who is interrupted, by one who wants a slot. */
+static void interrupted_while_all_slots_are_taken(void)
+{
+	struct scatterlist list[20];
+	u64 begun = test_now_us;
+
+	begin_with_queue("interrupted while all slots are taken", false, 2);
+	host.prompt = false;
+	on_wait = host_answers_and_interrupt_maps;
+	fill(list, 20, 8 * PAGE_SIZE);
+	pvi.pages_max = 64;
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 20, DMA_TO_DEVICE, 0) == 20);
+	CHECK(of_interrupt && of_interrupt != DMA_MAPPING_ERROR);
+	CHECK(test_complaints == 0 && test_now_us - begun < 1000);
+	CHECK(host.mapped_count == 200);
+	pvi_ops.unmap_sg(&pdev.dev, list, 20, DMA_TO_DEVICE, 0);
+	unmap(of_interrupt);
+	CHECK(!host.mapped_count);
+	end();
+}
+
+static void small_rings_and_little_memory(void)
+{
+	unsigned int chains, left;
+
+	for (chains = 0; chains < 2; chains++) {
+		begin("small rings", false, chains);
+		CHECK(pvi_queue_init(&pvi, NULL) == -EINVAL);
+		end();
+	}
+	for (left = 0; left < 10; left++) {
+		begin("little memory", false, 8);
+		allocations_left = left;
+		if (pvi_queue_init(&pvi, NULL))
+			CHECK(left < 9);
+		allocations_left = ~0u;
+		end();
+	}
+}
+
+static void refusals(void)
+{
+	struct scatterlist list[200];
+	dma_addr_t kept, other;
+
+	begin_with_queue("refusals", false, 64);
+	fill(list, 200, 8 * PAGE_SIZE);
+	/* The third of several: the others are undone. */
+	host.refuse_after = 3;
+	host.refuse_with = PVI_BAD_GPA;
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == -EIO);
+	CHECK(!host.mapped_count && !endpoint->lost && endpoint->failures == 1);
+	CHECK(test_complaints == 1);
+	/* One of the second group that is told of. */
+	pvi.pages_max = 64;
+	host.refuse_after = 12;
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == -EIO);
+	CHECK(!host.mapped_count && !endpoint->lost);
+	/* The first of several unmaps: none of the addresses is given out again. */
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == 200);
+	host.refuse_after = 1;
+	pvi_ops.unmap_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0);
+	CHECK(endpoint->lost == 1600 && host.mapped_count == 64);
+	endpoint->failures = 1;
+	test_complaints = 1;
+	/* Who does not want to hear of it does not. */
+	host.refuse_after = 1;
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 1, DMA_TO_DEVICE, DMA_ATTR_NO_WARN) == -EIO);
+	CHECK(endpoint->failures == 2 && test_complaints == 1);
+	end();
+
+	begin_with_queue("no status", false, 64);
+	host.silent = true;
+	CHECK(map(0, PAGE_SIZE, DMA_TO_DEVICE) == DMA_MAPPING_ERROR);
+	end();
+
+	begin_with_queue("devices' memory", false, 64);
+	CHECK(pvi_ops.map_phys(&pdev.dev, 0xfd000000, 8, DMA_TO_DEVICE, DMA_ATTR_MMIO) ==
+	      DMA_MAPPING_ERROR);
+	end();
+
+	begin_with_queue("few addresses", true, 64);
+	pdev.dev.mask = 0xffffff;
+	pdev.dev.bus_dma_limit = 0x3fff;
+	kept = map(0, 2 * PAGE_SIZE, DMA_TO_DEVICE);
+	CHECK(kept == PAGE_SIZE);
+	unmap(kept);
+	/* What is kept makes room. */
+	other = map(2 * PAGE_SIZE, 3 * PAGE_SIZE, DMA_TO_DEVICE);
+	CHECK(other == PAGE_SIZE && !endpoint->kept);
+	CHECK(map(8 * PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE) == DMA_MAPPING_ERROR);
+	unmap(other);
+	/* A mapping serves whoever reaches all of it. */
+	pdev.dev.bus_dma_limit = 0x2fff;
+	CHECK(map(2 * PAGE_SIZE, 3 * PAGE_SIZE, DMA_TO_DEVICE) == DMA_MAPPING_ERROR);
+	pdev.dev.mask = ~0ULL;
+	pdev.dev.bus_dma_limit = 0;
+	end();
+
+	begin_with_queue("no room", true, 64);
+	kept = map(0, PAGE_SIZE, DMA_TO_DEVICE);
+	unmap(kept);
+	host.refuse_after = 1;
+	host.refuse_with = PVI_NO_ROOM;
+	other = map(PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE);
+	CHECK(other != DMA_MAPPING_ERROR && host.mapped_count == 1 && !endpoint->kept);
+	CHECK(!test_complaints);
+	unmap(other);
+	end();
+
+	begin_with_queue("nothing to map", true, 64);
+	CHECK(map(0, 0, DMA_TO_DEVICE) == DMA_MAPPING_ERROR);
+	kept = map(PAGE_SIZE + 8, 8, DMA_TO_DEVICE);
+	fill(list, 2, 8);
+	list[0].memory = buffers + PAGE_SIZE + 8;
+	list[1].memory = buffers + PAGE_SIZE + 8;
+	list[1].length = 0;
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 2, DMA_TO_DEVICE, 0) < 0);
+	unmap(kept);
+	CHECK(!endpoint->live && endpoint->kept == 1);
+	/* An unmap of what is not mapped, or not any more, harms nobody. */
+	unmap(0x123000);
+	unmap(kept);
+	CHECK(map(PAGE_SIZE + 8, 8, DMA_TO_DEVICE) == kept && endpoint->live == 1);
+	unmap(kept);
+	CHECK(endpoint->kept == 1 && host.mapped_count == 1);
+	end();
+}
+
+static void cycles(void)
+{
+	dma_addr_t one, two, later, held;
+	u64 cycle;
+
+	begin_with_queue("cycles", true, 64);
+	pvi.cycle = 7;
+	one = map(0, PAGE_SIZE, DMA_TO_DEVICE);
+	two = map(PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE);
+	later = map(3 * PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE);
+	held = map(2 * PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE);
+	CHECK(map(2 * PAGE_SIZE + 64, 64, DMA_TO_DEVICE) == held + 64);
+	unmap(held + 64);
+	unmap(one);
+	unmap(two);
+	pvi.queue.requests = 0;
+	for (cycle = 8; cycle <= 7 + pvi_cycles; cycle++) {
+		pvi.cycle = cycle;
+		pvi_cache_expire(endpoint, cycle);
+		if (cycle == 8)
+			unmap(later);
+		CHECK(endpoint->kept == 3 && !pvi.queue.requests);
+	}
+	/* The other direction does not take it. */
+	CHECK(map(0, PAGE_SIZE, DMA_FROM_DEVICE) != one);
+	CHECK(map(0, PAGE_SIZE, DMA_TO_DEVICE) == one);
+	CHECK(endpoint->kept == 2);
+	pvi.queue.requests = 0;
+	pvi.cycle = cycle;
+	pvi_cache_expire(endpoint, cycle);
+	CHECK(endpoint->kept == 1 && endpoint->expired == 1 && pvi.queue.requests == 1);
+	pvi_cache_expire(endpoint, cycle + 1);
+	CHECK(endpoint->kept == 0 && endpoint->expired == 2 && pvi.queue.requests == 2);
+	/* What is in use stays, and is left by a driver that forgets it. */
+	CHECK(endpoint->live == 3 && host.mapped_count == 3);
+	end();
+	CHECK(test_complaints == 1 && !host.mapped_count);
+}
+
+/* A buffer that the device is to read only, in a page that it has written before (A28). */
+static void kept_for_the_other_direction(bool literal)
+{
+	dma_addr_t one, two;
+
+	begin_with_queue("kept for the other direction", true, 64);
+	pvi_literal = literal;
+	one = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
+	unmap(one);
+	buffers[8] = 'a';
+	two = map(8, 64, DMA_TO_DEVICE);
+	CHECK(device_writes(two, 'b') == literal);
+	CHECK(buffers[8] == (literal ? 'b' : 'a'));
+	CHECK(leads(two, virt_to_phys(buffers) + 8, 64, DMA_TO_DEVICE) == !literal);
+	CHECK((one + 8 == two) == literal && endpoint->hits == literal);
+	unmap(two);
+	CHECK(!endpoint->live && endpoint->kept == (literal ? 1 : 2) && !test_complaints);
+	end();
+}
+
+/* A buffer of two pages, of which one is there, and behind that what is another's (A28). */
+static void kept_for_another_length(bool literal)
+{
+	dma_addr_t one, other, two;
+
+	begin_with_queue("kept for another length", true, 64);
+	pvi_literal = literal;
+	one = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
+	other = map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK(other == one + PAGE_SIZE);
+	unmap(one);
+	buffers[PAGE_SIZE] = 'a';
+	buffers[4 * PAGE_SIZE] = 'a';
+	two = map(0, 2 * PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK(device_writes(two + PAGE_SIZE, 'b'));
+	CHECK(buffers[PAGE_SIZE] == (literal ? 'a' : 'b'));
+	CHECK(buffers[4 * PAGE_SIZE] == (literal ? 'b' : 'a'));
+	unmap(two);
+	/* Nor does the longer one serve who maps less: that would reach more. */
+	CHECK((map(0, PAGE_SIZE, DMA_FROM_DEVICE) == two) == literal);
+	unmap(one);
+	unmap(other);
+	CHECK(!endpoint->live && !test_complaints);
+	end();
+}
+
+/* Two buffers in a page, of which one goes (A29). */
+static void two_users(bool literal)
+{
+	dma_addr_t one, two, other;
+
+	begin_with_queue("two users", true, 64);
+	pvi_literal = literal;
+	one = map(0, 64, DMA_FROM_DEVICE);
+	two = map(64, 64, DMA_FROM_DEVICE);
+	CHECK(two == one + 64 && endpoint->live == 1);
+	unmap(one);
+	CHECK(endpoint->live == !literal && endpoint->kept == literal);
+	pvi_cache_expire(endpoint, pvi_cycles + 1);
+	/* The device misses a buffer that it still has. */
+	CHECK(device_writes(two, 'a') == !literal);
+	/* And then reaches another one by its address, until the driver takes that away, too. */
+	buffers[4 * PAGE_SIZE + 64] = 'a';
+	other = map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK((other == one) == literal && device_writes(two, 'b'));
+	CHECK(buffers[4 * PAGE_SIZE + 64] == (literal ? 'b' : 'a'));
+	unmap(two);
+	pvi_cache_drop_unused(endpoint);
+	CHECK(device_writes(other, 'c') == !literal);
+	/* What is not there any more is not looked for. */
+	unmap(other);
+	CHECK(!endpoint->live && !endpoint->failures && !test_complaints);
+	end();
+}
+
+int main(void)
+{
+	bool literal = false;
+
+	buffers = aligned_alloc(PAGE_SIZE, BUFFERS);
+	if (!buffers)
+		return 2;
+	maps_and_unmaps();
+	memory_that_is_shared();
+	late_answers();
+	interrupted_while_all_slots_are_taken();
+	small_rings_and_little_memory();
+	refusals();
+	cycles();
+	do {
+		kept_for_the_other_direction(literal);
+		kept_for_another_length(literal);
+		two_users(literal);
+		literal = !literal;
+	} while (literal);
+	free(buffers);
+	printf("all as it should be\n");
+	return 0;
+}

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * As much of a kernel as queue.c, cache.c and ops.c ask for, in a program: the headers that they
+ * include are empty, and this stands before them. One processor; time passes when someone waits;
+ * memory is what malloc() gives, and a physical address is an address.
+ */
+#ifndef TEST_KERNEL_H
+#define TEST_KERNEL_H
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <linux/types.h>
+
+#define CONFIG_X86_64 1
+#define CONFIG_ARCH_HAS_DMA_OPS 1
+
+typedef uint8_t u8;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef int64_t ktime_t;
+typedef unsigned int gfp_t;
+typedef u64 dma_addr_t;
+typedef u64 phys_addr_t;
+
+#define U32_MAX UINT32_MAX
+#define U64_MAX UINT64_MAX
+#define PAGE_SHIFT 12
+#define PAGE_SIZE 4096UL
+#define PAGE_ALIGN(x) (((x) + PAGE_SIZE - 1) & ~(PAGE_SIZE - 1))
+#define DMA_MAPPING_ERROR (~(dma_addr_t)0)
+#define DMA_BIT_MASK(n) ((1ULL << (n)) - 1)
+#define DMA_ATTR_NO_WARN (1UL << 8)
+#define DMA_ATTR_MMIO (1UL << 10)
+#define GFP_ATOMIC 0
+#define GFP_KERNEL 0
+#define __GFP_NOWARN 0
+#define __GFP_ZERO 0
+#define __GFP_DMA 0
+#define __GFP_DMA32 0
+#define __GFP_HIGHMEM 0
+#define __GFP_COMP 0
+
+#define cpu_to_le32(x) (x)
+#define cpu_to_le64(x) (x)
+#define le32_to_cpu(x) (x)
+#define le64_to_cpu(x) (x)
+
+#define noinline __attribute__((noinline))
+#define READ_ONCE(x) (*(volatile __typeof__(x) *)&(x))
+#define WRITE_ONCE(x, value) (*(volatile __typeof__(x) *)&(x) = (value))
+#define container_of(at, type, member) ((type *)((char *)(at) - offsetof(type, member)))
+#define min(a, b) ((a) < (b) ? (a) : (b))
+#define max(a, b) ((a) > (b) ? (a) : (b))
+#define min_t(type, a, b) min((type)(a), (type)(b))
+#define min3(a, b, c) min(min(a, b), c)
+#define min_not_zero(a, b) ((a) && (b) ? min(a, b) : (a) ? (a) : (b))
+
+#define MAX_ERRNO 4095
+#define IS_ERR(at) ((uintptr_t)(at) >= (uintptr_t)-MAX_ERRNO)
+#define ERR_PTR(err) ((void *)(intptr_t)(err))
+#define PTR_ERR(at) ((intptr_t)(at))
+#define PTR_ERR_OR_ZERO(at) (IS_ERR(at) ? PTR_ERR(at) : 0)
+
+enum dma_data_direction {
+	DMA_BIDIRECTIONAL = 0,
+	DMA_TO_DEVICE = 1,
+	DMA_FROM_DEVICE = 2,
+	DMA_NONE = 3,
+};
+
+/* Lists: a ring, and a row whose elements know what leads to them. */
+struct list_head {
+	struct list_head *next, *prev;
+};
+
+#define LIST_HEAD(name) struct list_head name = { &(name), &(name) }
+
+static inline void INIT_LIST_HEAD(struct list_head *head)
+{
+	head->next = head;
+	head->prev = head;
+}
+
+static inline void list_between(struct list_head *one, struct list_head *before,
+				struct list_head *after)
+{
+	one->prev = before;
+	one->next = after;
+	before->next = one;
+	after->prev = one;
+}
+
+#define list_add(one, head) list_between(one, head, (head)->next)
+#define list_add_tail(one, head) list_between(one, (head)->prev, head)
+#define list_empty(head) ((head)->next == (head))
+
+static inline void list_del(struct list_head *one)
+{
+	one->prev->next = one->next;
+	one->next->prev = one->prev;
+	/* Whoever goes on from here is noticed. */
+	one->next = NULL;
+	one->prev = NULL;
+}
+
+static inline void list_move_tail(struct list_head *one, struct list_head *head)
+{
+	list_del(one);
+	list_add_tail(one, head);
+}
+
+#define list_first_entry(head, type, member) container_of((head)->next, type, member)
+#define list_first_entry_or_null(head, type, member)                                               \
+	(list_empty(head) ? NULL : list_first_entry(head, type, member))
+#define list_next_entry(one, member) container_of((one)->member.next, __typeof__(*(one)), member)
+#define list_for_each_entry(one, head, member)                                                     \
+	for (one = list_first_entry(head, __typeof__(*(one)), member); &(one)->member != (head);   \
+	     one = list_next_entry(one, member))
+#define list_for_each_entry_safe(one, following, head, member)                                     \
+	for (one = list_first_entry(head, __typeof__(*(one)), member),                             \
+	    following = list_next_entry(one, member);                                              \
+	     &(one)->member != (head); one = following, following = list_next_entry(one, member))
+
+struct hlist_node {
+	struct hlist_node *next, **leads;
+};
+
+struct hlist_head {
+	struct hlist_node *first;
+};
+
+static inline void hlist_add_head(struct hlist_node *one, struct hlist_head *head)
+{
+	one->next = head->first;
+	one->leads = &head->first;
+	if (one->next)
+		one->next->leads = &one->next;
+	head->first = one;
+}
+
+static inline void hlist_del(struct hlist_node *one)
+{
+	*one->leads = one->next;
+	if (one->next)
+		one->next->leads = one->leads;
+}
+
+#define hlist_of(node, type, member) ((node) ? container_of(node, type, member) : NULL)
+#define hlist_for_each_entry(one, head, member)                                                    \
+	for (one = hlist_of((head)->first, __typeof__(*(one)), member); one;                       \
+	     one = hlist_of((one)->member.next, __typeof__(*(one)), member))
+#define hlist_for_each_entry_safe(one, following, head, member)                                    \
+	for (one = hlist_of((head)->first, __typeof__(*(one)), member);                            \
+	     one && ((following = (one)->member.next), 1);                                         \
+	     one = hlist_of(following, __typeof__(*(one)), member))
+
+static inline u32 hash_64(u64 value, unsigned int bits)
+{
+	return (value * 0x9e3779b97f4a7c15ULL) >> (64 - bits);
+}
+
+/* A lock that notices whoever takes it twice. */
+typedef struct {
+	bool held;
+} spinlock_t;
+
+static inline void test_lock(spinlock_t *lock)
+{
+	if (lock->held)
+		abort();
+	lock->held = true;
+}
+
+#define spin_lock_init(lock) ((lock)->held = false)
+#define spin_lock_irqsave(lock, flags) ((void)((flags) = 0), test_lock(lock))
+#define spin_unlock_irqrestore(lock, flags) ((void)(flags), (lock)->held = false)
+
+/* Memory; the test says how much there is, and sees what comes back. */
+void *test_alloc(size_t bytes);
+void test_free(void *memory);
+#define kmalloc(bytes, gfp) test_alloc(bytes)
+#define kcalloc(count, bytes, gfp) test_alloc((count) * (bytes))
+#define kvcalloc(count, bytes, gfp) test_alloc((count) * (bytes))
+#define kfree(memory) test_free(memory)
+#define kvfree(memory) test_free(memory)
+
+struct kmem_cache {
+	size_t bytes;
+};
+
+#define KMEM_CACHE(type, flags) test_slab(sizeof(struct type))
+struct kmem_cache *test_slab(size_t bytes);
+#define kmem_cache_destroy(slab) test_free(slab)
+#define kmem_cache_alloc(slab, gfp) test_alloc((slab)->bytes)
+#define kmem_cache_free(slab, memory) test_free(memory)
+
+void *alloc_pages_exact(size_t bytes, gfp_t gfp);
+void free_pages_exact(void *memory, size_t bytes);
+#define virt_to_phys(memory) ((phys_addr_t)(uintptr_t)(memory))
+
+/* Pages as the drivers' interface knows them; none is looked into. */
+struct page;
+#define page_to_phys(page) ((phys_addr_t)(uintptr_t)(page))
+#define page_to_pfn(page) (page_to_phys(page) >> PAGE_SHIFT)
+#define virt_to_page(memory) ((struct page *)(memory))
+#define get_order(bytes) (bytes)
+#define dev_to_node(dev) 0
+#define alloc_pages_node(node, gfp, order) ((struct page *)alloc_pages_exact(order, gfp))
+#define __free_pages(page, order) free_pages_exact(page, order)
+
+struct vm_area_struct {
+	unsigned long vm_start, vm_pgoff, vm_page_prot;
+};
+
+#define vma_pages(vma) 1UL
+#define remap_pfn_range(vma, start, pfn, bytes, prot) 0
+
+/* Time: a microsecond for each look that waits. */
+extern u64 test_now_us;
+void test_time_passes(void);
+#define cpu_relax() test_time_passes()
+#define udelay(us) test_time_passes()
+#define touch_nmi_watchdog() ((void)0)
+#define ktime_get() ((ktime_t)test_now_us * 1000)
+#define ktime_add_ms(time, ms) ((time) + (ktime_t)(ms) * 1000000)
+#define ktime_before(one, other) ((one) < (other))
+
+/* Devices. */
+struct dma_map_ops;
+
+struct device {
+	const struct dma_map_ops *ops;
+	u64 mask, coherent_dma_mask, bus_dma_limit;
+};
+
+#define get_dma_ops(dev) ((dev)->ops)
+#define dma_get_mask(dev) ((dev)->mask)
+
+struct pci_dev {
+	struct device dev;
+};
+
+struct virtio_device {
+	struct device dev;
+};
+
+extern unsigned int test_complaints;
+#define dev_err(dev, ...) ((void)(dev), test_complaints++)
+#define dev_err_ratelimited(dev, ...) ((void)(dev), test_complaints++)
+#define dev_warn(dev, ...) ((void)(dev), test_complaints++)
+
+struct mutex {
+	int none;
+};
+
+struct notifier_block {
+	int none;
+};
+
+struct delayed_work {
+	int none;
+};
+
+struct dentry;
+struct iova_domain {
+	u64 next;
+};
+
+/* Lists of buffers. */
+struct scatterlist {
+	void *memory;
+	unsigned int length;
+	dma_addr_t dma_address;
+	unsigned int dma_length;
+};
+
+struct sg_table {
+	struct scatterlist *sgl;
+};
+
+#define sg_phys(entry) ((phys_addr_t)(uintptr_t)(entry)->memory)
+#define sg_dma_address(entry) ((entry)->dma_address)
+#define sg_dma_len(entry) ((entry)->dma_length)
+#define for_each_sg(list, entry, count, i)                                                         \
+	for (i = 0, entry = (list); i < (int)(count); i++, entry++)
+#define sg_set_page(entry, page, bytes, offset) ((entry)->memory = (page), (entry)->length = (bytes))
+#define sg_alloc_table(table, count, gfp) ((void)(table), -ENOMEM)
+
+static inline void sg_init_one(struct scatterlist *entry, void *memory, unsigned int bytes)
+{
+	entry->memory = memory;
+	entry->length = bytes;
+}
+
+/* The queue: its other end is the test. */
+struct virtqueue;
+unsigned int virtqueue_get_vring_size(struct virtqueue *vq);
+int virtqueue_add_sgs(struct virtqueue *vq, struct scatterlist *sgs[], unsigned int out,
+		      unsigned int in, void *data, gfp_t gfp);
+void *virtqueue_get_buf(struct virtqueue *vq, unsigned int *bytes);
+bool virtqueue_kick_prepare(struct virtqueue *vq);
+bool virtqueue_notify(struct virtqueue *vq);
+bool virtqueue_is_broken(struct virtqueue *vq);
+void __virtqueue_break(struct virtqueue *vq);
+
+/* The operations that there are, by both kernels' names. */
+struct dma_map_ops {
+	void *(*alloc)(struct device *dev, size_t size, dma_addr_t *address, gfp_t gfp,
+		       unsigned long attrs);
+	void (*free)(struct device *dev, size_t size, void *memory, dma_addr_t address,
+		     unsigned long attrs);
+	struct page *(*alloc_pages_op)(struct device *dev, size_t size, dma_addr_t *address,
+				       enum dma_data_direction direction, gfp_t gfp);
+	void (*free_pages)(struct device *dev, size_t size, struct page *page, dma_addr_t address,
+			   enum dma_data_direction direction);
+	int (*mmap)(struct device *dev, struct vm_area_struct *vma, void *memory,
+		    dma_addr_t address, size_t size, unsigned long attrs);
+	int (*get_sgtable)(struct device *dev, struct sg_table *table, void *memory,
+			   dma_addr_t address, size_t size, unsigned long attrs);
+	dma_addr_t (*map_phys)(struct device *dev, phys_addr_t phys, size_t size,
+			       enum dma_data_direction direction, unsigned long attrs);
+	void (*unmap_phys)(struct device *dev, dma_addr_t address, size_t size,
+			   enum dma_data_direction direction, unsigned long attrs);
+	int (*map_sg)(struct device *dev, struct scatterlist *list, int nents,
+		      enum dma_data_direction direction, unsigned long attrs);
+	void (*unmap_sg)(struct device *dev, struct scatterlist *list, int nents,
+			 enum dma_data_direction direction, unsigned long attrs);
+	int (*dma_supported)(struct device *dev, u64 mask);
+	u64 (*get_required_mask)(struct device *dev);
+	size_t (*max_mapping_size)(struct device *dev);
+};
+
+#endif

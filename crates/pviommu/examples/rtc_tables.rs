@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ringfence_pviommu::rtc::residency::residency;
+use ringfence_pviommu::rtc::residency::{Uses, residency};
 use ringfence_pviommu::rtc::tables::{Comparisons, HEADER_LISTED, HEADER_PRINTED, space};
 use ringfence_pviommu::rtc::{Cycles, FlatRtc, LiteralRtc, Residency, Rtc};
 
@@ -80,14 +80,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         "\nX24: from the last release to expiry, T = 10 s, C = 3, one release each 10 ms for 60 s, one in seven used again\n"
     );
     let c = Cycles::DOCUMENT;
-    let flat = residency(
-        &mut FlatRtc::new(c, 10_000, Residency::Fixed),
-        1000,
-        6000,
-        5,
-    );
-    let tree = residency(&mut Rtc::new(c, 10_000), 1000, 6000, 5);
-    let literal = residency(&mut LiteralRtc::new(c, 10_000), 1000, 20, 5);
+    let uses = |releases| Uses::in_cycles(1000, releases, 5);
+    let mut flat = FlatRtc::new(c, 10_000, Residency::Fixed);
+    let flat = residency(&mut flat, 1000, uses(6000));
+    let tree = residency(&mut Rtc::new(c, 10_000), 1000, uses(6000));
+    let literal = residency(&mut LiteralRtc::new(c, 10_000), 1000, uses(20));
     for (name, seen) in [
         ("flat", flat),
         ("tree", tree),

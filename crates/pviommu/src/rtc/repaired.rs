@@ -24,10 +24,17 @@ struct Record {
     leaf: NodeId,
 }
 
+/// What stands between two separators of the queue and is not empty: its first and its last mapping.
+#[derive(Debug, Clone, Copy)]
+struct Section {
+    first: u32,
+    last: u32,
+}
+
 /// The repaired cache: mode `rtc`.
 ///
-/// The queue is cut at its separators: a list of mappings for each of the last C + 1 cycles. A mapping that is reused keeps its
-/// place, and moves behind the separator of its last release when its place comes up: so it stands in the queue once, and the queue
+/// The queue is cut at its separators: a list of mappings for each of the last C + 1 cycles, first in first out. A mapping that is reused keeps its
+/// place, and moves to the end of the section of its last release when its place comes up: so it stands in the queue once, and the queue
 /// is as long as there are mappings.
 #[derive(Debug)]
 pub struct Rtc {
@@ -35,8 +42,8 @@ pub struct Rtc {
     trees: [Tree; 3],
     records: Vec<Record>,
     free: Vec<u32>,
-    /// First mapping of each section; section `cycle % (C + 1)` has those released in `cycle`.
-    sections: Vec<Option<u32>>,
+    /// Section `cycle % (C + 1)` has those released in `cycle`.
+    sections: Vec<Option<Section>>,
     cycle: u64,
     cycles: Cycles,
     limit: usize,
@@ -104,21 +111,29 @@ impl Rtc {
     }
 
     #[inline]
-    fn section(&mut self, cycle: u64) -> Option<&mut Option<u32>> {
+    fn section(&mut self, cycle: u64) -> Option<&mut Option<Section>> {
         let sections = self.sections.len() as u64;
         let at = usize::try_from(cycle.checked_rem(sections)?).ok()?;
         self.sections.get_mut(at)
     }
 
-    /// Puts a mapping into the section of the cycle of its release.
+    /// Puts a mapping at the end of the section of the cycle of its release.
     #[inline]
     fn enqueue(&mut self, at: u32) {
         let Some(cycle) = self.record(at).map(|record| record.released) else {
             return;
         };
-        let next = self.section(cycle).and_then(|head| head.replace(at));
+        let Some(section) = self.section(cycle) else {
+            return;
+        };
+        let before = section.map(|section| section.last);
+        let first = section.map_or(at, |section| section.first);
+        *section = Some(Section { first, last: at });
         if let Some(record) = self.record(at) {
-            (record.next, record.queued) = (next, true);
+            (record.next, record.queued) = (None, true);
+        }
+        if let Some(before) = before.and_then(|before| self.record(before)) {
+            before.next = Some(at);
         }
     }
 
@@ -156,7 +171,8 @@ impl Rtc {
     /// Walks the section of `cycle`: those in use leave the queue, those released later move to their section, the others leave the cache until
     /// `wanted` of them have, and stay where they are after that. How many left.
     fn expire(&mut self, cycle: u64, wanted: u64, mut expired: impl FnMut(Key, Iova)) -> u64 {
-        let mut at = self.section(cycle).and_then(Option::take);
+        let section = self.section(cycle).and_then(Option::take);
+        let mut at = section.map(|section| section.first);
         let mut gone = 0;
         while let Some(this) = at {
             let Some(record) = self.record(this) else {

@@ -58,6 +58,10 @@ pub struct Comparisons {
     /// The best search: nodes of more than 32 keys everywhere below a root of one. The document prints none, but a root never has more than
     /// 16 keys, and those are compared.
     pub best: u64,
+    /// The best insertion, as the document has it: the same nodes, and the leaf lacks the key. It searches the root, too.
+    pub best_insert: u64,
+    /// The best deletion: from a leaf of more than 32 keys.
+    pub best_delete: u64,
 }
 
 /// Levels of keys of 8 bits below the root.
@@ -134,6 +138,7 @@ impl Comparisons {
             chains = chains.max(delete(&keys));
         }
         let large = [1, 256, 256, 256, 256, 256, 256];
+        let mut lacking = along_path(&large, false);
         Self {
             search: found,
             insert,
@@ -141,6 +146,10 @@ impl Comparisons {
             delete_in_leaf: delete(&full),
             delete: chains,
             best: search(&mut along_path(&large, true)),
+            best_insert: counted(&mut lacking, |tree| {
+                let _ = tree.insert(0, 1);
+            }),
+            best_delete: delete(&large),
         }
     }
 }
@@ -158,6 +167,7 @@ mod tests {
         assert_eq!(counted.delete_in_leaf, 6);
         assert_eq!(counted.delete, 11);
         assert_eq!(counted.best, 1);
+        assert_eq!((counted.best_insert, counted.best_delete), (1, 0));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use ringfence_pviommu::wire::{Request, Status};
 use ringfence_types::{Access, Direction};
 
 use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, WINDOW, cases, config, map, memory, unmap};
+use crate::simulator::host;
 
 /// A victim device with one page, in the guest of an attacker that has the queue to itself.
 fn victim() -> Rig {
@@ -48,6 +49,11 @@ fn forged_requests_are_answered_and_do_nothing() {
             Status::BadGpa,
         ),
         (
+            "memory of the host, for an address that is mapped",
+            map(DISK, to, &[(WINDOW, 0x1000_0000)]),
+            Status::BadGpa,
+        ),
+        (
             "past the guest's memory",
             map(
                 NIC,
@@ -74,6 +80,16 @@ fn forged_requests_are_answered_and_do_nothing() {
             Status::NotMapped,
         ),
         (
+            "an address twice",
+            map(NIC, to, &[(WINDOW, MEMORY), (WINDOW, MEMORY + PAGE)]),
+            Status::Mapped,
+        ),
+        (
+            "what was mapped, twice",
+            unmap(DISK, &[WINDOW, WINDOW]),
+            Status::NotMapped,
+        ),
+        (
             "more than was mapped",
             map(DISK, Direction::Bidirectional, &[(WINDOW, MEMORY)]),
             Status::Mapped,
@@ -84,6 +100,29 @@ fn forged_requests_are_answered_and_do_nothing() {
         holds(&mut rig);
         assert!(rig.reach(NIC, WINDOW, Access::Read).is_err(), "{name}");
         assert_eq!(rig.backend.mapped_pages(NIC), 0, "{name}");
+    }
+}
+
+/// A simulated device's frames are the pages that the guest names: only those of its memory are granted.
+#[test]
+fn memory_of_the_host_is_not_granted() {
+    let outside = [
+        0x1000_0000,
+        8 << 20,
+        (1 << 30) - PAGE,
+        (1 << 30) + (4 << 20),
+    ];
+    let mut host = host(100);
+    for gpa in outside {
+        let request = map(NIC, Direction::ToDevice, &[(WINDOW, gpa)]);
+        assert_eq!(host.backend.handle(&request), Status::BadGpa, "{gpa:#x}");
+        let request = map(
+            NIC,
+            Direction::ToDevice,
+            &[(WINDOW, MEMORY), (WINDOW + PAGE, gpa)],
+        );
+        assert_eq!(host.backend.handle(&request), Status::BadGpa, "{gpa:#x}");
+        assert_eq!(host.granted(), 0, "{gpa:#x}");
     }
 }
 

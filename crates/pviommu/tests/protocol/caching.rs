@@ -1,18 +1,16 @@
 //! The cache in front of the frontend: what the host is asked, what a device reaches, and for how long.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use proptest::prelude::*;
 use ringfence_dma::flush::{PerCycle, RangeBatch};
-use ringfence_dma::space::{Paged, Rounding};
+use ringfence_dma::space::{Leaving, Limits, Paged, Rounding, Space as _};
 use ringfence_dma::{
-    Attachment, Cpu, Dma, Mapping, Outcome, Platform, Segment, SgLimits, SgMapping, SgRequest,
-    Teardown, UnmapReason,
+    Attachment, Cpu, Dma, Mapping, Outcome, Segment, SgLimits, SgMapping, SgRequest, Teardown,
+    UnmapReason,
 };
-use ringfence_iova::{CachedRbTree, CachedTree};
+use ringfence_iova::{CachedRbTree, CachedTree, IovaAllocator as _, Request as Alloc};
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pviommu::backend::{HardwareTables, OnDemand, RepairedLastTable};
@@ -20,73 +18,50 @@ use ringfence_pviommu::frontend::{
     Answers, Caching, Channel, ChannelOptions, Link, RemoteTable, Reverse, Strays,
 };
 use ringfence_pviommu::loopback::Loopback;
-use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, LiteralRtc, Residency, Rtc};
+use ringfence_pviommu::rtc::{Cache, Cycles, LiteralRtc, Rtc};
 use ringfence_types::{
-    Access, DeviceId, Direction, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    Access, Direction, Invalidator, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    RingId,
 };
 
-use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, Unit, WINDOW, cases};
+use crate::machine::{ID, Line, Machine, SPACE, Table, Waits};
+use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, Unit, WINDOW};
 
-type Looped = Loopback<
+pub(crate) type Looped = Loopback<
     OnDemand<Arc<Arena>, Source, RepairedLastTable>,
     HardwareTables<Arc<Arena>, Source, Unit>,
 >;
-type Line = Rc<Link<Looped, RefCell<Channel<Looped>>>>;
-type Table = RemoteTable<Line, Looped, RefCell<Channel<Looped>>>;
-type Space<C> = Caching<CachedRbTree<RefCell<CachedTree>>, Table, C, RefCell<Reverse<C>>>;
+type Space<C> = Caching<CachedRbTree<RefCell<CachedTree>>, Table<Looped>, C, RefCell<Reverse<C>>>;
 type Policy = PerCycle<RefCell<RangeBatch>>;
 
-struct Machine {
-    memory: Arc<Arena>,
-    frames: Source,
-    answers: Answers<Line, Looped, RefCell<Channel<Looped>>>,
-    now: Nanos,
-}
-
-impl Platform for Machine {
-    type Memory = Arc<Arena>;
-    type Frames = Source;
-    type Invalidator = Answers<Line, Looped, RefCell<Channel<Looped>>>;
-
-    fn memory(&self) -> &Arc<Arena> {
-        &self.memory
-    }
-
-    fn frames(&self) -> &Source {
-        &self.frames
-    }
-
-    fn invalidator(&mut self) -> &mut Self::Invalidator {
-        &mut self.answers
-    }
-
-    fn now(&self) -> Nanos {
-        self.now
-    }
-}
-
-const ID: DeviceId = DeviceId::new(NIC.get() as u16);
 /// T.
-const CYCLE: u64 = 1000;
-/// Pages of the window that the guest uses.
-const SPACE: u64 = 96;
+pub(crate) const CYCLE: u64 = 1000;
 /// Mappings that a cache holds at most.
-const LIMIT: usize = 64;
+pub(crate) const LIMIT: usize = 64;
 
-struct Guest<C: Cache> {
+pub(crate) struct Guest<C: Cache, I: Invalidator = Waits<Looped>> {
     dma: Dma<Space<C>, Policy, u32>,
     cpu: Cpu<Space<C>, Policy, u32>,
     at: Attachment,
-    machine: Machine,
-    link: Line,
+    pub(crate) machine: Machine<I>,
+    link: Line<Looped>,
     fails: Rc<Cell<bool>>,
 }
 
-fn c() -> Cycles {
+pub(crate) fn c() -> Cycles {
     Cycles::new(2).unwrap()
 }
 
-fn guest<C: Cache>(cache: C, strays: Strays) -> Guest<C> {
+pub(crate) fn guest<C: Cache>(cache: C, strays: Strays) -> Guest<C> {
+    guest_that(cache, strays, Answers::new)
+}
+
+/// Which waits for what it unmaps as `waits` says.
+pub(crate) fn guest_that<C: Cache, I: Invalidator>(
+    cache: C,
+    strays: Strays,
+    waits: impl FnOnce(Line<Looped>) -> I,
+) -> Guest<C, I> {
     let Rig {
         backend,
         arena,
@@ -105,7 +80,7 @@ fn guest<C: Cache>(cache: C, strays: Strays) -> Guest<C> {
     let machine = Machine {
         memory: arena,
         frames: Source(Arc::new(FaultyFrames::new(frames))),
-        answers: Answers::new(Rc::clone(&link)),
+        answers: waits(Rc::clone(&link)),
         now: Nanos(0),
     };
     let mut dma = Dma::new(PerCycle::new(RefCell::new));
@@ -128,12 +103,12 @@ fn guest<C: Cache>(cache: C, strays: Strays) -> Guest<C> {
     }
 }
 
-fn tree() -> Guest<Rtc> {
+pub(crate) fn tree() -> Guest<Rtc> {
     guest(Rtc::new(c(), LIMIT), Strays::Refused)
 }
 
-impl<C: Cache> Guest<C> {
-    fn map(&mut self, memory: PhysRange, direction: Direction) -> Mapping<u32> {
+impl<C: Cache, I: Invalidator> Guest<C, I> {
+    pub(crate) fn map(&mut self, memory: PhysRange, direction: Direction) -> Mapping<u32> {
         let (cpu, machine) = (&mut self.cpu, &mut self.machine);
         let mapped = self
             .dma
@@ -141,7 +116,11 @@ impl<C: Cache> Guest<C> {
         mapped.unwrap().0
     }
 
-    fn map_list(&mut self, pieces: &[PhysRange], direction: Direction) -> Option<SgMapping<u32>> {
+    pub(crate) fn map_list(
+        &mut self,
+        pieces: &[PhysRange],
+        direction: Direction,
+    ) -> Option<SgMapping<u32>> {
         let nothing = Segment {
             range: IovaRange::new(Iova::ZERO, 1).unwrap(),
         };
@@ -159,7 +138,7 @@ impl<C: Cache> Guest<C> {
     }
 
     /// Whether the buffer came back while the device may reach it.
-    fn unmap(&mut self, mapping: Mapping<u32>) -> bool {
+    pub(crate) fn unmap(&mut self, mapping: Mapping<u32>) -> bool {
         let (cpu, machine) = (&mut self.cpu, &mut self.machine);
         let outcome = self.dma.unmap_single(cpu, machine, &self.at, mapping);
         let outcome = outcome.unwrap();
@@ -168,23 +147,23 @@ impl<C: Cache> Guest<C> {
         stale
     }
 
-    fn unmap_list(&mut self, mapping: SgMapping<u32>) -> bool {
+    pub(crate) fn unmap_list(&mut self, mapping: SgMapping<u32>) -> bool {
         let (cpu, machine) = (&mut self.cpu, &mut self.machine);
         let outcome = self.dma.unmap_sg(cpu, machine, &self.at, mapping).unwrap();
         outcome.is_stale()
     }
 
-    fn wait(&mut self, ns: u64) {
+    pub(crate) fn wait(&mut self, ns: u64) {
         self.machine.now = Nanos(self.machine.now.0 + ns);
         let _ = self.dma.tick(&mut self.cpu, &mut self.machine);
     }
 
-    fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         let (cpu, machine) = (&mut self.cpu, &mut self.machine);
         self.dma.flush(cpu, machine, &self.at).unwrap();
     }
 
-    fn reach(&self, iova: Iova, access: Access) -> Option<PhysAddr> {
+    pub(crate) fn reach(&self, iova: Iova, access: Access) -> Option<PhysAddr> {
         let memory = Arc::clone(&self.machine.memory);
         self.link.with(|channel| {
             let unit = &mut channel.queue().backend().tables().invalidator().hardware;
@@ -193,7 +172,7 @@ impl<C: Cache> Guest<C> {
         })
     }
 
-    fn frame(&self, at: PhysAddr) -> PhysAddr {
+    pub(crate) fn frame(&self, at: PhysAddr) -> PhysAddr {
         let page = ringfence_pviommu::wire::Gpa::new(at.get() & !(PAGE - 1));
         let resolve = |channel: &mut Channel<Looped>| {
             channel.queue().backend().backing().resolve(page).unwrap()
@@ -202,13 +181,23 @@ impl<C: Cache> Guest<C> {
     }
 
     /// Pages that the host has mapped.
-    fn live(&self) -> u64 {
+    pub(crate) fn live(&self) -> u64 {
         self.link
             .with(|channel| channel.queue().backend().mapped_pages(NIC))
     }
 
+    /// The pages that the allocator would still give out, from now on.
+    pub(crate) fn left(&self) -> Vec<Iova> {
+        let space = self.dma.space(&self.at).unwrap();
+        let allocator = space.paged().allocator();
+        let request = Alloc::new(1, Pfn::new(u64::from(u32::MAX)));
+        std::iter::from_fn(|| allocator.alloc(&mut (), &request).ok())
+            .map(|found| found.range.lo().iova())
+            .collect()
+    }
+
     /// Requests and kicks so far.
-    fn asked(&self) -> (u64, u64) {
+    pub(crate) fn asked(&self) -> (u64, u64) {
         self.link.with(|channel| {
             let stats = channel.stats();
             (stats.requests, stats.kicks)
@@ -216,7 +205,7 @@ impl<C: Cache> Guest<C> {
     }
 }
 
-fn buffer(page: u64, offset: u64, bytes: u64) -> PhysRange {
+pub(crate) fn buffer(page: u64, offset: u64, bytes: u64) -> PhysRange {
     PhysRange::new(PhysAddr::new(MEMORY + page * PAGE + offset), bytes).unwrap()
 }
 
@@ -395,6 +384,36 @@ fn strays_are_refused() {
     assert!(guest.unmap(mapping));
 }
 
+/// A mapping serves whoever reaches all of it: of a domain one device may reach further than another.
+#[test]
+fn a_mapping_beyond_the_mask_is_no_hit() {
+    let mut guest = tree();
+    let memory = buffer(3, 0, 2 * PAGE);
+    let high = guest.map(memory, TO);
+    let last = Pfn::containing(high.range().last()).get();
+    let space = guest.dma.space(&guest.at).unwrap();
+    let (mut cpu, machine) = (space.per_cpu(), &mut guest.machine);
+    for (mask, hits) in [(last, true), (last - 1, false)] {
+        let limits = Limits {
+            preferred: Pfn::new(mask),
+            mask: Pfn::new(mask),
+            ring: RingId::new(0),
+        };
+        let permissions = TO.permissions();
+        let placed = space.map(&mut cpu, machine, &[memory], permissions, limits);
+        let range = placed.unwrap().range;
+        assert_eq!(range == high.range(), hits);
+        assert!(Pfn::containing(range.last()).get() <= mask);
+        // Of the other the cache knows nothing: the key has a mapping.
+        let gone = space.unmap(&mut cpu, machine, range).unwrap();
+        assert_eq!(matches!(gone, Leaving::Kept), hits);
+    }
+    guest.unmap(high);
+    let space = guest.dma.space(&guest.at).unwrap();
+    let stats = space.with_cache(Cache::stats);
+    assert_eq!((stats.mappings, stats.released), (1, 1), "nobody uses it");
+}
+
 /// Memory that is shared for long is not kept: its frames are free when it is freed.
 #[test]
 fn coherent_memory_is_not_kept() {
@@ -447,153 +466,4 @@ fn a_batch_that_fails_is_given_up() {
         .map_single(cpu, machine, &guest.at, 7, buffer(5, 0, 64), TO);
     // The channel is broken; if it were not, the address would be another.
     assert!(mapped.map_or(true, |(mapping, _)| mapping.iova() != iova));
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Map {
-        page: u64,
-        offset: u64,
-        pages: u64,
-        direction: usize,
-    },
-    List {
-        pages: Vec<u64>,
-        direction: usize,
-    },
-    Unmap(usize),
-    Wait(u64),
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let step = prop_oneof![
-        4 => (0..12_u64, 0..PAGE, 1..4_u64, 0..3_usize).prop_map(|(page, offset, pages, direction)| {
-            Step::Map { page, offset, pages, direction }
-        }),
-        1 => (prop::collection::vec(0..12_u64, 1..4), 0..3_usize)
-            .prop_map(|(pages, direction)| Step::List { pages, direction }),
-        4 => any::<usize>().prop_map(Step::Unmap),
-        1 => (0..2 * CYCLE).prop_map(Step::Wait),
-    ];
-    prop::collection::vec(step, 1..120)
-}
-
-enum Held {
-    Single(Mapping<u32>),
-    List(SgMapping<u32>),
-}
-
-struct Live {
-    held: Held,
-    pieces: Vec<(IovaRange, PhysRange)>,
-    direction: Direction,
-}
-
-/// Buffers lead where they should, in their directions alone; and what was released is out of reach after T x (C + 1), unless it is in use again.
-fn holds<C: Cache>(mut guest: Guest<C>, steps: Vec<Step>) {
-    let mut live: Vec<Live> = Vec::new();
-    // By page of the device's address: when the last buffer there was released.
-    let mut released: HashMap<u64, u64> = HashMap::new();
-    let pages = |range: &IovaRange| {
-        let pages = PfnRange::covering(range);
-        pages.lo().get()..=pages.hi().get()
-    };
-    for step in steps {
-        let made = match step {
-            Step::Map {
-                page,
-                offset,
-                pages,
-                direction,
-            } => {
-                let memory = buffer(page, offset, (pages - 1) * PAGE + 1);
-                let direction = Direction::ALL[direction];
-                let mapping = guest.map(memory, direction);
-                let pieces = vec![(mapping.range(), memory)];
-                Some(Live {
-                    held: Held::Single(mapping),
-                    pieces,
-                    direction,
-                })
-            }
-            Step::List { pages, direction } => {
-                let memory: Vec<_> = pages.iter().map(|page| buffer(*page, 8, 64)).collect();
-                let direction = Direction::ALL[direction];
-                let list = guest.map_list(&memory, direction).unwrap();
-                let pieces = list.apart().iter().copied().zip(memory).collect();
-                Some(Live {
-                    held: Held::List(list),
-                    pieces,
-                    direction,
-                })
-            }
-            Step::Unmap(_) if live.is_empty() => None,
-            Step::Unmap(nth) => {
-                let gone = live.swap_remove(nth % live.len());
-                for (range, _) in &gone.pieces {
-                    released.extend(pages(range).map(|page| (page, guest.machine.now.0)));
-                }
-                match gone.held {
-                    Held::Single(mapping) => guest.unmap(mapping),
-                    Held::List(list) => guest.unmap_list(list),
-                };
-                None
-            }
-            Step::Wait(ns) => {
-                guest.wait(ns);
-                None
-            }
-        };
-        live.extend(made);
-        if live.len() > 12 {
-            continue;
-        }
-        let mut in_use = Vec::new();
-        for Live {
-            pieces, direction, ..
-        } in &live
-        {
-            for (range, memory) in pieces {
-                in_use.extend(pages(range));
-                for (iova, at) in [
-                    (range.start(), memory.start()),
-                    (range.last(), memory.last()),
-                ] {
-                    for access in [Access::Read, Access::Write] {
-                        let may = direction.permissions().allows(access);
-                        let expected = may.then(|| guest.frame(at));
-                        assert_eq!(guest.reach(iova, access), expected, "{range} {direction}");
-                    }
-                }
-            }
-        }
-        // The clock was looked at when it was set: cycles that had ended by then have.
-        let bound = CYCLE * (u64::from(c().get()) + 1);
-        for (page, since) in &released {
-            if guest.machine.now.0 >= since + bound && !in_use.contains(page) {
-                let iova = Pfn::new(*page).iova();
-                assert!(guest.reach(iova, Access::Read).is_none(), "{iova}");
-                assert!(guest.reach(iova, Access::Write).is_none(), "{iova}");
-            }
-        }
-    }
-    for gone in live {
-        match gone.held {
-            Held::Single(mapping) => guest.unmap(mapping),
-            Held::List(list) => guest.unmap_list(list),
-        };
-    }
-    guest.flush();
-    assert_eq!(guest.live(), 0);
-}
-
-proptest! {
-    #![proptest_config(cases(64, 20_261_122))]
-
-    #[test]
-    fn buffers_are_reached_while_they_are_mapped_and_no_longer_than_the_bound(steps in steps()) {
-        holds(tree(), steps.clone());
-        let adaptive = Residency::Adaptive { late: 10 };
-        holds(guest(FlatRtc::new(c(), LIMIT, adaptive), Strays::Refused), steps);
-    }
 }

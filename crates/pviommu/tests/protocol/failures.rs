@@ -1,10 +1,14 @@
 //! A host that runs out of frames, or whose IOMMU does not answer: requests are refused as a whole, and nothing leaks.
 
-use ringfence_pviommu::backend::{BackendError, Unsettled};
-use ringfence_pviommu::wire::{Gpa, Status};
-use ringfence_types::{Access, Direction};
+use std::collections::BTreeMap;
 
-use crate::rig::{MEMORY, NIC, PAGE, Rig, WINDOW};
+use ringfence_pviommu::backend::{
+    Backend, BackendError, Backing, IoError, IoTables, Limits, PinError, Slot, Unsettled,
+};
+use ringfence_pviommu::wire::{Gpa, Status};
+use ringfence_types::{Access, Direction, Iova, PhysAddr};
+
+use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, WINDOW, config, map, unmap};
 
 fn pages(count: u64) -> Vec<(u64, u64)> {
     (0..count)
@@ -36,6 +40,10 @@ fn a_map_that_finds_no_table_leaves_nothing_behind() {
         refused += 1;
         assert_eq!(status, Status::NoRoom);
         assert_eq!((pinned(&mut rig), rig.backend.mapped_pages(NIC)), (0, 0));
+        // Each frame that the host gave is in the pool or behind a page.
+        let backing = rig.backend.backing();
+        let held = backing.pool().available() as u64 + backing.stats().allocated;
+        assert_eq!(rig.frames.0.outstanding() as u64, held, "after {after}");
         for (giova, _) in pages(6) {
             assert!(rig.reach(NIC, giova, Access::Read).is_err());
         }
@@ -109,6 +117,117 @@ fn what_a_failed_map_leaves_cached_stays_pinned() {
     assert_eq!(rig.backend.backing().pinned(page), Some(1));
     rig.backend.reset().unwrap();
     assert_eq!(pinned(&mut rig), 0);
+}
+
+/// Memory that is all there, and how often each page is pinned.
+#[derive(Default)]
+struct Pinned(BTreeMap<Gpa, u32>);
+
+impl Backing for Pinned {
+    fn contains(&self, _: Gpa) -> bool {
+        true
+    }
+
+    fn pin(&mut self, page: Gpa) -> Result<PhysAddr, PinError> {
+        *self.0.entry(page).or_default() += 1;
+        Ok(PhysAddr::new(page.get()))
+    }
+
+    fn unpin(&mut self, page: Gpa) {
+        let pins = self.0.get_mut(&page).expect("a pin");
+        *pins = pins.checked_sub(1).expect("a pin");
+    }
+}
+
+/// Grants whose entries find no room, and of which nobody can say when they are gone, until it is well.
+#[derive(Default)]
+struct Unwell {
+    well: bool,
+}
+
+impl IoTables for Unwell {
+    fn map(&mut self, _: Slot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
+        self.well.then_some(()).ok_or(IoError::NoRoom)
+    }
+
+    fn unmap(&mut self, _: Slot, _: Iova) -> Result<(), IoError> {
+        Ok(())
+    }
+
+    fn settle(&mut self, _: Slot) -> Result<(), IoError> {
+        self.well.then_some(()).ok_or(IoError::Failed)
+    }
+}
+
+/// A page whose entry found no room may have been granted for a moment: it stays pinned until the grant is known to be gone.
+#[test]
+fn a_page_that_was_granted_in_vain_stays_pinned_until_that_is_over() {
+    let (memory, tables) = (Pinned::default(), Unwell::default());
+    let devices = [NIC, DISK];
+    let mut backend = Backend::new(config(), Limits::default(), devices, memory, tables).unwrap();
+    let page = Gpa::new(MEMORY);
+    let request = map(NIC, Direction::ToDevice, &[(WINDOW, MEMORY)]);
+    for status in [Status::NoRoom, Status::Failed, Status::Failed] {
+        assert_eq!(backend.handle(&request), status);
+        assert_eq!(backend.backing().0[&page], 1);
+        assert_eq!(backend.mapped_pages(NIC), 0);
+    }
+    backend.tables().well = true;
+    assert_eq!(backend.handle(&request), Status::Ok);
+    assert_eq!(backend.backing().0[&page], 1);
+    backend.reset().unwrap();
+    assert_eq!(backend.backing().0[&page], 0);
+}
+
+/// Tables that do so much, and then no more.
+struct Tired {
+    maps: u32,
+    unmaps: u32,
+}
+
+fn once(left: &mut u32) -> Result<(), IoError> {
+    *left = left.checked_sub(1).ok_or(IoError::Failed)?;
+    Ok(())
+}
+
+impl IoTables for Tired {
+    fn map(&mut self, _: Slot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
+        once(&mut self.maps)
+    }
+
+    fn unmap(&mut self, _: Slot, _: Iova) -> Result<(), IoError> {
+        once(&mut self.unmaps)
+    }
+
+    fn settle(&mut self, _: Slot) -> Result<(), IoError> {
+        Ok(())
+    }
+}
+
+/// An unmap that fails half way and cannot be undone: what the device reaches is not what the view says, so nothing is done for it until a reset.
+#[test]
+fn a_device_that_cannot_be_put_back_waits_for_a_reset() {
+    let (memory, tables) = (Pinned::default(), Tired { maps: 2, unmaps: 1 });
+    let devices = [NIC, DISK];
+    let mut backend = Backend::new(config(), Limits::default(), devices, memory, tables).unwrap();
+    let pages = [(WINDOW, MEMORY), (WINDOW + PAGE, MEMORY + PAGE)];
+    let to = Direction::ToDevice;
+    assert_eq!(backend.handle(&map(NIC, to, &pages)), Status::Ok);
+    let both = unmap(NIC, &[WINDOW, WINDOW + PAGE]);
+    assert_eq!(backend.handle(&both), Status::Failed);
+    *backend.tables() = Tired {
+        maps: 100,
+        unmaps: 100,
+    };
+    let another = map(NIC, to, &[(WINDOW + 2 * PAGE, MEMORY)]);
+    for request in [&both, &another, &both] {
+        assert_eq!(backend.handle(request), Status::Failed);
+    }
+    assert_eq!(backend.mapped_pages(NIC), 2);
+    assert!(backend.backing().0.values().all(|pins| *pins == 1));
+    backend.reset().unwrap();
+    assert!(backend.backing().0.values().all(|pins| *pins == 0));
+    assert_eq!(backend.handle(&another), Status::Ok);
 }
 
 /// One run of pages is one invalidation; many runs are one of the domain.

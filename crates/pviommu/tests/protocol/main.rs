@@ -5,9 +5,12 @@ mod cases;
 
 mod answers;
 mod attacks;
+mod bounded;
 mod caching;
 mod failures;
 mod guest;
+mod hosts;
+mod machine;
 mod migration;
 mod model;
 mod overcommit;

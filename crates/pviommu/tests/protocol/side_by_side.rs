@@ -3,19 +3,30 @@
 //! What the literal side is: where the document has code, that code (its cache, its pointer); where it says nothing of a check, the same step
 //! without the check.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use ringfence_dma::flush::Never;
+use ringfence_dma::space::Identity;
+use ringfence_dma::{BouncePool, Dma, Mapping};
 use ringfence_pviommu::backend::{
     Backing, IoTables, LiteralLastTable, PagePool, ReclaimError, RepairedLastTable, Slot,
 };
+use ringfence_pviommu::frontend::{Answers, Channel, Strays};
 use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, LiteralRtc, Residency, Rtc};
 use ringfence_pviommu::wire::{Gpa, Status};
-use ringfence_types::{Access, Direction, FrameSource, Iova, OutOfFrames, PhysAddr, PhysMemory};
+use ringfence_types::{
+    Access, Direction, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
+    OutOfFrames, PhysAddr, PhysMemory, PhysRange, Ticket,
+};
 
-use crate::cases::{direction_is_confused, key, mapping_in_use_expires, range_is_confused};
+use crate::caching::{CYCLE, LIMIT, Looped, buffer, c, guest_that, tree};
+use crate::cases::{direction_is_confused, mapping_in_use_expires, range_is_confused};
+use crate::machine::{ID, Line};
 use crate::overcommit::stale_pointer;
-use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, WINDOW, map, memory};
-use crate::simulator::host;
+use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, WINDOW, map, unmap};
+use crate::simulator::{Process, host_of};
 
 /// What came through that should not have: literal and repaired.
 type Outcome = (u64, u64);
@@ -56,14 +67,22 @@ fn a30() -> Outcome {
     (reached(&mut literal), reached(&mut repaired))
 }
 
-/// Pages that a simulated device has without a grant: a thread of the process that has all memory, and one that is granted what is mapped. The
-/// process itself is `crates/live/tests/isolate/reached.rs`.
+/// Pages that the simulator of a device reads and its device was not granted: as a thread of the process that has all memory, and as a process that is
+/// granted what is mapped. Both try the same addresses. A real thread and a real process: `crates/live/tests/isolate/reached.rs`.
 fn a31() -> Outcome {
-    let all: u64 = memory().iter().map(|range| range.bytes() / PAGE).sum();
-    let mut simulated = host(usize::MAX);
-    let request = map(NIC, Direction::ToDevice, &[(WINDOW, MEMORY)]);
-    assert_eq!(simulated.backend.handle(&request), Status::Ok);
-    (all - 1, simulated.granted() as u64 - 1)
+    let stolen = |process: Process| {
+        let mut host = host_of(process);
+        let pages = [(WINDOW, MEMORY), (WINDOW + PAGE, MEMORY + PAGE)];
+        let request = map(NIC, Direction::ToDevice, &pages);
+        assert_eq!(host.backend.handle(&request), Status::Ok);
+        // One that it has, and one that it had.
+        let request = unmap(NIC, &[WINDOW + PAGE]);
+        assert_eq!(host.backend.handle(&request), Status::Ok);
+        let mut read = host.read_all();
+        assert!(read.remove(&MEMORY), "its grant");
+        read.len() as u64
+    };
+    (stolen(Process::whole()), stolen(Process::with_room()))
 }
 
 /// The host takes a frame that a device reaches, without and with counting those who do.
@@ -92,6 +111,51 @@ fn a33() -> Outcome {
     (u64::from(literal == secret), u64::from(repaired == secret))
 }
 
+/// Bytes of an earlier user's that a device finds in a bounce slot beside its buffer, in the slot as it was and as the layer hands it on.
+fn a34() -> Outcome {
+    const SLOT: u64 = 2048;
+    const LOW: u64 = MEMORY + (64 << 10);
+    let left = |literal: bool| {
+        let mut machine = tree().machine;
+        let arena = Arc::clone(&machine.memory);
+        let memory = |start, bytes| PhysRange::new(PhysAddr::new(start), bytes).unwrap();
+        let pool = BouncePool::new(memory(LOW, 128 << 10)).unwrap();
+        let mut dma = Dma::new(Never).with_bounce(pool);
+        // A device that reaches the slots, and not the buffers.
+        let (reach, high) = (Iova::new((1 << 20) - 1), MEMORY + (2 << 20));
+        let at = dma.attach(ID, reach, |domain| Ok::<_, ()>(Identity::new(domain)));
+        let (at, mut cpu) = (at.unwrap(), dma.cpu());
+        let to = Direction::ToDevice;
+        arena
+            .write_bytes(PhysAddr::new(high), &[0x5e; SLOT as usize])
+            .unwrap();
+        let earlier = memory(high, SLOT);
+        let mapped = dma.map_single(&mut cpu, &mut machine, &at, (), earlier, to);
+        let (mapping, _) = mapped.unwrap();
+        let slot = mapping.bounce().unwrap().copy();
+        let _ = dma
+            .unmap_single(&mut cpu, &mut machine, &at, mapping)
+            .unwrap();
+        // Now 64 bytes of another user's.
+        let later = memory(high + SLOT, 64);
+        let own = [0x11; 64];
+        arena.write_bytes(later.start(), &own).unwrap();
+        if literal {
+            // A slot that is free takes the buffer's bytes.
+            arena.write_bytes(slot.start(), &own).unwrap();
+        } else {
+            let mapped = dma.map_single(&mut cpu, &mut machine, &at, (), later, to);
+            let again = mapped.unwrap().0.bounce().unwrap().copy();
+            assert_eq!(again.start(), slot.start(), "the same slot");
+        }
+        let mut seen = [0; SLOT as usize];
+        arena.read_bytes(slot.start(), &mut seen).unwrap();
+        assert_eq!(seen[..64], own);
+        seen.iter().filter(|byte| **byte == 0x5e).count() as u64
+    };
+    (left(true), left(false))
+}
+
 /// A source that hands frames on as they are.
 struct Unclean(Source, std::cell::Cell<Option<PhysAddr>>);
 
@@ -105,8 +169,8 @@ impl FrameSource for Unclean {
     }
 }
 
-/// Words of an earlier owner's in a frame of the pool. (The slots of bounce buffers: `crates/dma/tests/layer/bounce.rs`.)
-fn a34() -> Outcome {
+/// Words of an earlier owner's in a frame of the pool.
+fn a34_frames() -> Outcome {
     fn residue<S: FrameSource>(rig: &Rig, source: S) -> u64 {
         let mut pool = PagePool::new(source);
         let all: Vec<_> = (0..pool.available())
@@ -130,59 +194,71 @@ fn a34() -> Outcome {
     (residue(&rig, unclean), residue(&rig, rig.frames.clone()))
 }
 
-/// Pages of an expired batch that the device still reaches when they are free: freed one by one before the batch's one request, and after its answer.
+/// Takes what is unmapped for unmapped as soon as the host was asked.
+struct Asked(Line<Looped>);
+
+impl Invalidator for Asked {
+    fn submit(&mut self, _: Invalidation) -> Result<Ticket, InvalidationError> {
+        self.0.with(Channel::kick);
+        Ok(Ticket::new(0))
+    }
+
+    fn poll(&mut self, _: Ticket) -> Result<bool, InvalidationError> {
+        Ok(true)
+    }
+}
+
+/// Pages of an expired batch that the device still reaches when their addresses can be had again: where the guest gives them home when the host was
+/// asked, and when it has answered.
 fn a35() -> Outcome {
-    let pages = 64;
-    let reached = |literal: bool| {
-        let mut rig = Rig::new();
-        let mut cache = Rtc::new(Cycles::DOCUMENT, 100);
-        for page in 0..pages {
-            let (giova, gpa) = (WINDOW + page * PAGE, MEMORY + page * PAGE);
-            let to = Direction::FromDevice;
-            assert_eq!(rig.map(NIC, to, &[(giova, gpa)]), Status::Ok);
+    fn reached<I: Invalidator>(waits: impl FnOnce(Line<Looped>) -> I) -> u64 {
+        let pages = LIMIT as u64;
+        let cache = Rtc::new(c(), LIMIT);
+        let mut guest = guest_that(cache, Strays::Refused, waits);
+        let from = Direction::FromDevice;
+        let mappings: Vec<_> = (0..pages)
+            .map(|page| guest.map(buffer(page, 0, 64), from))
+            .collect();
+        let expired: BTreeSet<Iova> = mappings.iter().map(Mapping::iova).collect();
+        for mapping in mappings {
             // The IOTLB has it.
-            rig.reach(NIC, giova, Access::Write).unwrap();
-            cache.insert(key(page, 1, to), Iova::new(giova)).unwrap();
-            cache.release(key(page, 1, to)).unwrap();
+            guest.reach(mapping.iova(), Access::Write).unwrap();
+            assert!(guest.unmap(mapping), "kept");
         }
-        let mut batch = Vec::new();
-        for _ in 0..=Cycles::DOCUMENT.get() {
-            cache.tick(|_, giova| batch.push(giova.get()));
+        let before = guest.asked().0;
+        for _ in 0..=c().get() {
+            guest.wait(CYCLE);
         }
-        assert_eq!(batch.len() as u64, pages, "all of a cycle at once");
-        let mut reached = 0;
-        if !literal {
-            assert_eq!(rig.unmap(NIC, &batch), Status::Ok);
-        }
-        for giova in &batch {
-            // Its address is free.
-            reached += u64::from(rig.reach(NIC, *giova, Access::Write).is_ok());
-        }
-        if literal {
-            assert_eq!(rig.unmap(NIC, &batch), Status::Ok);
-        }
-        reached
-    };
-    (reached(true), reached(false))
+        assert!(guest.asked().0 > before, "the batch has expired");
+        let free: Vec<Iova> = guest.left();
+        let of_batch: Vec<_> = free.iter().filter(|iova| expired.contains(iova)).collect();
+        assert_eq!(of_batch.len() as u64, pages, "all are free");
+        let reached = of_batch
+            .iter()
+            .filter(|iova| guest.reach(***iova, Access::Write).is_some());
+        reached.count() as u64
+    }
+    (reached(Asked), reached(Answers::new))
 }
 
 #[test]
 fn literal_and_repaired() {
     type Row = (&'static str, &'static str, fn() -> Outcome);
-    let rows: [Row; 8] = [
+    let rows: [Row; 9] = [
         ("A28", "mappings of another direction or length", a28),
         ("A29", "mappings in use that expire", a29),
         ("A30", "pages outside the guest", a30),
         ("A31", "pages without a grant", a31),
         ("A32", "mapped frames that the host takes", a32),
         ("A33", "pages behind a freed table", a33),
-        ("A34", "words of an earlier owner", a34),
-        ("A35", "pages freed before their unmap", a35),
+        ("A34", "bytes of an earlier user of a bounce slot", a34),
+        ("A34", "words of an earlier owner of a frame", a34_frames),
+        ("A35", "pages freed before their unmap is answered", a35),
     ];
-    println!("{:<6}{:<42}{:>8}{:>10}", "", "", "literal", "repaired");
+    println!("{:<6}{:<44}{:>8}{:>10}", "", "", "literal", "repaired");
     for (name, what, attack) in rows {
         let (literal, repaired) = attack();
-        println!("{name:<6}{what:<42}{literal:>8}{repaired:>10}");
+        println!("{name:<6}{what:<44}{literal:>8}{repaired:>10}");
         assert!(literal > 0, "{name} shows nothing");
         assert_eq!(repaired, 0, "{name}");
     }

@@ -1,7 +1,7 @@
 //! Simulated devices (section 4.2): GIOVA to addresses of a simulator that reaches what it was granted.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use ringfence_pviommu::backend::{
     Backend, GrantError, Grants, Hva, IoError, IoTables, Limits, Mixed, Resident, SimulatedTables,
     Slot,
 };
-use ringfence_pviommu::wire::{EventReason, Status};
-use ringfence_types::{Access, Direction, Iova, PhysAddr};
+use ringfence_pviommu::wire::{EventReason, GuestPhysical, Status};
+use ringfence_types::{Access, AddressRange, Direction, Iova, PhysAddr};
 
 use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, Source, WINDOW, config, map, memory, unmap};
 
@@ -26,13 +26,54 @@ pub(crate) struct Process {
     fails: Rc<Cell<bool>>,
 }
 
+/// The first page of a process that anything is mapped at.
+const FIRST_HVA: u64 = 0x7f00_0000_0000;
+
+impl Process {
+    /// One that reaches nothing yet, and takes all that it is granted.
+    pub(crate) fn with_room() -> Self {
+        Self {
+            room: usize::MAX,
+            ..Self::default()
+        }
+    }
+
+    /// One that has all of the guest's memory, as the simulator of a device is a thread of the process that the guest runs in.
+    pub(crate) fn whole() -> Self {
+        let mut process = Self::with_room();
+        for page in pages_of_memory() {
+            let frame = PhysAddr::new(page);
+            process
+                .grant(FIRST, frame, Direction::Bidirectional)
+                .unwrap();
+        }
+        process
+    }
+
+    /// What whoever runs in it finds at an address, whatever his device may reach.
+    fn access(&self, at: u64, access: Access) -> Option<PhysAddr> {
+        let (frame, direction) = self.reached.get(&(at & !(PAGE - 1)))?;
+        let allowed = direction.permissions().allows(access);
+        allowed.then(|| frame.wrapping_add(at % PAGE))
+    }
+}
+
+/// All pages of the guest.
+pub(crate) fn pages_of_memory() -> impl Iterator<Item = u64> {
+    let pages = |range: AddressRange<GuestPhysical>| {
+        let start = range.start().get();
+        (0..range.bytes() / PAGE).map(move |page| start + page * PAGE)
+    };
+    memory().into_iter().flat_map(pages)
+}
+
 impl Grants for Process {
     fn grant(&mut self, _: Slot, frame: PhysAddr, direction: Direction) -> Result<Hva, GrantError> {
         if self.reached.len() == self.room {
             return Err(GrantError::NoRoom);
         }
         self.next += 1;
-        let at = 0x7f00_0000_0000 + self.next * PAGE;
+        let at = FIRST_HVA + self.next * PAGE;
         self.reached.insert(at, (frame, direction));
         Ok(Hva::new(at))
     }
@@ -67,13 +108,16 @@ pub(crate) struct Host {
 }
 
 pub(crate) fn host(room: usize) -> Host {
-    let rig = Rig::new();
-    let fails = Rc::new(Cell::new(false));
-    let process = Process {
+    host_of(Process {
         room,
-        fails: Rc::clone(&fails),
         ..Process::default()
-    };
+    })
+}
+
+/// A host whose simulator runs in `process`.
+pub(crate) fn host_of(process: Process) -> Host {
+    let rig = Rig::new();
+    let fails = Rc::clone(&process.fails);
     let format = SecondStage::new(Levels::Four);
     let tables = SimulatedTables::new(
         Arc::clone(&rig.arena),
@@ -106,6 +150,17 @@ impl Host {
 
     pub(crate) fn granted(&mut self) -> usize {
         self.backend.tables().grants().reached.len()
+    }
+
+    /// The simulator of a device tries, without asking where its addresses lead, every address at which a page of the guest can be: the pages
+    /// of the guest that it reads.
+    pub(crate) fn read_all(&mut self) -> BTreeSet<u64> {
+        let process = self.backend.tables().grants();
+        let all = pages_of_memory().count() as u64;
+        (0..=2 * all)
+            .filter_map(|page| process.access(FIRST_HVA + page * PAGE, Access::Read))
+            .map(|frame| frame.get())
+            .collect()
     }
 }
 

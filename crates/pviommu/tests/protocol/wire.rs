@@ -419,3 +419,20 @@ proptest! {
         prop_assert!(Stream::decode(&bytes).is_err());
     }
 }
+
+/// The window ends where it likes; a page that it cuts is not in it.
+#[test]
+fn a_page_that_the_window_cuts_cannot_be_mapped() {
+    let window = IovaRange::inclusive(Iova::new(0x1000), Iova::new(0x37ff)).unwrap();
+    let config = Config::new(window, 1, 0, 0).unwrap();
+    for (giova, can) in [
+        (0, false),
+        (0x1000, true),
+        (0x1800, false),
+        (0x2000, true),
+        (0x3000, false),
+        (0x4000, false),
+    ] {
+        assert_eq!(config.can_map(Iova::new(giova)), can, "{giova:#x}");
+    }
+}

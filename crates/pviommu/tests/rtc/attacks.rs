@@ -1,6 +1,6 @@
 //! Attacks A28 and A29 at the cache, the literal one beside the repaired ones, and how long a mapping stays.
 
-use ringfence_pviommu::rtc::residency::residency;
+use ringfence_pviommu::rtc::residency::{Uses, residency};
 use ringfence_pviommu::rtc::{Cache, Cycles, FlatRtc, LiteralRtc, Residency, Rtc};
 use ringfence_types::{Direction, Iova};
 
@@ -146,7 +146,8 @@ fn mappings_stay_from_30_to_less_than_40_seconds() {
     const SECOND: u64 = 100;
     fn check(name: &str, cache: &mut impl Cache) {
         let releases = 60 * SECOND;
-        let seen = residency(cache, Cycles::DOCUMENT_SECONDS * SECOND, releases, 5);
+        let cycle = Cycles::DOCUMENT_SECONDS * SECOND;
+        let seen = residency(cache, cycle, Uses::in_cycles(cycle, releases, 5));
         assert_eq!(seen.stays.len() as u64, releases, "{name}");
         assert_eq!(seen.stays.first(), Some(&(30 * SECOND)), "{name}");
         assert_eq!(seen.stays.last(), Some(&(40 * SECOND - 1)), "{name}");
@@ -157,6 +158,7 @@ fn mappings_stay_from_30_to_less_than_40_seconds() {
         }
         // Six cycles of releases, and three and a half for those used again.
         assert_eq!((seen.batches, seen.survivors), (10, 5), "{name}");
+        assert_eq!(seen.hits, releases.div_ceil(7), "{name}");
     }
     let c = Cycles::DOCUMENT;
     check("tree", &mut Rtc::new(c, 10_000));
@@ -168,6 +170,35 @@ fn mappings_stay_from_30_to_less_than_40_seconds() {
 fn literal_mappings_leave_early() {
     let mut literal = LiteralRtc::new(Cycles::DOCUMENT, 10_000);
     // 20 mappings, so that no node has more than 32 keys.
-    let seen = residency(&mut literal, 100, 20, 5);
+    let seen = residency(&mut literal, 100, Uses::in_cycles(100, 20, 5));
     assert!(seen.stays.first() < Some(&300), "{seen:?}");
+}
+
+/// PV15: the repaired queue is one. Where room is made within a cycle, who came first goes first; also where a section was only begun on before, and behind
+/// what has moved into it.
+#[test]
+fn the_repaired_queue_is_first_in_first_out() {
+    let of = |page| key(page, 1, Direction::ToDevice);
+    let mut cache = Rtc::new(Cycles::DOCUMENT, 32);
+    for page in 0..32 {
+        cache.insert(of(page), Iova::new((page + 1) << 12)).unwrap();
+    }
+    let shed = |cache: &mut Rtc| {
+        let mut gone = Vec::new();
+        cache.shed(|key, _| gone.push(key.first().get() >> 12));
+        gone
+    };
+    for page in [7, 3, 9, 5, 1] {
+        cache.release(of(page)).unwrap();
+    }
+    assert_eq!(shed(&mut cache), [7, 3]);
+    cache.release(of(2)).unwrap();
+    assert_eq!(shed(&mut cache), [9, 5]);
+    // 1 is used again and released in the next cycle, behind 4.
+    cache.tick(|_, _| panic!("too early"));
+    cache.release(of(4)).unwrap();
+    cache.take(of(1)).unwrap();
+    cache.release(of(1)).unwrap();
+    assert_eq!(shed(&mut cache), [2, 4]);
+    assert_eq!(shed(&mut cache), [1]);
 }

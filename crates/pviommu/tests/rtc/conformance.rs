@@ -155,6 +155,13 @@ macro_rules! promised {
             fn nothing_serves_another_direction_or_length() {
                 super::nothing_serves_another_direction_or_length(&mut $make(cycles(3), LIMIT));
             }
+
+            #[test]
+            fn lengths_of_a_page_leave_one_by_one() {
+                for gone in 0..16 {
+                    super::lengths_of_a_page_leave_one_by_one($make(cycles(2), LIMIT), gone);
+                }
+            }
         }
     )*};
 }
@@ -200,5 +207,26 @@ fn nothing_serves_another_direction_or_length(cache: &mut impl Cache) {
             let asked = page(pages, direction);
             assert_eq!(cache.take(asked).is_some(), asked == made, "{asked}");
         }
+    }
+}
+
+/// Mappings of one page and direction and of several lengths: those in `gone`, bit by bit, leave, and the others are found.
+fn lengths_of_a_page_leave_one_by_one(mut cache: impl Cache, gone: u64) {
+    let lengths = 1..=4_u64;
+    let key = |pages| page(pages, Direction::ToDevice);
+    let leaves = |pages: &u64| gone >> (pages - 1) & 1 == 1;
+    for pages in lengths.clone() {
+        assert_eq!(cache.insert(key(pages), Iova::new(pages << 12)), Ok(()));
+    }
+    for pages in lengths.clone().filter(leaves) {
+        assert_eq!(cache.release(key(pages)), Ok(()));
+    }
+    let mut left = Vec::new();
+    cache.drain(|key, _| left.push(key.pages()));
+    left.sort_unstable();
+    assert_eq!(left, lengths.clone().filter(leaves).collect::<Vec<_>>());
+    for pages in lengths {
+        let stays = (!leaves(&pages)).then_some(Iova::new(pages << 12));
+        assert_eq!(cache.take(key(pages)), stays, "{pages} pages of {gone:04b}");
     }
 }

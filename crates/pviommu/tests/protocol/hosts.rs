@@ -1,0 +1,316 @@
+//! Hosts that break the rules: what the frontend believes of them.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ringfence_dma::space::Translations;
+use ringfence_pgtable::MapRequest;
+use ringfence_pviommu::frontend::{
+    Answers, Broken, Channel, ChannelOptions, Link, Queue, QueueFull, RemoteTable, RequestId, Used,
+};
+use ringfence_pviommu::wire::Status;
+use ringfence_types::{
+    Access, Direction, Iova, Nanos, Permissions, Pfn, PfnRange, PhysAddr, PhysRange,
+};
+
+use crate::guest::{PATIENCE, buffer, guest};
+use crate::machine::{Machine, SPACE, Table};
+use crate::rig::{DISK, MEMORY, NIC, PAGE, WINDOW};
+
+/// What a host does with one of its answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trick {
+    /// Gives it after so many polls.
+    Late(u32),
+    Never,
+    Twice,
+    /// To a request that was never made.
+    Foreign,
+    /// After that of the next request.
+    Swapped,
+    /// Another status, whatever was done.
+    Says(u8),
+}
+
+/// A queue that plays a trick with the n-th answer.
+pub(crate) struct Host<Q> {
+    pub(crate) honest: Q,
+    trick: Option<(u64, Trick)>,
+    answers: u64,
+    held: VecDeque<(u32, Used)>,
+}
+
+impl<Q: Queue> Host<Q> {
+    pub(crate) fn new(honest: Q, trick: Option<(u64, Trick)>) -> Self {
+        Self {
+            honest,
+            trick,
+            answers: 0,
+            held: VecDeque::new(),
+        }
+    }
+}
+
+impl<Q: Queue> Queue for Host<Q> {
+    fn add(&mut self, request: &[u8]) -> Result<RequestId, QueueFull> {
+        self.honest.add(request)
+    }
+
+    fn kick(&mut self) {
+        self.honest.kick();
+    }
+
+    fn poll(&mut self) -> Option<Used> {
+        if let Some((polls, used)) = self.held.front_mut() {
+            if *polls > 0 {
+                *polls -= 1;
+                return None;
+            }
+            let used = *used;
+            self.held.pop_front();
+            return Some(used);
+        }
+        let used = self.honest.poll()?;
+        let number = self.answers;
+        self.answers += 1;
+        let Some((_, trick)) = self.trick.filter(|(nth, _)| *nth == number) else {
+            return Some(used);
+        };
+        match trick {
+            Trick::Late(polls) => {
+                self.held.push_back((polls, used));
+                None
+            }
+            Trick::Never => {
+                self.held.push_back((u32::MAX, used));
+                None
+            }
+            Trick::Twice => {
+                self.held.push_back((0, used));
+                Some(used)
+            }
+            Trick::Foreign => Some(Used {
+                id: RequestId(used.id.0.wrapping_add(1000)),
+                ..used
+            }),
+            Trick::Swapped => {
+                let next = self.honest.poll();
+                self.held.push_back((0, used));
+                next.or_else(|| self.held.pop_front().map(|(_, used)| used))
+            }
+            Trick::Says(status) => Some(Used { status, ..used }),
+        }
+    }
+}
+
+/// Maps a buffer and unmaps it, with a host that plays a trick with the first answer (the map's) or the second.
+#[test]
+fn a_host_that_breaks_the_rules_is_found_out() {
+    let first = RequestId(0);
+    for (nth, trick, broken) in [
+        (0, Trick::Late(20), None),
+        (1, Trick::Late(20), None),
+        (0, Trick::Never, Some(Broken::Silent)),
+        (1, Trick::Never, Some(Broken::Silent)),
+        (0, Trick::Late(PATIENCE as u32 + 20), Some(Broken::Silent)),
+        (0, Trick::Twice, Some(Broken::Unasked(first))),
+        (1, Trick::Twice, Some(Broken::Unasked(RequestId(1)))),
+        (0, Trick::Foreign, Some(Broken::Unasked(RequestId(1000)))),
+        (1, Trick::Foreign, Some(Broken::Unasked(RequestId(1001)))),
+        (0, Trick::Says(7), None),
+        (0, Trick::Says(0xff), None),
+        (
+            1,
+            Trick::Says(8),
+            Some(Broken::UnmapRefused(Status::Failed)),
+        ),
+        (
+            1,
+            Trick::Says(6),
+            Some(Broken::UnmapRefused(Status::NotMapped)),
+        ),
+        (
+            1,
+            Trick::Says(0x80),
+            Some(Broken::UnmapRefused(Status::Failed)),
+        ),
+    ] {
+        let what = format!("answer {nth}: {trick:?}");
+        let mut guest = guest(Some((nth, trick)));
+        let mut cpu = guest.dma.cpu();
+        let memory = buffer(MEMORY, 2 * PAGE);
+        let direction = Direction::ToDevice;
+        let mapped = guest.dma.map_single(
+            &mut cpu,
+            &mut guest.machine,
+            &guest.at,
+            0,
+            memory,
+            direction,
+        );
+        let refused = nth == 0 && !matches!(trick, Trick::Late(20) | Trick::Twice);
+        if refused {
+            assert!(mapped.is_err(), "{what}");
+        }
+        let mut taken = Vec::new();
+        if let Ok((mapping, _)) = mapped {
+            let iova = mapping.iova().get();
+            let unmapped = guest
+                .dma
+                .unmap_single(&mut cpu, &mut guest.machine, &guest.at, mapping);
+            let confirmed = broken.is_none() || matches!((nth, trick), (1, Trick::Twice));
+            assert_eq!(unmapped.is_ok(), confirmed, "{what}");
+            if !confirmed {
+                taken = vec![iova, iova + PAGE];
+            }
+        }
+        guest.link.with(Channel::poll);
+        assert_eq!(guest.broken(), broken, "{what}");
+        // What the device may still reach is never given out again.
+        let left = guest.left();
+        for iova in &taken {
+            assert!(!left.contains(iova), "{what}: {iova:#x}");
+        }
+        let may_be_mapped: Vec<u64> = (0..SPACE)
+            .map(|page| WINDOW + page * PAGE)
+            .filter(|iova| guest.reach(*iova, Access::Read).is_some())
+            .collect();
+        for iova in may_be_mapped {
+            assert!(
+                !left.contains(&iova) || matches!(trick, Trick::Says(_)) && nth == 0,
+                "{what}: {iova:#x} is mapped and free"
+            );
+        }
+        if broken.is_some() {
+            let again = guest.dma.map_single(
+                &mut cpu,
+                &mut guest.machine,
+                &guest.at,
+                0,
+                memory,
+                direction,
+            );
+            assert!(again.is_err(), "{what}");
+        }
+    }
+}
+
+/// Answers of a list in another order than its requests.
+#[test]
+fn answers_out_of_order_break_the_channel() {
+    let mut guest = guest(Some((1, Trick::Swapped)));
+    let mut cpu = guest.dma.cpu();
+    let pieces: Vec<PhysRange> = (0..4)
+        .map(|n| buffer(MEMORY + n * 2 * PAGE, PAGE))
+        .collect();
+    let refused = guest.map_list(&mut cpu, &pieces, Direction::ToDevice);
+    assert!(refused.is_err());
+    assert_eq!(guest.broken(), Some(Broken::Unasked(RequestId(2))));
+}
+
+/// Patience is for requests that wait, each of its own.
+#[test]
+fn silence_is_counted_for_each_answer_alone() {
+    let guest = guest(Some((0, Trick::Late(PATIENCE as u32 - 10))));
+    for _ in 0..3 * PATIENCE {
+        guest.link.with(Channel::poll);
+    }
+    assert_eq!(guest.broken(), None, "nobody waits");
+    let mut machine = guest.machine;
+    let table: Table<_> = RemoteTable::new(Rc::clone(&guest.link), NIC, guest.at.domain());
+    for page in 0..4 {
+        guest.link.with(|channel| {
+            let host = channel.queue();
+            host.trick = Some((host.answers, Trick::Late(PATIENCE as u32 - 10)));
+        });
+        let mapped = table.map(&mut table.per_cpu(), &mut machine, request(page, 0));
+        assert!(mapped.is_ok(), "{page}");
+    }
+}
+
+fn request(page: u64, pa: u64) -> MapRequest {
+    MapRequest {
+        iova: Iova::new(WINDOW + page * PAGE),
+        pa: PhysAddr::new(pa),
+        pages: 1,
+        permissions: Permissions::READ,
+    }
+}
+
+/// Devices share a channel and use the same addresses: what is refused to one, when it has gone on, is the other's no less.
+#[test]
+fn a_late_refusal_is_one_devices() {
+    let guest = guest(None);
+    let mut machine = guest.machine;
+    let domain = guest.at.domain();
+    let [ours, theirs] = [NIC, DISK]
+        .map(|device| -> Table<_> { RemoteTable::new(Rc::clone(&guest.link), device, domain) });
+    let range = PfnRange::new(Pfn::containing(Iova::new(WINDOW)), 1).unwrap();
+    let mut cpu = ours.per_cpu();
+    assert!(ours.map(&mut cpu, &mut machine, request(0, MEMORY)).is_ok());
+    // No memory of this machine.
+    let mut their_cpu = theirs.per_cpu();
+    let queued = theirs.map_deferred(&mut their_cpu, &mut machine, request(0, 512 << 20));
+    assert!(queued.is_ok());
+    theirs.sync(&mut their_cpu, &mut machine);
+    assert!(theirs.reveal(&mut machine, range).is_err());
+    assert!(ours.reveal(&mut machine, range).is_ok());
+    assert!(ours.unmap(&mut cpu, &mut machine, range).is_ok());
+    guest.link.with(|channel| {
+        channel.kick();
+        channel.poll();
+    });
+    let mapped = |device| {
+        guest
+            .link
+            .with(|channel| channel.queue().honest.backend().mapped_pages(device))
+    };
+    assert_eq!((mapped(NIC), mapped(DISK)), (0, 0));
+    assert!(ours.is_empty(&machine));
+    // Still theirs, until they unmap it: nothing was mapped, so nothing is asked.
+    assert!(theirs.unmap(&mut their_cpu, &mut machine, range).is_ok());
+    assert!(theirs.reveal(&mut machine, range).is_ok());
+    assert_eq!(guest.link.with(|channel| channel.broken()), None);
+}
+
+/// A queue that is full is emptied by waiting, and one that stays full ends.
+#[test]
+fn a_full_queue_is_waited_for() {
+    let mut guest = guest(None);
+    let mut cpu = guest.dma.cpu();
+    // 80 requests through 64 chains.
+    let pieces: Vec<PhysRange> = (0..80)
+        .map(|n| buffer(MEMORY + n * 2 * PAGE, PAGE))
+        .collect();
+    let mapped = guest.map_list(&mut cpu, &pieces, Direction::ToDevice);
+    assert_eq!((mapped.is_ok(), guest.live()), (true, 80));
+
+    struct Full;
+    impl Queue for Full {
+        fn add(&mut self, _: &[u8]) -> Result<RequestId, QueueFull> {
+            Err(QueueFull)
+        }
+        fn kick(&mut self) {}
+        fn poll(&mut self) -> Option<Used> {
+            None
+        }
+    }
+    let options = ChannelOptions {
+        pages_max: 16,
+        patience: PATIENCE,
+    };
+    let link = Rc::new(Link::new(Channel::new(Full, options), RefCell::new));
+    let table: Table<Full> = RemoteTable::new(Rc::clone(&link), NIC, guest.at.domain());
+    let mut machine = Machine {
+        memory: Arc::clone(&guest.machine.memory),
+        frames: guest.machine.frames.clone(),
+        answers: Answers::new(Rc::clone(&link)),
+        now: Nanos(0),
+    };
+    let refused = table.map(&mut table.per_cpu(), &mut machine, request(0, 0));
+    assert!(refused.is_err());
+    assert_eq!(link.with(|channel| channel.broken()), Some(Broken::Full));
+    assert!(table.is_empty(&machine));
+}

@@ -123,6 +123,16 @@ pub struct Row {
     pub kept_at_end: u64,
     /// Their part of `stale_byte_seconds`: until the end of the trace, not of their residency.
     pub kept_byte_seconds: f64,
+    /// Like `stale_window_max_ns`, to the end of the last window: modes with a cache run on after the trace.
+    pub exposed_max_ns: u64,
+    /// Like `stale_byte_seconds`, to the end of the last window.
+    pub exposed_byte_seconds: f64,
+    /// From the end of the trace to the invalidation of the last mapping that a cache kept.
+    pub exposed_after_end_ns: u64,
+    /// Accesses of the attackers let through outside live grants after the trace's end; not among `violations`.
+    pub reached_after_end: u64,
+    /// Mappings that a cache still kept when the time of its bound was over.
+    pub overdue: u64,
 }
 
 /// What a row is made of.
@@ -254,6 +264,11 @@ impl Row {
             host_frames_awaited: traffic.lookups.frames_awaited,
             kept_at_end: metered.kept_at_end,
             kept_byte_seconds: metered.kept_byte_seconds,
+            exposed_max_ns: metered.exposure.max_ns,
+            exposed_byte_seconds: metered.exposure.byte_seconds,
+            exposed_after_end_ns: metered.exposure.after_end_ns,
+            reached_after_end: hostile.map_or(0, |hostile| hostile.exposure.reached_after_end),
+            overdue: metered.exposure.overdue,
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::build::{Job, Recipe, ReplayTable, Single, dispatch_by_parts, is_whole
 use crate::compare::Options;
 use crate::error::LabError;
 use crate::hardware::{Directed, Hardware, Riommu, Vtd};
-use crate::hosted::{CachedRecipe, CachedSpace, Hosted, PviommuHost};
+use crate::hosted::{CachedRecipe, CachedSpace, Cycling, Hosted, PviommuHost};
 use crate::machine::{DATA_BYTES, Machine};
 use crate::meter::{FlushFor, FlushForRings, Meter, ReplayAlloc, ReplayRing, Sets};
 use crate::modes::{Mode, TableKind};
@@ -113,6 +113,7 @@ impl Assemble<'_> {
         flush: fn() -> F,
         attackers: fn() -> Party,
         make: impl Fn() -> MakeSpace<S, H>,
+        cycling: Option<Cycling>,
     ) -> Result<Runner, LabError>
     where
         H: Hardware,
@@ -121,15 +122,11 @@ impl Assemble<'_> {
     {
         let machine = || Machine::new(&self.options.profile, enabled);
         let metered = Judged::new(machine()?, flush(), ownership, Party::Nobody, make())
-            .with_early_touches(self.options.early_touches);
+            .with_early_touches(self.options.early_touches)
+            .with_cycling(cycling);
         let hostile: Option<Box<dyn Judge>> = if self.options.hostile {
-            Some(Box::new(Judged::new(
-                machine()?,
-                flush(),
-                ownership,
-                attackers(),
-                make(),
-            )))
+            let judged = Judged::new(machine()?, flush(), ownership, attackers(), make());
+            Some(Box::new(judged.with_cycling(cycling)))
         } else {
             None
         };
@@ -172,7 +169,7 @@ impl Job for Assemble<'_> {
         };
         let enabled = kind != TableKind::None;
         let attackers = || Party::pages(Reuse::Byte);
-        self.judges(enabled, Ownership::Byte, || Never, attackers, make)
+        self.judges(enabled, Ownership::Byte, || Never, attackers, make, None)
     }
 
     fn paged<A, T, F>(self, recipe: Recipe<A, T, F>) -> Self::Output
@@ -192,7 +189,7 @@ impl Job for Assemble<'_> {
             })
         };
         let attackers = || Party::pages(Reuse::Page);
-        self.judges(true, Ownership::Page, recipe.flush, attackers, make)
+        self.judges(true, Ownership::Page, recipe.flush, attackers, make, None)
     }
 
     fn cached(self, recipe: CachedRecipe) -> Self::Output {
@@ -205,8 +202,8 @@ impl Job for Assemble<'_> {
             })
         };
         let attackers = || Party::pages(Reuse::Page);
-        let flush = CachedRecipe::flush;
-        self.judges(true, Ownership::Shared, flush, attackers, make)
+        let (flush, cycles) = (CachedRecipe::flush, recipe.cycling(cycling));
+        self.judges(true, Ownership::Shared, flush, attackers, make, cycles)
     }
 
     /// The attackers of the other modes and two more. An entry of a ring's cache is overwritten by its successor's, so that a stale one is
@@ -226,7 +223,14 @@ impl Job for Assemble<'_> {
                 Ok((space, Directed::Table(rings)))
             })
         };
-        self.judges(true, Ownership::Page, recipe.flush, Party::rings, make)
+        self.judges(
+            true,
+            Ownership::Page,
+            recipe.flush,
+            Party::rings,
+            make,
+            None,
+        )
     }
 }
 

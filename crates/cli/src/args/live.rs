@@ -33,10 +33,10 @@ pub(crate) struct ServeArgs {
     /// The IOMMU is the para-virtual one; the guest needs its module (`guest prepare --module pviommu`)
     #[arg(long, conflicts_with_all = ["no_iommu", "vhost_user"])]
     pub pviommu: bool,
-    /// Take the devices over that another `serve` has in the directory, while their guest runs; the other one ends with exit code 4
+    /// Take the devices over that another `serve` has in the directory, while their guest runs; the other one ends with exit code 4. What is the host's
+    /// is said again: limits, --hopt, --memory-file, --lock
     #[arg(long, conflicts_with_all = [
-        "pviommu", "blk", "read_only", "rng", "net", "errant", "requests", "no_iommu", "vhost_user", "misanswer", "isolate", "assigned", "hopt", "memory",
-        "cpus", "memory_file", "lock",
+        "pviommu", "blk", "read_only", "rng", "net", "errant", "requests", "no_iommu", "vhost_user", "misanswer", "isolate", "assigned", "memory", "cpus",
     ])]
     pub take_over: bool,
     /// Before the other one is stopped: copy, and rebuild, the devices while they work until they have completed this many requests
@@ -95,8 +95,8 @@ pub(crate) struct DeviceArgs {
     /// --no-iommu the host has mapped all of the guest there
     #[arg(long, conflicts_with_all = ["isolate", "vhost_user"], help_heading = "Devices")]
     pub assigned: bool,
-    /// The para-virtual IOMMU's host takes frames in advance, and keeps a pointer to the last table, for an assigned disk
-    #[arg(long, requires = "assigned", help_heading = "Devices")]
+    /// The para-virtual IOMMU's host takes frames for the guest's pages in advance, and keeps a pointer to the last table that it found one in
+    #[arg(long, help_heading = "Devices")]
     pub hopt: bool,
     /// An entropy device
     #[arg(long, help_heading = "Devices")]

@@ -59,6 +59,9 @@ fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
     let here = Here {
         dir: &args.dir,
         caps: &caps(&args.devices.caps),
+        optimisations: optimisations(&args.devices),
+        memory: &memory(&args.devices),
+        isolate: Some(&own_program()?),
         log: &log(),
     };
     let taken = Daemon::take_over(here, args.copy_until);
@@ -95,22 +98,13 @@ pub(crate) fn device() -> Result<(), Failure> {
 
 /// The devices of a command line, with this disk.
 pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<Devices, Failure> {
-    let own = || {
-        let path = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
-        let arguments = vec!["device".into()];
-        Ok::<_, Failure>(Program { path, arguments })
-    };
     Ok(Devices {
         disk: disk.map(Path::to_owned),
         read_only: args.read_only,
         entropy: args.rng,
-        isolate: args.isolate.then(own).transpose()?,
+        isolate: args.isolate.then(own_program).transpose()?,
         assigned: args.assigned,
-        optimisations: if args.hopt {
-            HostOptimisations::On
-        } else {
-            HostOptimisations::Off
-        },
+        optimisations: optimisations(args),
         late: None,
         errant: args.errant.clone(),
         requests: args.requests.clone(),
@@ -120,11 +114,30 @@ pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<Devices,
         paravirtual: false,
         misanswer: args.misanswer,
         net: args.net.clone(),
-        memory: MemoryRules {
-            file: args.memory_file.clone(),
-            locked: args.lock.unwrap_or_default(),
-        },
+        memory: memory(args),
     })
+}
+
+/// This program, as a disk's process.
+fn own_program() -> Result<Program, Failure> {
+    let path = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
+    let arguments = vec!["device".into()];
+    Ok(Program { path, arguments })
+}
+
+fn optimisations(args: &DeviceArgs) -> HostOptimisations {
+    if args.hopt {
+        HostOptimisations::On
+    } else {
+        HostOptimisations::Off
+    }
+}
+
+fn memory(args: &DeviceArgs) -> MemoryRules {
+    MemoryRules {
+        file: args.memory_file.clone(),
+        locked: args.lock.unwrap_or_default(),
+    }
 }
 
 fn caps(args: &CapArgs) -> Caps {

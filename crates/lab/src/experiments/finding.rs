@@ -179,7 +179,7 @@ pub enum Verdict {
     OrderingOnly,
     /// An order, or an exact number, is another one.
     Differs,
-    /// Not run: this build lacks what it needs.
+    /// Not run: this build, or what it was given, lacks what it needs.
     NotRun,
 }
 

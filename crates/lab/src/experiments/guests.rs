@@ -57,7 +57,8 @@ pub enum Kind {
     Assigned,
     /// A device in the process that has the guest's memory, behind the software IOMMU.
     Emulated,
-    /// A device in a process of its own that has nothing of the guest's memory but what is mapped for it.
+    /// A device in a process of its own that has nothing of the guest's memory but what is mapped for it; in the baseline, which has no such process, one in the
+    /// process that has all of it.
     Simulated,
     /// A network device with four pairs of queues.
     ManyQueue,
@@ -121,17 +122,24 @@ pub struct GuestCounts {
     pub instructions: Option<f64>,
     /// Guest instructions of a map and its unmap, the page being one that was mapped before.
     pub map_unmap: f64,
-    /// What the host did for a device whose accesses the model of the hardware translates.
+    /// What the host did for a device whose pages have frames: behind the para-virtual IOMMU, or translated by the model of the hardware.
     pub host: Option<HostCounts>,
+}
+
+/// What the hardware took to find pages for an operation of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct TableWalks {
+    /// Walks of the device's table, which the IOTLB did not save.
+    pub walks: f64,
+    /// Words that these read.
+    pub reads: f64,
 }
 
 /// What tables in memory took for a device: for an operation, and of frames since the guest began.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct HostCounts {
-    /// Walks of the device's table, which the IOTLB did not save.
-    pub walks: f64,
-    /// Words that these read.
-    pub reads: f64,
+    /// `None` for a device that software finds its pages for.
+    pub table: Option<TableWalks>,
     /// Walks of the second stage for the pages of mappings.
     pub lookups: f64,
     /// Of these pages, the ones found through the pointer to the last table, without a walk.
@@ -145,9 +153,7 @@ pub struct HostCounts {
 /// Why nothing was counted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub enum Uncounted {
-    /// There is no such guest, and why.
-    NoSuch(String),
-    /// There is one, which nobody asked for.
+    /// Nobody asked for it.
     Unasked,
     /// Something went wrong, and what.
     Failed(String),

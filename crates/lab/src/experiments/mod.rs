@@ -5,6 +5,7 @@ mod benchmarks;
 mod capture;
 mod catalogue;
 mod counterfactual;
+mod few_pages;
 mod figure;
 mod finding;
 pub mod guests;

@@ -62,7 +62,11 @@ impl Cycling {
 
     /// What `mode` has of it; `None` without a cache.
     pub fn of(&self, mode: &Mode) -> Option<Self> {
-        match mode.flush {
+        self.under(mode.flush)
+    }
+
+    fn under(&self, flush: FlushKind) -> Option<Self> {
+        match flush {
             FlushKind::PerCycle | FlushKind::PerCycleLiteral => Some(*self),
             FlushKind::PerCycleAdaptive => Some(self.fine()),
             _ => None,
@@ -174,6 +178,11 @@ impl CachedRecipe {
     /// The policy.
     pub fn flush() -> CycleFlush {
         PerCycle::new(RefCell::new)
+    }
+
+    /// What the cache has of T and C.
+    pub fn cycling(self, cycling: Cycling) -> Option<Cycling> {
+        cycling.under(self.flush)
     }
 
     /// Puts a cache in front of an allocator and a table.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use ringfence_types::{DomainId, Invalidation, Nanos, PfnRange};
 
 /// Windows that are open, and what the closed ones add up to.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Windows {
     open: Vec<Window>,
     /// Those of mappings that the space has kept, by domain and first page: reuse closes them, too.
@@ -23,7 +23,7 @@ pub struct Windows {
 }
 
 /// Windows that nothing closes. A list of them would grow with the trace.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct ForGood {
     first: Nanos,
     bytes: u128,
@@ -31,7 +31,7 @@ struct ForGood {
     byte_moments: u128,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Window {
     domain: DomainId,
     range: PfnRange,
@@ -70,6 +70,11 @@ impl Windows {
         if let Some(window) = self.kept.remove(&(domain, range.lo().get())) {
             self.closed(&window, now);
         }
+    }
+
+    /// Whether a window of a kept mapping is open.
+    pub fn any_kept(&self) -> bool {
+        !self.kept.is_empty()
     }
 
     fn closed(&mut self, window: &Window, now: Nanos) -> u128 {

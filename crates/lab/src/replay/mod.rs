@@ -11,5 +11,5 @@ mod stalled;
 pub use attached::{Attached, Newcomer};
 pub use held::Held;
 pub use judged::{Judged, MakeSpace, Nobody};
-pub use outcomes::{Outcomes, RingOutcomes};
+pub use outcomes::{Exposure, Outcomes, RingOutcomes};
 pub use stalled::{Stalled, Waiting};

@@ -64,10 +64,27 @@ pub struct Outcomes {
     pub kept_at_end: u64,
     /// Their part of [`stale_byte_seconds`](Self::stale_byte_seconds): until the end of the trace.
     pub kept_byte_seconds: f64,
+    /// The same windows to their end, which may come after the trace's.
+    pub exposure: Exposure,
     /// Longest time a buffer was withheld.
     pub release_delay_max_ns: u64,
     /// Mappings that the trace does not end.
     pub alive_at_end: u64,
+}
+
+/// What buffers that came back were exposed to until the last mapping that a space kept was gone: a caching mode's replay runs on after its trace.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Exposure {
+    /// Longest stale window, in nanoseconds.
+    pub max_ns: u64,
+    /// Bytes times seconds of all stale windows.
+    pub byte_seconds: f64,
+    /// From the end of the trace to the invalidation of the last mapping kept; 0 without any.
+    pub after_end_ns: u64,
+    /// Accesses of the attackers that were let through outside live grants after the trace's end.
+    pub reached_after_end: u64,
+    /// Kept mappings that were still there when the time that the mode promises was over.
+    pub overdue: u64,
 }
 
 impl Outcomes {

@@ -418,5 +418,60 @@ fn a_cache_asks_once_and_lets_go_in_time() {
     let all = metered.stale_byte_seconds * 1e9 / BYTES as f64;
     let closed = (99 * US + 40 * MS - 199 * US) as f64;
     assert!((all - kept - closed).abs() < 1e-3, "{all} {kept} {closed}");
+    // It goes in the fourth cycle after its own, 39,999 us after its release, and nothing is left then.
+    let exposure = metered.exposure;
+    assert_eq!(exposure.max_ns, 40 * MS - US);
+    let exposed = exposure.byte_seconds * 1e9 / BYTES as f64;
+    let in_full = closed + (40 * MS - US) as f64;
+    assert!((exposed - in_full).abs() < 1e-3, "{exposed} {in_full}");
+    assert_eq!(exposure.after_end_ns + kept as u64, 40 * MS - US);
+    assert_eq!(exposure.overdue, 0);
     assert_eq!(metered.tally.violations() + metered.tally.false_faults, 0);
+}
+
+/// What a cache exposes after a trace, which is most of it: 600 buffers that never come again and one that always does. Attackers reach the dead ones until
+/// they go; the adaptive cache lets go of them as soon as it knows the one's rhythm; the tree keeps each for less than T x (C + 1); modes without a cache have nothing left.
+#[test]
+fn the_oracle_measures_what_caches_expose_after_the_trace() {
+    const MS: u64 = 1_000 * US;
+    let mut script = pairs();
+    for turn in 0..100 {
+        let at = (2 * PAIRS + 2 * turn) * US;
+        script.map(at, (0, 0, RX), 0, &buffer(PAIRS));
+        script.unmap(at + US, (0, 0), 0);
+    }
+    let mut options = judged_only(true);
+    options.cycling.cycle_ns = 10 * MS;
+    let exposed = |name: &str| {
+        let mode = mode(name);
+        let mut runner = runner(&mode, &options).unwrap();
+        let cycles = options.cycling.of(&mode).map(|cycling| cycling.cycle_ns);
+        let (plan, planner) = planned_with(&script.chunk, &Vec::from_iter(cycles));
+        let mut both = [runner.metered, runner.hostile.take().unwrap()].map(|mut judge| {
+            judge.run(&plan, &Devices::new()).unwrap();
+            judge.finish(&planner.alive())
+        });
+        both[0].exposure.reached_after_end = both[1].exposure.reached_after_end;
+        both[0].clone()
+    };
+    let fixed = exposed("pviommu+rtc");
+    // All in the first cycle, the trace's end in the second at most: 40 ms less what was over of the cycle.
+    assert!(fixed.exposure.max_ns < 40 * MS && fixed.exposure.max_ns > 38 * MS);
+    assert!(fixed.exposure.byte_seconds > 2.5 * fixed.stale_byte_seconds);
+    assert!(fixed.exposure.reached_after_end > 0);
+    assert_eq!((fixed.kept_at_end, fixed.exposure.overdue), (PAIRS + 1, 0));
+    let adaptive = exposed("pviommu+rtc-adaptive");
+    assert!(adaptive.exposure.byte_seconds < fixed.exposure.byte_seconds / 4.0);
+    assert!(adaptive.exposure.max_ns < fixed.exposure.max_ns);
+    assert_eq!(adaptive.exposure.overdue, 0);
+    for name in ["pviommu", "strict", "linux-lazy"] {
+        let outcomes = exposed(name);
+        let exposure = outcomes.exposure;
+        assert_eq!(exposure.byte_seconds, outcomes.stale_byte_seconds, "{name}");
+        assert_eq!(exposure.max_ns, outcomes.stale_max_ns, "{name}");
+        assert_eq!((exposure.after_end_ns, exposure.reached_after_end), (0, 0));
+    }
+    // Sections of the queue leave with their cycle in the literal one, too, as long as its tree loses nothing.
+    let literal = exposed("rtc-literal");
+    assert_eq!(literal.exposure.max_ns, fixed.exposure.max_ns);
 }

@@ -1,6 +1,6 @@
 //! What a guest of X21 and the counters of its devices say.
 
-use ringfence_lab::experiments::guests::{GuestCounts, HostCounts};
+use ringfence_lab::experiments::guests::{GuestCounts, HostCounts, TableWalks};
 
 /// What was said at one moment of a guest.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -16,7 +16,7 @@ pub(super) struct Said {
     instructions: Option<f64>,
     /// The fewest, of those since the last moment.
     map_unmap: Option<f64>,
-    /// Of a device that the model of the hardware translates for.
+    /// Of a device whose pages have frames.
     host: Option<HostCounts>,
 }
 
@@ -59,6 +59,7 @@ pub(super) fn read(out: &str, metrics: &str, name: &str, place: &str) -> Result<
     // Without an IOMMU of the guest's its tables are the device's own.
     let of_tables = |counted| of_one(&["pviommu", "iommu", name], counted);
     let of_device = |counted| of_one(&[name], counted);
+    let para = counter(metrics, "requests", "pviommu").is_some();
     let translated = of_device("unit_hits") + of_device("unit_walks") > 0.0;
     Ok(Said {
         operations,
@@ -72,9 +73,12 @@ pub(super) fn read(out: &str, metrics: &str, name: &str, place: &str) -> Result<
             .filter(|line| line.starts_with("waited: "))
             .find_map(|line| before(line, " ns of work the median")),
         map_unmap: map_unmap.reduce(f64::min),
-        host: translated.then(|| HostCounts {
-            walks: of_device("unit_walks"),
-            reads: of_device("unit_reads"),
+        // Behind the para-virtual IOMMU every kind has.
+        host: (translated || para).then(|| HostCounts {
+            table: translated.then(|| TableWalks {
+                walks: of_device("unit_walks"),
+                reads: of_device("unit_reads"),
+            }),
             lookups: of_tables("second_stage_walks"),
             through_pointer: of_tables("last_table_hits"),
             frames: of_tables("frames"),
@@ -106,8 +110,10 @@ impl Said {
             instructions: self.instructions,
             map_unmap,
             host: self.host.zip(before.host).map(|(now, then)| HostCounts {
-                walks: each(now.walks, then.walks),
-                reads: each(now.reads, then.reads),
+                table: now.table.zip(then.table).map(|(now, then)| TableWalks {
+                    walks: each(now.walks, then.walks),
+                    reads: each(now.reads, then.reads),
+                }),
                 lookups: each(now.lookups, then.lookups),
                 through_pointer: each(now.through_pointer, then.through_pointer),
                 ..now
@@ -152,7 +158,13 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
                 hits: Some(965.0),
                 instructions: Some(11036.0),
                 map_unmap: Some(469.0),
-                host: None,
+                host: (device == "pviommu").then_some(HostCounts {
+                    table: None,
+                    lookups: 0.0,
+                    through_pointer: 0.0,
+                    frames: 0.0,
+                    frames_awaited: 0.0,
+                }),
             };
             assert_eq!(said, wanted);
         }
@@ -165,15 +177,16 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
     }
 
     #[test]
-    fn what_the_host_did_for_an_assigned_device_is_read() {
-        let host = |walks: u32, frames: u32, tables: &str| {
+    fn what_the_host_did_for_a_device_is_read() {
+        let host = |walks: u32, frames: u32, tables: &str, translated: bool| {
             let count = |name: &str, device: &str, count: u32| {
                 format!("ringfence_{name}_total{{device=\"{device}\"}} {count}\n")
             };
             let text = [
                 count("requests", "blk", walks),
-                count("unit_walks", "blk", walks),
-                count("unit_reads", "blk", 3 * walks),
+                count("unit_walks", "blk", walks * u32::from(translated)),
+                count("unit_reads", "blk", 3 * walks * u32::from(translated)),
+                count("requests", tables, 0),
                 count("second_stage_walks", tables, walks / 2),
                 count("last_table_hits", tables, 2 * walks),
                 count("frames", tables, frames),
@@ -182,16 +195,23 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
             read(OUT, &text.concat(), "blk", "0000:00:04.0").unwrap()
         };
         for tables in ["pviommu", "iommu", "blk"] {
-            let counts = host(500, 80, tables).beyond(&host(300, 60, tables));
-            let wanted = HostCounts {
-                walks: 1.0,
-                reads: 3.0,
-                lookups: 0.5,
-                through_pointer: 2.0,
-                frames: 80.0,
-                frames_awaited: 8.0,
-            };
-            assert_eq!(counts.unwrap().host, Some(wanted), "{tables}");
+            for translated in [true, false] {
+                let now = host(500, 80, tables, translated);
+                let counts = now.beyond(&host(300, 60, tables, translated));
+                // In a process or behind software no table of the hardware's is walked, and behind the para-virtual IOMMU only it has frames.
+                let wanted = HostCounts {
+                    table: translated.then_some(TableWalks {
+                        walks: 1.0,
+                        reads: 3.0,
+                    }),
+                    lookups: 0.5,
+                    through_pointer: 2.0,
+                    frames: 80.0,
+                    frames_awaited: 8.0,
+                };
+                let wanted = (translated || tables == "pviommu").then_some(wanted);
+                assert_eq!(counts.unwrap().host, wanted, "{tables}");
+            }
         }
     }
 

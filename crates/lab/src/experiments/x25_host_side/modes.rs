@@ -1,57 +1,16 @@
 //! The same in the modes of `compare`: TCP_STREAM's reuse of pages, replayed.
 
-use ringfence_trace::{
-    Chunk, DeviceIndex, Devices, MapClass, MapFlags, MappingId, Op, OpKind, SegmentSpan,
-};
-use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
+use ringfence_trace::Devices;
 
 use super::counted;
-use super::rig::PAGE;
 use crate::compare::{Options, runner};
 use crate::error::LabError;
+use crate::experiments::few_pages::{DURATION, stream};
 use crate::experiments::finding::Findings;
 use crate::modes::Mode;
 use crate::plan::{Plan, Planner};
 
 const MODES: [&str; 3] = ["pviommu", "pviommu+rtc", "pviommu+rtc+hopt"];
-/// What the document's benchmark takes, in nanoseconds.
-const DURATION: u64 = 10_000_000_000;
-/// The first page: with its neighbours in one table of the second stage.
-const FIRST: u64 = 512;
-
-/// `creates` mappings, one after the other, of `pages` pages in turns.
-fn stream(creates: u64, pages: u64) -> Result<Chunk, LabError> {
-    let mut chunk = Chunk::default();
-    for number in 0..creates {
-        let page = FIRST + number % pages.max(1);
-        let piece = PhysRange::new(PhysAddr::new(page * PAGE), PAGE);
-        chunk
-            .segments
-            .push(piece.ok_or(LabError::Internal("a page"))?);
-        let id = MappingId(0);
-        let map = OpKind::Map {
-            id,
-            direction: Direction::FromDevice,
-            class: MapClass::Single,
-            flags: MapFlags::NONE,
-            segments: SegmentSpan {
-                first: number as u32,
-                count: 1,
-            },
-        };
-        let apart = DURATION / creates.max(1);
-        for (half, kind) in [map, OpKind::Unmap { id }].into_iter().enumerate() {
-            chunk.ops.push(Op {
-                time: Nanos(DURATION + number * apart + half as u64 * apart / 2),
-                device: DeviceIndex(0),
-                cpu: 0,
-                lines: 1,
-                kind,
-            });
-        }
-    }
-    Ok(chunk)
-}
 
 /// What the host does for them in each mode.
 pub(super) fn in_modes(found: &mut Findings, creates: u64, pages: u64) -> Result<(), LabError> {
@@ -61,7 +20,7 @@ pub(super) fn in_modes(found: &mut Findings, creates: u64, pages: u64) -> Result
         hostile: false,
         ..Options::new()
     };
-    let chunk = stream(creates, pages)?;
+    let chunk = stream(creates, pages, DURATION)?;
     for name in MODES {
         let mode = Mode::find(name).ok_or(LabError::Internal("a mode"))?;
         let mut judge = runner(&mode, &options)?.metered;

@@ -1,5 +1,6 @@
 //! One replay with devices, hardware and oracle: every access is made, translated and judged.
 
+mod afterwards;
 mod map;
 mod unmap;
 
@@ -18,6 +19,7 @@ use super::stalled::place;
 use super::{Attached, Held, Newcomer, Outcomes, Stalled};
 use crate::error::LabError;
 use crate::hardware::{Directed, Hardware};
+use crate::hosted::Cycling;
 use crate::machine::Machine;
 use crate::oracle::{GrantId, Oracle, Ownership, Windows};
 use crate::plan::{Plan, Step};
@@ -57,6 +59,8 @@ pub struct Judged<H, S: Space, F: Flush<S, u64>, X> {
     live: u64,
     /// Whether the device touches each page of a buffer as soon as it is mapped, too.
     early: bool,
+    /// T and C of a space that keeps what is unmapped.
+    cycling: Option<Cycling>,
     scratch: Vec<IovaRange>,
     /// What devices are told of the mapping at hand: one range, or one a piece where pieces lie apart.
     told: Vec<IovaRange>,
@@ -90,6 +94,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             attacker,
             live: 0,
             early: false,
+            cycling: None,
             scratch: Vec::new(),
             told: Vec::new(),
             outcomes: Outcomes::default(),
@@ -101,6 +106,13 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
     #[must_use]
     pub fn with_early_touches(mut self, early: bool) -> Self {
         self.early = early;
+        self
+    }
+
+    /// Has the replay run on after its trace until everything is gone that a space with these cycles has kept.
+    #[must_use]
+    pub fn with_cycling(mut self, cycling: Option<Cycling>) -> Self {
+        self.cycling = cycling;
         self
     }
 
@@ -276,7 +288,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
         }
     }
 
-    /// Ends the replay: takes down what is alive, unmetered, and counts windows that are open until now.
+    /// Ends the replay: counts windows that are open until now, runs on until what the space has kept is gone, and takes down what is alive,
+    /// unmetered.
     pub fn finish(&mut self, alive: &[(MappingId, DeviceIndex)]) -> Outcomes {
         for (place, waiting) in self.stalled.clear().into_iter().enumerate() {
             self.outcomes.stalled_out += waiting;
@@ -292,12 +305,16 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
         self.outcomes.alive_at_end = self.live;
         self.outcomes.not_flushed = self.withheld.len() as u64;
         let now = self.machine.now;
+        let open = self.windows.clone();
         self.windows.finish(now);
         self.outcomes.stale_max_ns = self.windows.longest_ns;
         self.outcomes.stale_byte_seconds = self.windows.byte_seconds();
         let (kept, byte_ns) = self.windows.kept_at_end;
         self.outcomes.kept_at_end = kept;
         self.outcomes.kept_byte_seconds = byte_ns as f64 / 1e9;
+        let attempts = self.outcomes.attempts;
+        self.outcomes.exposure = self.run_on(open);
+        self.outcomes.attempts = attempts;
         for (id, device) in alive {
             self.unmap(*id, *device, 0, false);
         }

@@ -1,14 +1,17 @@
 //! The devices of one guest, each on a socket and a thread of its own, and their counters on one more.
 
+mod apart;
+mod here;
 mod options;
 mod ready;
 mod rebuild;
+mod way;
 
-pub use rebuild::{Here, Rebuilt};
+pub use here::Here;
+pub use rebuild::Rebuilt;
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -20,6 +23,7 @@ use ringfence_types::DeviceId;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use self::apart::{Told, front};
 use self::ready::Ready;
 use crate::assigned::AssignedDma;
 use crate::caps::{Caps, Complaints};
@@ -29,7 +33,6 @@ use crate::errant::{Errant, Misbehaviour, Tried};
 use crate::guest::{ForeignIommu, IOMMU, Machine, PVIOMMU, Slot};
 use crate::handover::{Attention, CONTROL, Limits, Offer, Offered, StateError, offer};
 use crate::iommu::{Behind, Iommu, Recorder};
-use crate::isolate::{self, Front, Grants, Image, Program, Said};
 use crate::left_behind;
 use crate::link;
 use crate::memory::{Locked, MemoryRules};
@@ -149,7 +152,12 @@ impl Daemon {
                 Blk::new(file, devices.read_only, Arc::clone(&counters)).map_err(at(path))?;
             disk.keep_within(&devices.caps, complaints(BLK.1, log));
             if let (Some(program), Some(behind)) = (&devices.isolate, &iommu) {
-                let front = front(program, disk, devices, behind, &counters, log);
+                let told = Told {
+                    read_only: devices.read_only,
+                    caps: &devices.caps,
+                    errant: &devices.errant,
+                };
+                let front = front(program, disk, &told, behind, &counters, log);
                 let front = front.map_err(at(path))?;
                 daemon.attach(BLK, front, iommu.as_ref(), counters, log)?;
             } else {
@@ -483,47 +491,6 @@ fn random_mac() -> [u8; 6] {
     let [first, ..] = &mut mac;
     *first = (*first & !1) | 2;
     mac
-}
-
-/// The disk in a process of its own, which is started.
-fn front(
-    program: &Program,
-    disk: Blk,
-    devices: &Devices,
-    iommu: &Behind,
-    counters: &Arc<DeviceCounters>,
-    log: &Log,
-) -> io::Result<Front> {
-    let image = Image {
-        file: disk.file().as_fd(),
-        read_only: devices.read_only,
-        caps: devices.caps,
-        errant: &devices.errant,
-    };
-    let (grants, link) = isolate::start(program, &image, counters).map_err(io::Error::other)?;
-    let device = DeviceId::new(BLK.0.address());
-    iommu.set_apart(device, grants).map_err(io::Error::other)?;
-    let (log, watched) = (Arc::clone(log), iommu.clone());
-    let tell = move |said: &Said<'_>| match said {
-        Said::Ended(breach) => {
-            // The one who had to wait for it knows better why it has gone.
-            let cause = watched.with_grants(device, Grants::take_breach);
-            log(
-                BLK.1,
-                &Event::Ended(cause.flatten().as_ref().unwrap_or(breach)),
-            );
-        }
-        Said::Errant(tried) => log(BLK.1, &Event::Errant(tried)),
-    };
-    let counters = Arc::clone(counters);
-    Ok(Front::new(
-        disk,
-        link,
-        iommu.clone(),
-        device,
-        counters,
-        Box::new(tell),
-    ))
 }
 
 /// The disk's; the entropy device lends a hand.

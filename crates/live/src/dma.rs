@@ -2,7 +2,7 @@
 
 use vm_memory::{GuestMemory, GuestMemoryMmap};
 
-use crate::handover::Unmovable;
+use crate::handover::{Own, Unmovable};
 
 /// One device's view of the guest's memory.
 ///
@@ -42,12 +42,12 @@ pub trait Dma: Send {
     /// The guest's memory is another one now; what was known of the old one is forgotten.
     fn set_memory(&mut self, memory: &GuestMemoryMmap);
 
-    /// Whether another process can have the device: what it reaches stands in the IOMMU's state, and what translates it is there too.
+    /// What another process is told of the device whose accesses go through here: what it reaches stands in the IOMMU's state, or is all of memory.
     ///
     /// # Errors
-    /// Why not.
-    fn movable(&self) -> Result<(), Unmovable> {
-        Ok(())
+    /// It cannot have it.
+    fn hand_over(&self, device: Own) -> Result<Own, Unmovable> {
+        Ok(device)
     }
 
     /// For tests: whether the device goes on using, where it has none, the translations that it once had. Only one that keeps them itself can: see

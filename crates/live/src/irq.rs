@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 
 use crate::event::{is_eventfd, signal};
 use crate::handover::StateError;
+use crate::pci::Mastery;
 use crate::session::{ERROR_IRQ, FunctionError, MSIX_IRQ};
 use crate::wire::{IrqAction, IrqData, SetIrqs};
 
@@ -56,8 +57,13 @@ impl Vectors {
         usize::from(vector) < self.events.len()
     }
 
+    /// The function writes a vector's message, which only a master of the bus can.
+    pub(crate) fn signal(&self, vector: u16, _by: Mastery<'_>) {
+        self.raise(vector);
+    }
+
     /// Signals a vector, if it has a descriptor.
-    pub(crate) fn signal(&self, vector: u16) {
+    fn raise(&self, vector: u16) {
         let Some(Some(event)) = self.events.get(usize::from(vector)) else {
             return;
         };
@@ -130,9 +136,10 @@ impl Vectors {
         Ok(())
     }
 
+    /// The client asks for it: it crosses no bus.
     fn trigger(&self, vector: u32) {
         if let Ok(vector) = u16::try_from(vector) {
-            self.signal(vector);
+            self.raise(vector);
         }
     }
 }

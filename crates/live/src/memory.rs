@@ -216,12 +216,15 @@ impl GuestRam {
         ranges.collect()
     }
 
-    /// Maps what another process had mapped, under the same conditions.
+    /// Maps what another process had mapped, under the conditions of this one: what it locks is locked when this returns.
     ///
     /// # Errors
     /// [`MemoryError`].
-    pub(crate) fn restore(ranges: Vec<RangeState>) -> Result<Self, MemoryError> {
-        let mut ram = Self::default();
+    pub(crate) fn restore(
+        rules: MemoryRules,
+        ranges: Vec<RangeState>,
+    ) -> Result<Self, MemoryError> {
+        let mut ram = Self::new(rules);
         for RangeState {
             range,
             offset,

@@ -57,6 +57,8 @@ pub enum FunctionError {
         /// The vector.
         vector: u32,
     },
+    /// What does the device's work could not be stopped: it may still reach memory.
+    StillMaster,
 }
 
 impl std::fmt::Display for FunctionError {
@@ -81,6 +83,9 @@ impl std::fmt::Display for FunctionError {
             Self::NotAnEvent { vector } => {
                 write!(f, "the descriptor of vector {vector} is no eventfd")
             }
+            Self::StillMaster => {
+                f.write_str("the device's process hangs, and may still reach memory")
+            }
         }
     }
 }
@@ -98,10 +103,10 @@ pub trait Function {
     /// # Errors
     /// [`FunctionError`] if they are not all in the region.
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), FunctionError>;
-    /// Writes them.
+    /// Writes them. When it returns, a function that has been told to leave the bus has left it, and reaches no memory.
     ///
     /// # Errors
-    /// [`FunctionError`] if they are not all in the region.
+    /// [`FunctionError`] if they are not all in the region, or the function does not leave the bus; nothing has changed.
     fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), FunctionError>;
     /// Sets or signals vectors.
     ///
@@ -110,8 +115,11 @@ pub trait Function {
     fn set_irqs(&mut self, request: SetIrqs) -> Result<(), FunctionError>;
     /// The guest's memory is another one now. What was derived from the old one is forgotten before this returns.
     fn memory_changed(&mut self, memory: &GuestMemoryMmap);
-    /// As after power-on.
-    fn reset(&mut self);
+    /// As after power-on: it reaches no memory.
+    ///
+    /// # Errors
+    /// [`FunctionError`] if it may still do so.
+    fn reset(&mut self) -> Result<(), FunctionError>;
 }
 
 /// Why a request was refused. The reply carries the error number; the log the reason.
@@ -220,7 +228,8 @@ impl<F: Function> Session<F> {
 
     /// The client has gone: its memory is let go of, the function is as after power-on.
     pub fn end(mut self) -> F {
-        self.function.reset();
+        // Whoever could not be stopped is nobody's concern any more but the log's, which hears of its end.
+        let _ = self.function.reset();
         self.function.memory_changed(&GuestMemoryMmap::default());
         self.function
     }
@@ -318,7 +327,7 @@ impl<F: Function> Session<F> {
                 Ok(access(region, offset, count))
             }
             Request::Reset => {
-                self.function.reset();
+                self.function.reset().map_err(Refusal::Function)?;
                 Ok(Vec::new())
             }
         }

@@ -11,7 +11,7 @@ use super::hardware::Silicon;
 use super::{Hardware, HardwareView, HostOptimisations, Mapped};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::Unmovable;
+use crate::handover::{DiskKind, Own, Unmovable};
 use crate::iommu::{Behind, reason};
 
 /// Who keeps the device's table.
@@ -115,7 +115,11 @@ impl Dma for AssignedDma {
         }
     }
 
-    fn movable(&self) -> Result<(), Unmovable> {
-        Err(Unmovable::Keeps("a device that the hardware translates"))
+    fn hand_over(&self, mut device: Own) -> Result<Own, Unmovable> {
+        match &mut device {
+            Own::Blk { kind, .. } => *kind = DiskKind::Assigned,
+            _ => return Err(Unmovable::Keeps("a device that the hardware translates")),
+        }
+        Ok(device)
     }
 }

@@ -1,4 +1,4 @@
-//! The guest's memory as the IOMMU's host side has it: behind a second stage with frames on demand if a device is assigned, or all there.
+//! The guest's memory as the IOMMU's host side has it: behind a second stage with frames on demand, whichever kind its devices are of (PVIOMMU section 4.3, step 5).
 
 use std::io;
 use std::sync::Arc;
@@ -34,31 +34,18 @@ pub enum HostOptimisations {
 
 type Frames = OnDemand<Arc<Arena>, Source, Option<RepairedLastTable>, Placer>;
 
-/// Guest memory, with frames where there is hardware that has to be told of them.
+/// Guest memory, whose pages get frames when a device first needs them.
 #[derive(Debug)]
 pub(crate) struct Memory {
     /// What there is now, and what of it is locked.
     resident: GuestFrames,
-    assigned: Option<Assigned>,
-}
-
-#[derive(Debug)]
-struct Assigned {
     frames: Frames,
     hardware: Arc<Hardware>,
     counted: (OnDemandStats, PoolStats),
 }
 
 impl Memory {
-    /// All there: a frame is a GPA.
-    pub(crate) fn resident() -> Self {
-        Self {
-            resident: GuestFrames::new(),
-            assigned: None,
-        }
-    }
-
-    /// With frames on demand, for `hardware`.
+    /// None yet, and no frames. Its tables are in the memory of `hardware`, whose devices use the frames.
     ///
     /// # Errors
     /// The host has no memory for its tables.
@@ -82,14 +69,13 @@ impl Memory {
         );
         let frames = frames.map_err(io::Error::other)?;
         let frames = if on { frames } else { frames.without_pool() };
-        let mut memory = Self::resident();
-        memory.assigned = Some(Assigned {
+        Ok(Self {
+            resident: GuestFrames::new(),
             // The pool's first filling is the host's, not the guest's.
             counted: (*frames.stats(), *frames.pool().stats()),
             frames,
             hardware: Arc::clone(hardware),
-        });
-        Ok(memory)
+        })
     }
 
     /// There is this memory now. A page that is gone keeps its frame, behind which is nothing; one that comes back is found by it.
@@ -105,36 +91,26 @@ impl Memory {
 
 impl Backing for Memory {
     fn contains(&self, page: Gpa) -> bool {
-        let framed = |of: &Assigned| of.frames.contains(page);
-        self.resident.contains(page) && self.assigned.as_ref().is_none_or(framed)
+        self.resident.contains(page) && self.frames.contains(page)
     }
 
     fn pin(&mut self, page: Gpa) -> Result<PhysAddr, PinError> {
-        let resident = self.resident.pin(page)?;
-        let Some(of) = &mut self.assigned else {
-            return Ok(resident);
-        };
-        of.frames
-            .pin(page)
-            .inspect_err(|_| self.resident.unpin(page))
+        self.resident.pin(page)?;
+        let frame = self.frames.pin(page);
+        frame.inspect_err(|_| self.resident.unpin(page))
     }
 
     fn unpin(&mut self, page: Gpa) {
-        if let Some(of) = &mut self.assigned {
-            of.frames.unpin(page);
-        }
+        self.frames.unpin(page);
         self.resident.unpin(page);
     }
 
     /// Fills the pool, if there is one, and counts.
     fn maintain(&mut self) {
-        let Some(of) = &mut self.assigned else {
-            return;
-        };
-        of.frames.maintain();
-        let (stats, pool) = (*of.frames.stats(), *of.frames.pool().stats());
-        let (before, before_pool) = of.counted;
-        let counters = of.hardware.counters();
+        self.frames.maintain();
+        let (stats, pool) = (*self.frames.stats(), *self.frames.pool().stats());
+        let (before, before_pool) = self.counted;
+        let counters = self.hardware.counters();
         for (counter, now, before) in [
             (&counters.second_stage_walks, stats.walks, before.walks),
             (
@@ -152,6 +128,6 @@ impl Backing for Memory {
         ] {
             counter.add(now.saturating_sub(before));
         }
-        of.counted = (stats, pool);
+        self.counted = (stats, pool);
     }
 }

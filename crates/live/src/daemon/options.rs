@@ -13,6 +13,10 @@ use crate::link::Address;
 use crate::memory::{Locked, MemoryRules};
 use crate::virtio::pviommu::Misanswer;
 
+pub(super) const NOTHING_TO_LOCK: &str =
+    "what is locked is what the para-virtual IOMMU's driver maps, and there is none";
+pub(super) const NOTHING_TO_SERVE: &str = "the pool of frames and the pointer to the last table are the para-virtual IOMMU's, and there is none";
+
 /// Which devices a guest gets.
 #[derive(Clone, Debug, Default)]
 pub struct Devices {
@@ -152,7 +156,7 @@ impl Devices {
             ),
             (
                 self.memory.locked == Locked::Mapped && !self.paravirtual,
-                "what is locked is what the para-virtual IOMMU's driver maps, and there is none",
+                NOTHING_TO_LOCK,
             ),
             (
                 self.paravirtual
@@ -161,8 +165,8 @@ impl Devices {
                 "mappings, domains and tables are limited for the virtio-iommu, and there is none",
             ),
             (
-                self.optimisations == HostOptimisations::On && !(self.assigned && self.paravirtual),
-                "the pool of frames and the pointer to the last table serve a disk that the hardware translates behind the para-virtual IOMMU",
+                self.optimisations == HostOptimisations::On && !self.paravirtual,
+                NOTHING_TO_SERVE,
             ),
         ];
         let broken = rules.into_iter().find(|(broken, _)| *broken);

@@ -1,6 +1,5 @@
 //! Devices out of what another process has handed over.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,21 +12,21 @@ use ringfence_types::DeviceId;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::ready::Ready;
-use super::{BLK, Daemon, IOMMU_SLOT, Log, METRICS, NET, RNG, complaints};
-use crate::caps::Caps;
+use super::way::{Way, device_id, disk, is_assigned, place, process};
+use super::{BLK, Daemon, Here, IOMMU_SLOT, METRICS, complaints};
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
-use crate::guest::{IOMMU, PVIOMMU, Slot};
+use crate::guest::{IOMMU, PVIOMMU};
 use crate::handover::{
     CONTROL, Handed, HandedDevice, Limits, Own, SessionState, StateError, Take, TakeOverError,
     Taken, Unmovable,
 };
 use crate::iommu::{Behind, Iommu, Recorder};
-use crate::memory::GuestRam;
+use crate::isolate::{Front, Grants};
+use crate::memory::{GuestRam, Locked};
 use crate::pviommu::PvIommu;
 use crate::server::{Conversation, Event, Post, Words};
 use crate::session::Session;
-use crate::virtio::blk::Blk;
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::net::Net;
 use crate::virtio::pviommu::PvIommuDevice;
@@ -39,24 +38,6 @@ use crate::wire::Inbox;
 const BREATH: Duration = Duration::from_millis(20);
 /// The longest that is copied for want of requests.
 const COPYING: Duration = Duration::from_secs(120);
-
-/// What a process that takes devices over has itself.
-#[derive(Clone, Copy)]
-pub struct Here<'a> {
-    /// Where their sockets are.
-    pub dir: &'a Path,
-    /// What the guest can make this process keep. Devices that keep more, or whose queues are larger, are not taken over.
-    pub caps: &'a Caps,
-    /// Hears of them.
-    pub log: &'a Log,
-}
-
-impl std::fmt::Debug for Here<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { dir, caps, log: _ } = self;
-        write!(f, "Here({}, {caps:?})", dir.display())
-    }
-}
 
 impl Daemon {
     /// Takes the devices over that another process serves in the directory, from its guest's view without an interruption: it has them until they stand rebuilt
@@ -92,7 +73,9 @@ impl Daemon {
 
     /// The devices of `handed`, which stand still until they are [`launch`](Self::launch)ed.
     pub(super) fn rebuild(here: Here<'_>, handed: Handed) -> Result<Self, StateError> {
+        here.check(&handed.devices)?;
         let mut daemon = Self::empty(here.dir, None)?;
+        daemon.rules = here.memory.clone();
         let is_iommu =
             |device: &HandedDevice| matches!(device.own, Own::Iommu { .. } | Own::PvIommu(_));
         let (mut fronts, fronted): (Vec<_>, Vec<_>) =
@@ -101,12 +84,21 @@ impl Daemon {
         if !fronts.is_empty() {
             return Err(StateError::Register { what: "IOMMU" });
         }
-        let id = |device: &HandedDevice| DeviceId::new(place(&device.own).0.address());
-        let behind: Vec<DeviceId> = fronted.iter().map(id).collect();
+        let behind: Vec<DeviceId> = fronted.iter().map(|one| device_id(&one.own)).collect();
+        let assigned = fronted.iter().filter(|one| is_assigned(&one.own));
+        let assigned: Vec<DeviceId> = assigned.map(|one| device_id(&one.own)).collect();
         let front = front.map(|device| {
             let counters = daemon.count(place(&device.own).1);
             let unit = match &device.own {
-                Own::PvIommu(_) => Behind::Para(PvIommu::new(&behind, Arc::clone(&counters))?),
+                Own::PvIommu(_) => {
+                    let known = Arc::clone(&counters);
+                    let unit =
+                        PvIommu::with_assigned(&behind, &assigned, here.optimisations, known)?;
+                    if here.memory.locked == Locked::Mapped {
+                        unit.lock_mapped();
+                    }
+                    Behind::Para(unit)
+                }
                 _ => Behind::Virtio(Iommu::within(here.caps, Arc::clone(&counters))?),
             };
             Ok::<_, StateError>((unit, device, counters))
@@ -116,30 +108,35 @@ impl Daemon {
         let mut rest = Vec::new();
         for device in fronted {
             let name = place(&device.own).1;
-            let endpoint = front
-                .as_ref()
-                .map(|(iommu, ..)| iommu.add_endpoint(id(&device)));
-            let dma = endpoint.transpose().map_err(io::Error::other)?;
             let counters = daemon.count(name);
-            rest.push((device, name, dma, counters));
+            let iommu = front.as_ref().map(|(iommu, ..)| iommu);
+            let process = process(&device.own, iommu, &counters, here)?;
+            let way = Way::of(&device.own, iommu, &counters)?;
+            rest.push(((device, process), way, counters));
         }
+        let iommu = front.as_ref().map(|(iommu, ..)| iommu.clone());
         if let Some((iommu, device, counters)) = front {
             daemon.rebuild_iommu(&iommu, device, counters, here)?;
         }
-        for (device, name, dma, counters) in rest {
-            match dma {
-                Some(dma) => daemon.rebuild_device(device, name, dma, true, counters, here)?,
-                None => {
-                    daemon.rebuild_device(
-                        device,
-                        name,
-                        Direct::default(),
-                        false,
-                        counters,
-                        here,
-                    )?;
+        for (device, way, counters) in rest {
+            match way {
+                Way::Direct => {
+                    daemon.rebuild_device(device, Direct::default(), false, counters, here)
                 }
-            }
+                Way::Translated(dma) => daemon.rebuild_device(device, *dma, true, counters, here),
+                Way::Assigned(dma) => daemon.rebuild_device(device, dma, true, counters, here),
+                Way::Whole(dma) => daemon.rebuild_device(device, dma, false, counters, here),
+            }?;
+        }
+        // What a process was told when it was granted its mappings, it has done; or it has gone.
+        let disk = DeviceId::new(BLK.0.address());
+        let breach = iommu.and_then(|iommu| iommu.with_grants(disk, Grants::take_breach));
+        if let Some(Some(breach)) = breach {
+            return Err(io::Error::other(breach).into());
+        }
+        if let Some(path) = &here.memory.file {
+            daemon.sockets.push(path.clone());
+            daemon.machine.memory_file = Some(path.clone());
         }
         let names = [METRICS, CONTROL].map(|name| here.dir.join(name));
         let devices = daemon.bells.iter();
@@ -169,7 +166,7 @@ impl Daemon {
                 let function = VirtioPci::new(face, unit.memory(), false, Arc::clone(&counters));
                 let parts = (device.listener, device.function, device.session);
                 // The memory first: what mappings lead to has to be there.
-                let post = rebuild_post(function, parts)?;
+                let post = rebuild_post(function, parts, here)?;
                 unit.restore(&snapshot).map_err(StateError::Iommu)?;
                 // With another driver's features, or with none, requests would mean something else.
                 if !unit.has_accepted(begun.unwrap_or(0)) {
@@ -184,7 +181,7 @@ impl Daemon {
                 let face = PvIommuDevice::new(unit.clone(), Arc::clone(&counters));
                 let function = VirtioPci::new(face, unit.memory(), false, Arc::clone(&counters));
                 let parts = (device.listener, device.function, device.session);
-                let post = rebuild_post(function, parts)?;
+                let post = rebuild_post(function, parts, here)?;
                 if state.running != begun.is_some() {
                     return Err(StateError::Register {
                         what: "para-virtual IOMMU of another driver",
@@ -200,14 +197,13 @@ impl Daemon {
 
     fn rebuild_device<A: Dma + 'static>(
         &mut self,
-        device: HandedDevice,
-        name: &'static str,
+        (device, process): (HandedDevice, Option<Front>),
         dma: A,
         translated: bool,
         counters: Arc<DeviceCounters>,
         here: Here<'_>,
     ) -> Result<(), StateError> {
-        let (slot, _) = place(&device.own);
+        let (slot, name) = place(&device.own);
         self.machine.devices.push((slot, name));
         let begun = device.function.common.begun();
         let parts = (device.listener, device.function, device.session);
@@ -217,23 +213,43 @@ impl Daemon {
                 file,
                 read_only,
                 sectors,
+                kind: _,
             } => {
-                let mut disk = Blk::restore(File::from(file), read_only, sectors, known)?;
-                disk.keep_within(here.caps, complaints(name, here.log));
+                if let Some(front) = process {
+                    let function = VirtioPci::new(front, dma, translated, Arc::clone(&counters));
+                    let post = rebuild_post(function, parts, here)?;
+                    return self.prepare(name, post, counters, here.log);
+                }
+                let disk = disk(file, read_only, sectors, known, here)?;
                 let function = VirtioPci::new(disk, dma, translated, Arc::clone(&counters));
-                self.prepare(name, rebuild_post(function, parts)?, counters, here.log)
+                self.prepare(
+                    name,
+                    rebuild_post(function, parts, here)?,
+                    counters,
+                    here.log,
+                )
             }
             Own::Net(state) => {
                 let mut net = Net::restore(*state, begun, known)?;
                 // Another process's until this daemon serves and has ended.
                 self.sockets.extend(net.link().name());
                 let function = VirtioPci::new(net, dma, translated, Arc::clone(&counters));
-                self.prepare(name, rebuild_post(function, parts)?, counters, here.log)
+                self.prepare(
+                    name,
+                    rebuild_post(function, parts, here)?,
+                    counters,
+                    here.log,
+                )
             }
             _ => {
                 let function =
                     VirtioPci::new(Rng::new(known), dma, translated, Arc::clone(&counters));
-                self.prepare(name, rebuild_post(function, parts)?, counters, here.log)
+                self.prepare(
+                    name,
+                    rebuild_post(function, parts, here)?,
+                    counters,
+                    here.log,
+                )
             }
         }
     }
@@ -336,16 +352,6 @@ fn converse(take: &Take, here: Here<'_>, meanwhile: u64) -> Result<Conversed, Ta
     })
 }
 
-fn place(own: &Own) -> (Slot, &'static str) {
-    match own {
-        Own::Blk { .. } => BLK,
-        Own::Rng => RNG,
-        Own::Net(_) => NET,
-        Own::Iommu { .. } => (IOMMU_SLOT, IOMMU),
-        Own::PvIommu(_) => (IOMMU_SLOT, PVIOMMU),
-    }
-}
-
 type Parts = (
     OwnedFd,
     crate::handover::FunctionState,
@@ -355,25 +361,27 @@ type Parts = (
 fn rebuild_post<D: Device, A: Dma>(
     mut function: VirtioPci<D, A>,
     (socket, registers, session): Parts,
+    here: Here<'_>,
 ) -> Result<Post<VirtioPci<D, A>>, StateError> {
     function.restore(registers)?;
+    let rules = here.memory.clone();
     let socket = listener(socket)?;
     let Some(session) = session else {
-        return Ok(Post::new(socket, function));
+        return Ok(Post::new(socket, function).under(rules));
     };
     let stream = socket_of(session.stream, false)?;
     let inbox = Inbox::with_part(&session.bytes, session.fds, session.too_many_fds);
     let inbox = inbox.ok_or(StateError::Register {
         what: "part of a message",
     })?;
-    let ram = GuestRam::restore(session.ranges).map_err(StateError::Memory)?;
+    let ram = GuestRam::restore(rules.clone(), session.ranges).map_err(StateError::Memory)?;
     let conversation = Conversation {
         stream: UnixStream::from(stream),
         session: Session::resume(function, ram, session.agreed),
         inbox,
         words: Words::default(),
     };
-    Ok(Post::with(socket, conversation))
+    Ok(Post::with(socket, conversation).under(rules))
 }
 
 fn listener(fd: OwnedFd) -> Result<UnixListener, StateError> {

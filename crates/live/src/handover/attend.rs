@@ -29,6 +29,10 @@ pub(crate) fn attend<F: Served>(
         let Some(round) = attention.take() else {
             continue;
         };
+        if !post.function().is_none_or(|f| f.stand_still(round.until)) {
+            let _ = round.answers.send(Answer::Working);
+            continue;
+        }
         // Whoever called may have given up meanwhile: then no order comes, and it goes on.
         let _ = round.answers.send(Answer::Stopped);
         while let Ok(order) = round.orders.recv() {
@@ -37,9 +41,11 @@ pub(crate) fn attend<F: Served>(
                     let _ = round.answers.send(Answer::Saved(Box::new(save(&post))));
                 }
                 Order::Leave => {
+                    let left = post.function().is_none_or(F::leave);
                     // Without a reset: the guest's device goes on elsewhere.
                     drop(post);
-                    let _ = round.answers.send(Answer::Left);
+                    let answer = if left { Answer::Left } else { Answer::Hangs };
+                    let _ = round.answers.send(answer);
                     return Ok(());
                 }
             }

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -24,8 +25,12 @@ pub(crate) enum Answer {
     Stopped,
     /// This it has.
     Saved(Box<Result<HandedDevice, Unmovable>>),
+    /// It is at work still, and goes on.
+    Working,
     /// It has let go of everything.
     Left,
+    /// Of everything but what works for it, which was ended and hangs in the kernel.
+    Hangs,
 }
 
 /// The caller's side, until it is dropped.
@@ -38,6 +43,8 @@ pub(crate) struct Called {
 /// The device's side.
 #[derive(Debug)]
 pub(crate) struct Round {
+    /// So long it is waited for.
+    pub(crate) until: Instant,
     pub(crate) orders: Receiver<Order>,
     pub(crate) answers: Sender<Answer>,
 }
@@ -65,11 +72,12 @@ impl Attention {
         self.0.bell.as_fd()
     }
 
-    /// Asks the device to stand still. A call that was not answered is forgotten.
-    pub(crate) fn call(&self) -> Called {
+    /// Asks the device to stand still by then. A call that was not answered is forgotten.
+    pub(crate) fn call(&self, until: Instant) -> Called {
         let (orders, taken) = channel();
         let (given, answers) = channel();
         *self.slot() = Some(Round {
+            until,
             orders: taken,
             answers: given,
         });

@@ -72,6 +72,8 @@ pub enum StateError {
     Iommu(SnapshotError),
     /// The records of the para-virtual IOMMU's mappings.
     Records(RestoreError),
+    /// What this process was told does not fit what is handed over: why.
+    Unfit(&'static str),
     /// The host refuses something.
     Host(io::Error),
 }
@@ -91,6 +93,7 @@ impl std::fmt::Display for StateError {
             Self::Memory(error) => error.fmt(f),
             Self::Iommu(error) => error.fmt(f),
             Self::Records(error) => error.fmt(f),
+            Self::Unfit(why) => f.write_str(why),
             Self::Host(error) => error.fmt(f),
         }
     }

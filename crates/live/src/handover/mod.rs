@@ -19,7 +19,9 @@ mod attend;
 mod attention;
 mod bytes;
 mod channel;
+mod client;
 mod error;
+mod function;
 mod net;
 mod offer;
 mod record;
@@ -28,15 +30,14 @@ mod take;
 
 pub(crate) use attend::{attend, save};
 pub(crate) use attention::{Answer, Attention, Called, Order};
+pub use client::{RangeState, SessionState};
 pub use error::{StateError, TakeOverError, Unmovable};
+pub use function::{CommonState, FunctionState, QueueSlot};
 pub use net::{HeldState, LinkState, NetState, PeerState};
 pub use offer::Limits;
 pub(crate) use offer::{Offer, Offered, offer};
 pub use record::RecordState;
-pub use state::{
-    CommonState, FunctionState, Handed, HandedDevice, MAX_STREAM_BYTES, Own, PvState, QueueSlot,
-    RangeState, SessionState, VERSION,
-};
+pub use state::{DiskKind, Handed, HandedDevice, MAX_STREAM_BYTES, Own, PvState, VERSION};
 pub(crate) use take::Take;
 pub use take::Taken;
 

@@ -53,10 +53,20 @@ pub(crate) enum Offered {
 /// Why the devices stay, as the log and the second process read it.
 type Reason = String;
 
+/// Whose the devices are after a conversation.
+enum Whose {
+    /// This process's.
+    Ours,
+    /// The other's.
+    Theirs,
+    /// Nobody's: something of this process's may still work for one, and does not end.
+    Nobodys(Reason),
+}
+
 /// Waits for a second process until one has taken the devices over, or the stop comes.
 ///
 /// # Errors
-/// What listening meets.
+/// What listening meets; or nobody has the devices any more.
 pub(crate) fn offer(offer: Offer, stop: &Stop, log: impl Fn(&str)) -> io::Result<Offered> {
     while let Some(stream) = stop.accept(&offer.control, |_| ())? {
         if !is_own(&stream) {
@@ -68,22 +78,26 @@ pub(crate) fn offer(offer: Offer, stop: &Stop, log: impl Fn(&str)) -> io::Result
             bounds: ORDERS,
             stop: Some(stop),
         };
-        match offer.serve(&channel) {
-            Ok(true) => {
-                stop.stop();
-                // Nothing of this process listens any more when the second one begins.
-                let limit = offer.limits.idle;
-                drop(offer);
-                let channel = Channel {
-                    stop: None,
-                    ..channel
-                };
-                let _ = channel.send(Kind::Gone, &[], &[], limit);
-                return Ok(Offered::Gone);
+        let (said, why) = match offer.serve(&channel) {
+            Ok(Whose::Theirs) => (Kind::Gone, None),
+            Ok(Whose::Nobodys(why)) => (Kind::Kept, Some(why)),
+            Ok(Whose::Ours) => continue,
+            Err(why) => {
+                log(&why);
+                continue;
             }
-            Ok(false) => {}
-            Err(why) => log(&why),
-        }
+        };
+        stop.stop();
+        // Nothing of this process listens any more when the second one begins.
+        let limit = offer.limits.idle;
+        drop(offer);
+        let channel = Channel {
+            stop: None,
+            ..channel
+        };
+        let text = why.as_deref().unwrap_or_default();
+        let _ = channel.send(said, text.as_bytes(), &[], limit);
+        return why.map_or(Ok(Offered::Gone), |why| Err(io::Error::other(why)));
     }
     Ok(Offered::Stopped)
 }
@@ -95,14 +109,13 @@ fn is_own(stream: &UnixStream) -> bool {
 }
 
 impl Offer {
-    /// Whether the devices are the other side's now.
-    fn serve(&self, channel: &Channel<'_>) -> Result<bool, Reason> {
+    fn serve(&self, channel: &Channel<'_>) -> Result<Whose, Reason> {
         let limits = &self.limits;
         let lost = |error: ChannelError| format!("while nothing was stopped: {error}");
         loop {
             let asked = match channel.receive(limits.idle) {
                 // It has seen enough.
-                Err(ChannelError::Io(_) | ChannelError::Stopped) => return Ok(false),
+                Err(ChannelError::Io(_) | ChannelError::Stopped) => return Ok(Whose::Ours),
                 other => other.map_err(lost)?,
             };
             let result = match asked.kind {
@@ -112,7 +125,7 @@ impl Offer {
                     sent.map_err(|error| error.to_string())
                 }),
                 Kind::Stop => match self.hand_over(channel) {
-                    Ok(()) => return Ok(true),
+                    Ok(whose) => return Ok(whose),
                     Err(why) => {
                         let _ = channel.send(Kind::Kept, why.as_bytes(), &[], limits.idle);
                         return Err(why);
@@ -140,8 +153,8 @@ impl Offer {
     fn copy(&self) -> Result<Handed, Reason> {
         let mut devices = Vec::new();
         for (name, attention) in &self.devices {
-            let called = attention.call();
             let until = Instant::now() + self.limits.stop;
+            let called = attention.call(until);
             stopped(name, &called, until)?;
             devices.push(saved(name, &called, until)?);
         }
@@ -149,13 +162,11 @@ impl Offer {
     }
 
     /// Stops them all, and lets go of them when the other side has confirmed. With an error they go on.
-    fn hand_over(&self, channel: &Channel<'_>) -> Result<(), Reason> {
-        let calls: Vec<(&str, Called)> = self
-            .devices
-            .iter()
-            .map(|(name, attention)| (*name, attention.call()))
-            .collect();
+    fn hand_over(&self, channel: &Channel<'_>) -> Result<Whose, Reason> {
         let until = Instant::now() + self.limits.stop;
+        let devices = self.devices.iter();
+        let calls = devices.map(|(name, attention)| (*name, attention.call(until)));
+        let calls: Vec<(&str, Called)> = calls.collect();
         for (name, called) in &calls {
             stopped(name, called, until)?;
         }
@@ -178,11 +189,16 @@ impl Offer {
         for (_, called) in &calls {
             let _ = called.orders.send(Order::Leave);
         }
-        for (_, called) in &calls {
-            // Its own end says the same, should the thread have failed.
-            while !matches!(called.answers.recv(), Ok(Answer::Left) | Err(_)) {}
+        let mut whose = Whose::Theirs;
+        for (name, called) in &calls {
+            // Its own end says that it has left, should the thread have failed.
+            if let Ok(Answer::Hangs) = called.answers.recv() {
+                whose = Whose::Nobodys(format!(
+                    "nobody has the devices: {name}'s process was ended, and hangs in the kernel"
+                ));
+            }
         }
-        Ok(())
+        Ok(whose)
     }
 }
 
@@ -192,14 +208,19 @@ fn next(name: &str, called: &Called, until: Instant) -> Result<Answer, Reason> {
         .answers
         .recv_timeout(left)
         .map_err(|error| match error {
-            RecvTimeoutError::Timeout => format!("{name} does not come to the end of its turn"),
+            RecvTimeoutError::Timeout => not_in_time(name),
             RecvTimeoutError::Disconnected => format!("{name} has failed"),
         })
+}
+
+fn not_in_time(name: &str) -> Reason {
+    format!("{name} does not come to the end of its turn")
 }
 
 fn stopped(name: &str, called: &Called, until: Instant) -> Result<(), Reason> {
     match next(name, called, until)? {
         Answer::Stopped => Ok(()),
+        Answer::Working => Err(not_in_time(name)),
         _ => Err(format!("{name} has failed")),
     }
 }
@@ -209,5 +230,113 @@ fn saved(name: &str, called: &Called, until: Instant) -> Result<HandedDevice, Re
     match next(name, called, until)? {
         Answer::Saved(saved) => saved.map_err(|error| format!("{name}: {error}")),
         _ => Err(format!("{name} has failed")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::thread;
+
+    use super::*;
+    use crate::handover::{CommonState, FunctionState, Own};
+
+    fn fd() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    fn device() -> HandedDevice {
+        HandedDevice {
+            own: Own::Rng,
+            listener: fd(),
+            function: FunctionState {
+                config: [0; 256],
+                isr: 0,
+                vectors: Vec::new(),
+                common: CommonState {
+                    offered: 0,
+                    accepted: 0,
+                    offered_select: 0,
+                    accepted_select: 0,
+                    config_vector: 0,
+                    status: 0,
+                    selected: 0,
+                    queues: Vec::new(),
+                },
+            },
+            session: None,
+            requests: 0,
+        }
+    }
+
+    /// A device that does as it is told, and then says `last`.
+    fn follow(attention: &Attention, last: Answer) {
+        let round = loop {
+            if let Some(round) = attention.take() {
+                break round;
+            }
+            thread::yield_now();
+        };
+        round.answers.send(Answer::Stopped).unwrap();
+        while let Ok(order) = round.orders.recv() {
+            match order {
+                Order::Save => {
+                    let saved = Answer::Saved(Box::new(Ok(device())));
+                    round.answers.send(saved).unwrap();
+                }
+                Order::Leave => {
+                    round.answers.send(last).unwrap();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What the other process of the conversation is told at its end, and what becomes of the offer.
+    fn confirmed(last: Answer) -> (u32, io::Result<Offered>) {
+        let name = format!(
+            "rf-offer-{}-{:?}",
+            std::process::id(),
+            thread::current().id()
+        );
+        let path = std::env::temp_dir().join(name);
+        let (control, stop) = (UnixListener::bind(&path).unwrap(), Stop::new().unwrap());
+        let mut second = UnixStream::connect(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let attention = Attention::new().unwrap();
+        let given = Offer {
+            control,
+            metrics: fd(),
+            devices: vec![("blk", attention.clone())],
+            limits: Limits::default(),
+        };
+        let order = |kind: Kind| [(kind as u32).to_le_bytes(), [0; 4], [0; 4], [0; 4]].concat();
+        let orders = [order(Kind::Stop), order(Kind::Rebuilt)].concat();
+        second.write_all(&orders).unwrap();
+        let device = thread::spawn(move || follow(&attention, last));
+        let offered = offer(given, &stop, |why| panic!("{why}"));
+        device.join().unwrap();
+        let mut said = Vec::new();
+        second.read_to_end(&mut said).unwrap();
+        // A stream, and a last word; its reason is none of the words.
+        let kinds = [Kind::Gone, Kind::Kept].map(|kind| kind as u32);
+        let words = said.windows(4).map(|word| word.try_into().unwrap());
+        let mut words = words.map(u32::from_le_bytes);
+        (words.rfind(|word| kinds.contains(word)).unwrap(), offered)
+    }
+
+    #[test]
+    fn devices_are_handed_over_when_nothing_works_for_them_any_more() {
+        let (said, offered) = confirmed(Answer::Left);
+        assert_eq!(said, Kind::Gone as u32);
+        assert_eq!(offered.unwrap(), Offered::Gone);
+        // A process that does not die may still have the guest's memory: the other one must not begin.
+        let (said, offered) = confirmed(Answer::Hangs);
+        assert_eq!(said, Kind::Kept as u32);
+        let why = offered.unwrap_err().to_string();
+        assert!(
+            why.starts_with("nobody has the devices: blk's process"),
+            "{why}"
+        );
     }
 }

@@ -12,15 +12,13 @@
 use std::os::fd::OwnedFd;
 
 use ringfence_pviommu::wire::crc32c;
-use ringfence_types::{Iova, IovaRange};
-use virtio_queue::QueueState;
 
 use super::StateError;
 use super::bytes::{Reader, Writer};
+use super::client::SessionState;
+use super::function::FunctionState;
 use super::net::NetState;
 use super::record::RecordState;
-use crate::memory::MAX_RANGES;
-use crate::wire::{MAX_FDS, MAX_MESSAGE_BYTES};
 
 /// The version of the stream.
 pub const VERSION: u32 = 1;
@@ -32,13 +30,15 @@ pub(super) const MAX_STREAM_FDS: usize = 8192;
 const MAGIC: [u8; 8] = *b"RFHANDOV";
 const HEADER_BYTES: usize = 16;
 const SUM_BYTES: usize = 4;
-/// Bytes of a conventional configuration space.
-const CONFIG_BYTES: usize = 256;
 const MAX_DEVICES: usize = 8;
 /// A virtio-iommu whose requests are written down.
 const RECORDED: u8 = 6;
-const MAX_QUEUES: usize = 64;
-const MAX_VECTORS: usize = MAX_QUEUES + 1;
+/// A disk, by its kind.
+const DISKS: [(u8, DiskKind); 3] = [
+    (5, DiskKind::Plain),
+    (7, DiskKind::Assigned),
+    (8, DiskKind::Apart),
+];
 
 /// All of one process's devices.
 #[derive(Debug)]
@@ -90,7 +90,20 @@ pub enum Own {
         read_only: bool,
         /// Its size as the driver knows it.
         sectors: u64,
+        /// How it reaches the guest's memory.
+        kind: DiskKind,
     },
+}
+
+/// How a disk reaches the guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskKind {
+    /// Software translates for it, or nothing does.
+    Plain,
+    /// The model of the hardware translates its accesses. Tables, frames and what the hardware remembers are the host's, and made anew.
+    Assigned,
+    /// It is a process of its own, which has what is mapped for it. The process, and its confinement, are the host's, and made anew.
+    Apart,
 }
 
 /// What the para-virtual IOMMU has.
@@ -111,6 +124,10 @@ impl Own {
             Self::Iommu {
                 record: Some(_), ..
             } => RECORDED,
+            Self::Blk { kind, .. } => {
+                let known = DISKS.iter().find(|(_, known)| known == kind);
+                known.map_or(0, |(number, _)| *number)
+            }
             _ => self.number(),
         }
     }
@@ -125,79 +142,6 @@ impl Own {
             Self::Blk { .. } => 5,
         }
     }
-}
-
-/// The registers of a function.
-#[derive(Debug)]
-pub struct FunctionState {
-    /// Configuration space.
-    pub config: [u8; CONFIG_BYTES],
-    /// Interrupt status.
-    pub isr: u8,
-    /// The descriptors of the vectors.
-    pub vectors: Vec<Option<OwnedFd>>,
-    /// Virtio's own.
-    pub common: CommonState,
-}
-
-/// The common configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CommonState {
-    /// Features that are offered.
-    pub offered: u64,
-    /// And those the driver accepted.
-    pub accepted: u64,
-    /// Which half of the first is read.
-    pub offered_select: u32,
-    /// Which half of the second is written.
-    pub accepted_select: u32,
-    /// Vector of changes of the configuration.
-    pub config_vector: u16,
-    /// Status.
-    pub status: u8,
-    /// The queue whose registers are seen.
-    pub selected: u16,
-    /// The queues.
-    pub queues: Vec<QueueSlot>,
-}
-
-/// A queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueSlot {
-    /// Its registers and how far the device is in its rings.
-    pub queue: QueueState,
-    /// Its vector.
-    pub vector: u16,
-    /// There is work left that nobody will ring for.
-    pub unfinished: bool,
-}
-
-/// A client's conversation.
-#[derive(Debug)]
-pub struct SessionState {
-    /// Its socket.
-    pub stream: OwnedFd,
-    /// The version was agreed on.
-    pub agreed: bool,
-    /// The part of a message that was read,
-    pub bytes: Vec<u8>,
-    /// the descriptors that came with it,
-    pub fds: Vec<OwnedFd>,
-    /// and whether there were more than a message may have.
-    pub too_many_fds: bool,
-    /// The guest's memory.
-    pub ranges: Vec<RangeState>,
-}
-
-/// A range of the guest's memory.
-#[derive(Debug)]
-pub struct RangeState {
-    /// Guest-physical.
-    pub range: IovaRange,
-    /// Offset in the file.
-    pub offset: u64,
-    /// The file; none: the range is out of reach.
-    pub file: Option<OwnedFd>,
 }
 
 impl Handed {
@@ -307,6 +251,7 @@ impl HandedDevice {
                 file,
                 read_only,
                 sectors,
+                kind: _,
             } => {
                 out.fd(file);
                 out.flag(read_only);
@@ -339,16 +284,18 @@ impl HandedDevice {
             }),
             3 => Own::Rng,
             4 => Own::Net(Box::new(NetState::decode(input)?)),
-            5 => Own::Blk {
-                file: input.fd()?,
-                read_only: input.flag()?,
-                sectors: input.u64()?,
-            },
-            kind => {
-                return Err(StateError::BadValue {
+            number => {
+                let known = DISKS.iter().find(|(known, _)| *known == number);
+                let (_, kind) = known.ok_or(StateError::BadValue {
                     what: "kind of device",
-                    value: kind.into(),
-                });
+                    value: number.into(),
+                })?;
+                Own::Blk {
+                    file: input.fd()?,
+                    read_only: input.flag()?,
+                    sectors: input.u64()?,
+                    kind: *kind,
+                }
             }
         };
         Ok(Self {
@@ -361,157 +308,6 @@ impl HandedDevice {
                 None
             },
             requests: input.u64()?,
-        })
-    }
-}
-
-impl FunctionState {
-    fn encode(self, out: &mut Writer) {
-        out.bytes.extend(self.config);
-        out.u8(self.isr);
-        out.count(self.vectors.len());
-        self.vectors.into_iter().for_each(|fd| out.maybe_fd(fd));
-        self.common.encode(out);
-    }
-
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        Ok(Self {
-            config: input.take()?,
-            isr: input.u8()?,
-            vectors: (0..input.count("vectors", MAX_VECTORS)?)
-                .map(|_| input.maybe_fd())
-                .collect::<Result<_, _>>()?,
-            common: CommonState::decode(input)?,
-        })
-    }
-}
-
-impl CommonState {
-    fn encode(&self, out: &mut Writer) {
-        out.u64(self.offered);
-        out.u64(self.accepted);
-        out.u32(self.offered_select);
-        out.u32(self.accepted_select);
-        out.u16(self.config_vector);
-        out.u8(self.status);
-        out.u16(self.selected);
-        out.count(self.queues.len());
-        for slot in &self.queues {
-            let queue = &slot.queue;
-            for short in [
-                queue.max_size,
-                queue.size,
-                queue.next_avail,
-                queue.next_used,
-                slot.vector,
-            ] {
-                out.u16(short);
-            }
-            for long in [queue.desc_table, queue.avail_ring, queue.used_ring] {
-                out.u64(long);
-            }
-            out.flag(queue.ready);
-            out.flag(queue.event_idx_enabled);
-            out.flag(slot.unfinished);
-        }
-    }
-
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        Ok(Self {
-            offered: input.u64()?,
-            accepted: input.u64()?,
-            offered_select: input.u32()?,
-            accepted_select: input.u32()?,
-            config_vector: input.u16()?,
-            status: input.u8()?,
-            selected: input.u16()?,
-            queues: (0..input.count("queues", MAX_QUEUES)?)
-                .map(|_| QueueSlot::decode(input))
-                .collect::<Result<_, _>>()?,
-        })
-    }
-}
-
-impl QueueSlot {
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        let [max_size, size, next_avail, next_used, vector] = [
-            input.u16()?,
-            input.u16()?,
-            input.u16()?,
-            input.u16()?,
-            input.u16()?,
-        ];
-        let [desc_table, avail_ring, used_ring] = [input.u64()?, input.u64()?, input.u64()?];
-        Ok(Self {
-            queue: QueueState {
-                max_size,
-                next_avail,
-                next_used,
-                size,
-                desc_table,
-                avail_ring,
-                used_ring,
-                ready: input.flag()?,
-                event_idx_enabled: input.flag()?,
-            },
-            vector,
-            unfinished: input.flag()?,
-        })
-    }
-}
-
-impl SessionState {
-    fn encode(self, out: &mut Writer) {
-        out.fd(self.stream);
-        out.flag(self.agreed);
-        out.blob(&self.bytes);
-        out.count(self.fds.len());
-        self.fds.into_iter().for_each(|fd| out.fd(fd));
-        out.flag(self.too_many_fds);
-        out.count(self.ranges.len());
-        for range in self.ranges {
-            out.u64(range.range.start().get());
-            out.u64(range.range.bytes());
-            out.u64(range.offset);
-            out.maybe_fd(range.file);
-        }
-    }
-
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        Ok(Self {
-            stream: input.fd()?,
-            agreed: input.flag()?,
-            bytes: input.blob("bytes of a message", MAX_MESSAGE_BYTES)?,
-            fds: (0..input.count("descriptors of a message", MAX_FDS)?)
-                .map(|_| input.fd())
-                .collect::<Result<_, _>>()?,
-            too_many_fds: input.flag()?,
-            ranges: (0..input.count("ranges", MAX_RANGES)?)
-                .map(|_| RangeState::decode(input))
-                .collect::<Result<_, _>>()?,
-        })
-    }
-}
-
-impl RangeState {
-    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
-        let (start, bytes) = (input.u64()?, input.u64()?);
-        let range = IovaRange::new(Iova::new(start), bytes);
-        let range = range.ok_or(StateError::BadValue {
-            what: "bytes of a range",
-            value: bytes,
-        })?;
-        let (offset, file) = (input.u64()?, input.maybe_fd()?);
-        if file.is_none() && offset != 0 {
-            return Err(StateError::BadValue {
-                what: "offset of a range without a file",
-                value: offset,
-            });
-        }
-        Ok(Self {
-            range,
-            offset,
-            file,
         })
     }
 }

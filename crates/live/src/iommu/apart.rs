@@ -29,16 +29,27 @@ impl Apart {
         self.endpoints.get_mut(&endpoint)
     }
 
-    /// The endpoint has these mappings and no others.
-    pub(super) fn attach(&mut self, endpoint: EndpointId, mappings: &[Mapping]) {
+    /// The endpoint has these mappings and no others. What has no room is not there, and faults.
+    ///
+    /// # Errors
+    /// There was no room for one.
+    pub(super) fn attach(
+        &mut self,
+        endpoint: EndpointId,
+        mappings: &[Mapping],
+    ) -> Result<(), SinkError> {
         let Some(grants) = self.endpoints.get_mut(&endpoint) else {
-            return;
+            return Ok(());
         };
         grants.unmap_all();
+        let mut whole = Ok(());
         for mapping in mappings {
-            // What has no room is not there, and faults.
-            let _ = grants.map(mapping.iova, mapping.physical, mapping.permissions);
+            let granted = grants.map(mapping.iova, mapping.physical, mapping.permissions);
+            if granted == Err(GrantError::NoRoom) {
+                whole = Err(SinkError::OutOfMemory);
+            }
         }
+        whole
     }
 
     /// A mapping for all endpoints of the domain, or none.

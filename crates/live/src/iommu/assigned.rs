@@ -22,18 +22,30 @@ impl Assigned {
         self.endpoints.contains_key(&endpoint)
     }
 
-    /// The endpoint reaches these mappings and no others.
-    pub(super) fn attach(&mut self, endpoint: EndpointId, mappings: &[Mapping]) {
+    /// The endpoint reaches these mappings and no others. What has no room is not there, and faults.
+    ///
+    /// # Errors
+    /// There was no room for one.
+    pub(super) fn attach(
+        &mut self,
+        endpoint: EndpointId,
+        mappings: &[Mapping],
+    ) -> Result<(), SinkError> {
         let Some(table) = self.endpoints.get_mut(&endpoint) else {
-            return;
+            return Ok(());
         };
         table.detach();
         table.unmap_all();
+        let mut whole = Ok(());
         for mapping in mappings {
-            // What has no room is not there, and faults.
-            let _ = table.map(mapping.iova, mapping.physical.get(), mapping.permissions);
+            let mapped = table.map(mapping.iova, mapping.physical.get(), mapping.permissions);
+            // What is no memory is nowhere else either.
+            if let Err(Unmapped::NoRoom | Unmapped::Failed) = mapped {
+                whole = Err(SinkError::OutOfMemory);
+            }
         }
         table.attach();
+        whole
     }
 
     /// The endpoint reaches nothing.

@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ringfence_softiommu::{IommuError, IommuSink, Limits};
 use ringfence_types::{DeviceId, Iova, IovaRange};
 use ringfence_virtio_iommu::{
-    Denied, Device, EndpointError, EndpointId, Options, Reserved, ReservedKind, SnapshotError,
+    Denied, Device, EndpointError, EndpointId, Options, Reserved, ReservedKind, SinkError,
+    SnapshotError,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
@@ -199,9 +200,15 @@ impl Iommu {
     /// Takes over what another process's IOMMU held. All endpoints have been added, and the guest's memory is here.
     ///
     /// # Errors
-    /// Nothing of it was taken over.
+    /// It is not to be used.
     pub(crate) fn restore(&self, snapshot: &[u8]) -> Result<(), SnapshotError> {
-        self.unit().restore(snapshot)
+        let mut unit = self.unit();
+        unit.restore(snapshot)?;
+        // Where it was, all of it was reached.
+        if unit.sink().is_short() {
+            return Err(SnapshotError::Sink(SinkError::OutOfMemory));
+        }
+        Ok(())
     }
 
     /// Whether these are the features that the driver has accepted, those of the transport aside.

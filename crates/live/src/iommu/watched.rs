@@ -25,6 +25,8 @@ pub(crate) struct Watched<M> {
     pub(super) assigned: Assigned,
     attached: BTreeMap<EndpointId, DomainId>,
     gone: VecDeque<(DomainId, IovaRange)>,
+    /// An endpoint was attached to more than its device has room for.
+    short: bool,
 }
 
 impl<M> Watched<M> {
@@ -35,7 +37,13 @@ impl<M> Watched<M> {
             assigned: Assigned::default(),
             attached: BTreeMap::new(),
             gone: VecDeque::new(),
+            short: false,
         }
+    }
+
+    /// Whether an endpoint lacks mappings of its domain, for want of room: such accesses fault.
+    pub(super) fn is_short(&self) -> bool {
+        self.short
     }
 
     /// Whether an access was stopped at an address whose mapping was taken away.
@@ -74,8 +82,9 @@ impl<M> Sink for Watched<M> {
         self.inner
             .attach(endpoint, domain, &mut mappings.iter().copied())?;
         self.attached.insert(endpoint, domain);
-        self.apart.attach(endpoint, &mappings);
-        self.assigned.attach(endpoint, &mappings);
+        let apart = self.apart.attach(endpoint, &mappings);
+        let assigned = self.assigned.attach(endpoint, &mappings);
+        self.short |= apart.is_err() || assigned.is_err();
         Ok(())
     }
 
@@ -92,7 +101,8 @@ impl<M> Sink for Watched<M> {
     fn block(&mut self, endpoint: EndpointId) {
         self.inner.block(endpoint);
         self.attached.remove(&endpoint);
-        self.apart.attach(endpoint, &[]);
+        // Of nothing there is not too much.
+        let _ = self.apart.attach(endpoint, &[]);
         self.assigned.block(endpoint);
     }
 

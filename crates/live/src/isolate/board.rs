@@ -1,4 +1,5 @@
-//! The memory that the daemon writes and the process reads: the calls that the mapping thread is to make, and the I/O page table.
+//! The memory that the daemon writes and the process reads: the calls that the mapping thread is to make, whether the device may work, and the I/O page
+//! table.
 //!
 //! The process has it for reading only, and without its descriptor.
 #![allow(unsafe_code)]
@@ -23,7 +24,10 @@ pub(super) const ROOT: PhysAddr = PhysAddr::new(8192);
 const TABLES: u64 = 4096;
 const BYTES: u64 = ROOT.get() + TABLES * PAGE;
 
-const _: () = assert!((BATCH * CALL_WORDS * 8) as u64 <= ROOT.get());
+/// The word before the tables: the device's terms as master of the bus, each of which has an odd number.
+const TERM: usize = (ROOT.get() / 8) as usize - 1;
+
+const _: () = assert!(BATCH * CALL_WORDS <= TERM);
 
 /// The memory, in one process or the other.
 #[derive(Debug)]
@@ -89,6 +93,21 @@ impl Board {
             number: number.load(Ordering::Acquire).cast_signed(),
             arguments,
         })
+    }
+
+    /// The device may work, or is to leave what it has in hand as if it had not begun.
+    pub(super) fn set_master(&self, master: bool) {
+        if let Some(term) = self.all().get(TERM) {
+            let number = term.load(Ordering::Relaxed);
+            let change = u64::from((number % 2 == 1) != master);
+            term.store(number.wrapping_add(change), Ordering::Release);
+        }
+    }
+
+    /// The number of the device's term, if it has one.
+    pub(super) fn term(&self) -> Option<u64> {
+        let number = self.all().get(TERM)?.load(Ordering::Acquire);
+        (number % 2 == 1).then_some(number)
     }
 
     /// Forgets all tables; their memory is zero and not there.

@@ -11,21 +11,24 @@ use ringfence_types::DeviceId;
 use ringfence_virtio_iommu::DeniedReason;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use virtio_queue::Queue;
+use virtio_queue::{Queue, QueueT};
 
+use super::grants::{Grants, Undead};
 use super::process::Link;
 use super::supervisor::Breach;
-use super::wire::{MAX_BYTES, Order, Report};
+use super::wire::{MAX_BYTES, Order, Place, Report};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::errant::Tried;
-use crate::handover::{Own, Unmovable};
+use crate::handover::{DiskKind, Own, Unmovable};
 use crate::iommu::Behind;
 use crate::virtio::blk::{Blk, TooLong};
-use crate::virtio::{Awaited, Device, QueueBroken, Turn};
+use crate::virtio::{Awaited, Device, QueueBroken, StillMaster, Turn};
 
 /// A process that has not forgotten its rings by then is ended.
 const RESET_WITHIN: Duration = Duration::from_secs(5);
+/// One that has not left its work by then has it taken away. QEMU waits five seconds for the answer to a write.
+const LEFT_WITHIN: Duration = Duration::from_secs(2);
 /// Most messages that are heard at a time.
 const HEARD_AT_ONCE: usize = 64;
 
@@ -52,8 +55,8 @@ struct Lane {
     round: u64,
     /// The driver rang meanwhile.
     rung: bool,
-    /// What became of the last turn.
-    over: Option<Turn>,
+    /// What became of the last turn, and where it has ended.
+    over: Option<(Turn, Place)>,
     broken: bool,
 }
 
@@ -67,6 +70,8 @@ pub struct Front {
     lanes: Vec<Lane>,
     resetting: bool,
     ended: bool,
+    /// It was told to, for tests.
+    misbehaves: bool,
     tell: Tell,
     counters: Arc<DeviceCounters>,
 }
@@ -90,6 +95,7 @@ impl Front {
         let lanes = vec![Lane::default(); disk.queue_sizes().len()];
         Self {
             disk,
+            misbehaves: link.errant > 0,
             link,
             iommu,
             device,
@@ -151,6 +157,33 @@ impl Front {
         true
     }
 
+    /// Hears it until it has said enough, or has ended. False if it has not by then.
+    fn hear_until(&mut self, deadline: Instant, enough: impl Fn(&Self) -> bool) -> bool {
+        while !enough(self) && !self.ended {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let limit = Timespec::try_from(left).ok();
+            let mut ready = [PollFd::new(&self.link.socket, PollFlags::IN)];
+            // Whoever never stops talking is not listened to for ever.
+            if left.is_zero() || poll(&mut ready, limit.as_ref()) == Ok(0) {
+                return false;
+            }
+            self.hear();
+        }
+        true
+    }
+
+    /// Waits for turns that are under way. False if one is not over by then.
+    fn end_turns(&mut self, until: Instant) -> bool {
+        let ended = self.hear_until(until, Self::is_idle);
+        for lane in &mut self.lanes {
+            if let Some((turn, _)) = &mut lane.over {
+                // Whoever rang meanwhile does not ring again.
+                turn.more |= std::mem::take(&mut lane.rung);
+            }
+        }
+        ended
+    }
+
     /// Takes what the process says. None if it may not say that now.
     fn take(&mut self, report: Report) -> Option<()> {
         match report {
@@ -158,10 +191,11 @@ impl Front {
                 index,
                 round,
                 turn,
+                at,
                 counted,
             } => {
                 let lane = self.working_lane(index, round)?;
-                lane.over = Some(turn);
+                lane.over = Some((turn, at));
                 self.counters.add_all(&counted);
             }
             Report::Broken { index, round } => self.working_lane(index, round)?.broken = true,
@@ -228,9 +262,30 @@ impl Device for Front {
         self.order(&Order::Begin { features });
     }
 
-    /// The process answers to this one, and to the grants that only this one keeps.
+    /// What the process knows beside the rings stands in the registers: its requests are done, and its grants are the IOMMU's state. One that was ended
+    /// goes as well: its driver is asked to begin again, elsewhere with another process.
     fn save(&self) -> Result<Own, Unmovable> {
-        Err(Unmovable::Keeps("a disk in a process of its own"))
+        if self.misbehaves {
+            return Err(Unmovable::Keeps("a disk that misbehaves"));
+        }
+        // Nor is one over that its queue does not know of.
+        if !self.is_idle() || self.lanes.iter().any(|lane| lane.over.is_some()) {
+            return Err(Unmovable::Keeps("a disk in the middle of a turn"));
+        }
+        let mut own = self.disk.save()?;
+        if let Own::Blk { kind, .. } = &mut own {
+            *kind = DiskKind::Apart;
+        }
+        Ok(own)
+    }
+
+    fn stand_still(&mut self, until: Instant) -> bool {
+        self.end_turns(until)
+    }
+
+    /// The process is dead when this returns true, and reaches nothing.
+    fn leave(&mut self) -> bool {
+        self.link.life.end()
     }
 
     /// When it returns the process has let go of its rings, or is to be dead.
@@ -240,16 +295,9 @@ impl Device for Front {
         if self.resetting {
             self.order(&Order::Reset);
         }
-        let deadline = Instant::now() + RESET_WITHIN;
         // A turn that is under way ends first, and is of no interest any more.
-        while self.resetting && !self.ended {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let limit = Timespec::try_from(left).ok();
-            let mut ready = [PollFd::new(&self.link.socket, PollFlags::IN)];
-            match poll(&mut ready, limit.as_ref()) {
-                Ok(0) => self.end(&Breach::Late),
-                _ => drop(self.hear()),
-            }
+        if !self.hear_until(Instant::now() + RESET_WITHIN, |front| !front.resetting) {
+            self.end(&Breach::Late);
         }
         for lane in &mut self.lanes {
             *lane = Lane {
@@ -257,6 +305,21 @@ impl Device for Front {
                 broken: self.ended,
                 ..Lane::default()
             };
+        }
+    }
+
+    fn take_bus(&mut self) {
+        self.iommu.with_grants(self.device, Grants::release);
+    }
+
+    /// Asks first, so that no access is made in part; then what is mapped is gone, whoever the process listens to.
+    fn leave_bus(&mut self) -> Result<(), StillMaster> {
+        self.iommu
+            .with_grants(self.device, |grants| grants.call_off());
+        self.end_turns(Instant::now() + LEFT_WITHIN);
+        match self.iommu.with_grants(self.device, Grants::hold) {
+            Some(Err(Undead)) => Err(StillMaster),
+            _ => Ok(()),
         }
     }
 
@@ -296,7 +359,12 @@ impl Device for Front {
             lane.told = false;
             return Err(broken());
         }
-        let over = lane.over.take();
+        let over = lane.over.take().map(|(turn, at)| {
+            // For another process, if one is to go on.
+            queue.set_next_avail(at.next_available);
+            queue.set_next_used(at.next_used);
+            turn
+        });
         if lane.working {
             lane.rung = true;
             return Ok(Turn::default());

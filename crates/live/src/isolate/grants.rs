@@ -58,8 +58,16 @@ struct Grant {
     physical: PhysAddr,
     permissions: Permissions,
     range: IovaRange,
-    /// Where its pages appear: those of them that are memory.
-    parts: Vec<(IovaRange, Window)>,
+    /// Those of its pages that are memory.
+    parts: Vec<Placed>,
+}
+
+/// Where pages appear, and the call that has them do so.
+#[derive(Debug)]
+struct Placed {
+    range: IovaRange,
+    window: Window,
+    call: Call,
 }
 
 /// Memory of the guest in a file.
@@ -79,6 +87,8 @@ pub struct Grants {
     taken: BTreeMap<u64, Window>,
     granted: BTreeMap<Iova, Grant>,
     pending: Vec<Call>,
+    /// The device's function is no master of the bus: the process has none of it.
+    held: bool,
     memory: GuestMemoryMmap,
     /// Which files the process has, by device and inode.
     files: Vec<(u64, u64)>,
@@ -98,6 +108,7 @@ impl Grants {
             taken: BTreeMap::new(),
             granted: BTreeMap::new(),
             pending: Vec::new(),
+            held: true,
             memory: GuestMemoryMmap::default(),
             files: Vec::new(),
             life: Arc::clone(supervisor.life()),
@@ -144,9 +155,9 @@ impl Grants {
             if let Err(error) = self.map_part(&mut grant, &part) {
                 // Nothing of it was asked of the process yet.
                 self.pending.truncate(before);
-                for (range, window) in &grant.parts {
-                    self.clear(range);
-                    self.taken.remove(&window.start);
+                for part in &grant.parts {
+                    self.clear(&part.range);
+                    self.taken.remove(&part.window.start);
                 }
                 return Err(error);
             }
@@ -178,14 +189,21 @@ impl Grants {
         let mapped = self.table.map(&*self.board, &*self.board, request);
         mapped.map_err(|_| GrantError::NoRoom)?;
         self.taken.insert(window.start, window);
-        grant.parts.push((range, window));
-        self.pending.push(Call::grant(
+        let call = Call::grant(window, part.file, part.offset, grant.permissions);
+        grant.parts.push(Placed {
+            range,
             window,
-            part.file,
-            part.offset,
-            grant.permissions,
-        ));
+            call,
+        });
+        self.ask(call);
         Ok(())
+    }
+
+    /// Has a call made with the next ones, unless none of it is in the process anyway.
+    fn ask(&mut self, call: Call) {
+        if !self.held {
+            self.pending.push(call);
+        }
     }
 
     /// The files behind a guest-physical range, where it is memory.
@@ -247,11 +265,11 @@ impl Grants {
         let Some(grant) = self.granted.remove(&iova) else {
             return;
         };
-        for (range, window) in grant.parts {
+        for Placed { range, window, .. } in grant.parts {
             // First the table: a device that looks from now on finds nothing, and does not fault.
             self.clear(&range);
             self.taken.remove(&window.start);
-            self.pending.push(Call::revoke(window));
+            self.ask(Call::revoke(window));
         }
     }
 
@@ -263,9 +281,9 @@ impl Grants {
     /// Takes everything away.
     pub fn unmap_all(&mut self) {
         for grant in std::mem::take(&mut self.granted).into_values() {
-            for (_, window) in grant.parts {
+            for Placed { window, .. } in grant.parts {
                 self.taken.remove(&window.start);
-                self.pending.push(Call::revoke(window));
+                self.ask(Call::revoke(window));
             }
         }
         let anew = self
@@ -277,6 +295,37 @@ impl Grants {
             // Without a table it can go no further.
             Err(error) => self.ended(Breach::Io(error)),
         }
+    }
+
+    /// Has the device leave what it has in hand as if it had not begun, and begin nothing else. It does so soon, if it keeps the rules.
+    pub fn call_off(&self) {
+        self.board.set_master(false);
+    }
+
+    /// Takes all of it out of the process's reach until [`release`](Self::release), whatever the device does. Mappings come and go meanwhile as before. So
+    /// it begins.
+    ///
+    /// # Errors
+    /// [`Undead`]. To be called again.
+    pub fn hold(&mut self) -> Result<(), Undead> {
+        self.call_off();
+        if !std::mem::replace(&mut self.held, true) {
+            let parts = self.granted.values().flat_map(|grant| &grant.parts);
+            self.pending
+                .extend(parts.map(|part| Call::revoke(part.window)));
+        }
+        self.settle()
+    }
+
+    /// The process has what is mapped, and the device may work.
+    pub fn release(&mut self) {
+        if std::mem::replace(&mut self.held, false) {
+            let parts = self.granted.values().flat_map(|grant| &grant.parts);
+            self.pending.extend(parts.map(|part| part.call));
+            // Whoever does not obey is dead or dying, and has nothing that it did not have before.
+            let _ = self.settle();
+        }
+        self.board.set_master(true);
     }
 
     /// The guest's memory is another one now: what was granted of the old one goes, and comes anew from this one.

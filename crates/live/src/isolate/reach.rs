@@ -59,6 +59,10 @@ struct Inner {
     /// Bytes of it that are in somebody's hands.
     lent: Cell<usize>,
     stopped: Cell<Option<Stopped>>,
+    /// The term in which the turn began, if it began in one,
+    term: Option<u64>,
+    /// and whether that has ended before the turn.
+    cut: Cell<bool>,
     /// For tests: a device that keeps what it was once told.
     past: Option<RefCell<BTreeMap<u64, u64>>>,
     use_past: bool,
@@ -86,11 +90,19 @@ impl Reach {
                 bounce: bounce.map_err(io::Error::other)?,
                 lent: Cell::new(0),
                 stopped: Cell::new(None),
+                term: None,
+                cut: Cell::new(false),
                 past: keep.then(RefCell::default),
                 use_past: false,
             },
             tell: Box::new(tell),
         })
+    }
+
+    /// The device is told to work.
+    pub(super) fn begin_turn(&mut self) {
+        self.inner.term = self.inner.board.term();
+        self.inner.cut.set(false);
     }
 
     /// Where `iova` appears.
@@ -107,8 +119,13 @@ impl Dma for Reach {
 
     fn with<R>(&mut self, access: impl FnOnce(&View<'_>) -> R) -> R {
         self.inner.lent.set(0);
+        self.inner.look_at_the_term();
         let result = access(&View { inner: &self.inner });
         if let Some(stopped) = self.inner.stopped.take() {
+            // What the daemon has taken away because the term ended is no fault of the device's.
+            if self.inner.look_at_the_term() {
+                return result;
+            }
             (self.tell)(&Report::Stopped {
                 iova: stopped.iova,
                 access: stopped.access,
@@ -116,6 +133,10 @@ impl Dma for Reach {
             });
         }
         result
+    }
+
+    fn cut_short(&self) -> bool {
+        self.inner.cut.get()
     }
 
     /// The daemon's to tell.
@@ -127,7 +148,21 @@ impl Dma for Reach {
 }
 
 impl Inner {
+    /// Whether the turn is cut short: the device has not been master of the bus all the time.
+    fn look_at_the_term(&self) -> bool {
+        let lasts = self.term.is_some() && self.term == self.board.term();
+        self.cut.set(self.cut.get() || !lasts);
+        self.cut.get()
+    }
+
     fn place(&self, iova: Iova, access: Access) -> Result<u64, Stopped> {
+        if self.cut.get() && !self.use_past {
+            return Err(Stopped {
+                iova,
+                access,
+                permission: false,
+            });
+        }
         let found = walk(
             &FORMAT,
             self.board,

@@ -11,7 +11,7 @@ use virtio_queue::{Queue, QueueT};
 use super::board::Board;
 use super::process::{receive_with, send_with};
 use super::reach::Reach;
-use super::wire::{MAX_BYTES, Order, Report};
+use super::wire::{MAX_BYTES, Order, Place, Report};
 use super::{copy, filter, mapper, sys};
 use crate::caps::{Caps, Complaints};
 use crate::counters::DeviceCounters;
@@ -144,8 +144,17 @@ impl Simulator {
     ///
     /// # Errors
     /// None; it ends the process.
-    pub fn serve(mut self) -> io::Result<()> {
+    pub fn serve(self) -> io::Result<()> {
+        self.serve_after(|_| ())
+    }
+
+    /// The same, with something else to do before each order.
+    ///
+    /// # Errors
+    /// None; it ends the process.
+    pub fn serve_after(mut self, before: impl Fn(&Blk)) -> io::Result<()> {
         while let Some(order) = self.next() {
+            before(&self.disk);
             self.obey(order);
         }
         sys::end(0)
@@ -162,6 +171,7 @@ impl Simulator {
                 descriptors,
                 available,
                 used,
+                at,
             } => {
                 let Some(queue) = self.queues.get_mut(usize::from(index)) else {
                     sys::end(1);
@@ -176,6 +186,8 @@ impl Simulator {
                 queue.set_avail_ring_address(low, high);
                 let (low, high) = halves(used);
                 queue.set_used_ring_address(low, high);
+                queue.set_next_avail(at.next_available);
+                queue.set_next_used(at.next_used);
                 queue.set_ready(true);
             }
             Order::Kick { index, round } => self.work(index, round),
@@ -192,11 +204,16 @@ impl Simulator {
         let Some(queue) = self.queues.get_mut(at) else {
             sys::end(1);
         };
+        self.reach.begin_turn();
         let report = match self.disk.process(at, queue, &mut self.reach) {
             Ok(turn) => Report::Turn {
                 index,
                 round,
                 turn,
+                at: Place {
+                    next_available: queue.next_avail(),
+                    next_used: queue.next_used(),
+                },
                 counted: self.counters.take(),
             },
             Err(_) => Report::Broken { index, round },

@@ -14,6 +14,13 @@ pub(super) const MAX_BYTES: usize = 8 * MAX_WORDS;
 /// Most classes of misbehaviour at a time.
 pub(super) const MAX_ERRANT: usize = 16;
 
+/// How far a device is in the rings of a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) next_available: u16,
+    pub(super) next_used: u16,
+}
+
 /// The daemon speaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Order {
@@ -36,6 +43,8 @@ pub(super) enum Order {
         descriptors: u64,
         available: u64,
         used: u64,
+        /// How far another process was in its rings.
+        at: Place,
     },
     /// Work on a queue for a turn; the number comes back with what became of it.
     Kick { index: u16, round: u64 },
@@ -55,6 +64,7 @@ pub(super) enum Report {
         index: u16,
         round: u64,
         turn: Turn,
+        at: Place,
         counted: Vec<u64>,
     },
     /// The queue cannot be used any further.
@@ -104,6 +114,7 @@ impl Order {
                 descriptors,
                 available,
                 used,
+                at,
             } => vec![
                 3,
                 u64::from(*index),
@@ -112,6 +123,8 @@ impl Order {
                 *descriptors,
                 *available,
                 *used,
+                u64::from(at.next_available),
+                u64::from(at.next_used),
             ],
             Self::Kick { index, round } => vec![4, u64::from(*index), *round],
             Self::Reset => vec![5],
@@ -137,13 +150,24 @@ impl Order {
             [2, features] => Self::Begin {
                 features: *features,
             },
-            [3, index, size, event_index, descriptors, available, used] => Self::Queue {
+            [
+                3,
+                index,
+                size,
+                event_index,
+                descriptors,
+                available,
+                used,
+                next_available,
+                next_used,
+            ] => Self::Queue {
                 index: short(*index)?,
                 size: short(*size)?,
                 event_index: flag(*event_index)?,
                 descriptors: *descriptors,
                 available: *available,
                 used: *used,
+                at: place(*next_available, *next_used)?,
             },
             [4, index, round] => Self::Kick {
                 index: short(*index)?,
@@ -154,7 +178,7 @@ impl Order {
         })
     }
 
-    /// The registers of a queue.
+    /// The registers of a queue, and how far the device is in it.
     pub(super) fn queue(index: u16, state: &QueueState) -> Self {
         Self::Queue {
             index,
@@ -163,6 +187,10 @@ impl Order {
             descriptors: state.desc_table,
             available: state.avail_ring,
             used: state.used_ring,
+            at: Place {
+                next_available: state.next_avail,
+                next_used: state.next_used,
+            },
         }
     }
 }
@@ -176,10 +204,12 @@ impl Report {
                 index,
                 round,
                 turn,
+                at,
                 counted,
             } => {
                 let flags = [turn.interrupt, turn.more].map(u64::from);
                 let mut words = vec![3, u64::from(*index), *round, flags[0], flags[1]];
+                words.extend([at.next_available, at.next_used].map(u64::from));
                 words.extend(counted);
                 words
             }
@@ -210,13 +240,23 @@ impl Report {
         Some(match words.as_slice() {
             [1] => Self::Ready,
             [2] => Self::Confined,
-            [3, index, round, interrupt, more, counted @ ..] => Self::Turn {
+            [
+                3,
+                index,
+                round,
+                interrupt,
+                more,
+                next_available,
+                next_used,
+                counted @ ..,
+            ] => Self::Turn {
                 index: short(*index)?,
                 round: *round,
                 turn: Turn {
                     interrupt: flag(*interrupt)?,
                     more: flag(*more)?,
                 },
+                at: place(*next_available, *next_used)?,
                 counted: counted.to_vec(),
             },
             [4, index, round] => Self::Broken {
@@ -266,6 +306,13 @@ fn flag(word: u64) -> Option<bool> {
 
 fn short(word: u64) -> Option<u16> {
     u16::try_from(word).ok()
+}
+
+fn place(next_available: u64, next_used: u64) -> Option<Place> {
+    Some(Place {
+        next_available: short(next_available)?,
+        next_used: short(next_used)?,
+    })
 }
 
 fn way(access: Access) -> u64 {
@@ -318,6 +365,10 @@ mod tests {
             interrupt: true,
             more: false,
         };
+        let at = Place {
+            next_available: 7,
+            next_used: 6,
+        };
         let errant = Errant::Stray(Iova::new(0xdead_0000));
         for order in [
             Order::Setup {
@@ -334,6 +385,7 @@ mod tests {
                 descriptors: 0x1000,
                 available: 0x2000,
                 used: 0x3000,
+                at,
             },
             Order::Kick { index: 0, round: 9 },
             Order::Reset,
@@ -347,6 +399,7 @@ mod tests {
                 index: 0,
                 round: 9,
                 turn,
+                at,
                 counted: vec![1, 2, 3],
             },
             Report::Broken { index: 0, round: 9 },

@@ -33,7 +33,7 @@ pub enum Locked {
 
 impl MemoryRules {
     /// Whether `file` is the one that may be cut off.
-    pub(super) fn takes(&self, file: impl AsFd) -> bool {
+    pub(crate) fn takes(&self, file: impl AsFd) -> bool {
         // The client makes the file, so it is looked for now.
         let named = self
             .file

@@ -19,7 +19,7 @@ pub(crate) struct Identity {
 }
 
 /// The registers, and which bits of them can be written.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ConfigSpace {
     bytes: [u8; CONFIG_BYTES],
     writable: [u8; CONFIG_BYTES],
@@ -31,6 +31,8 @@ const STATUS_CAPABILITIES: u16 = 0x10;
 const COMMAND_WRITABLE: u16 = 0x0507;
 
 const COMMAND: usize = 0x04;
+/// Bus Master Enable, in the low byte of the command register.
+const BUS_MASTER_ENABLE: u8 = 1 << 2;
 const BAR0: usize = 0x10;
 const INTERRUPT_LINE: usize = 0x3c;
 const FIRST_CAPABILITY: usize = 0x40;
@@ -152,6 +154,12 @@ impl ConfigSpace {
 
     pub(crate) fn save(&self) -> [u8; CONFIG_BYTES] {
         self.bytes
+    }
+
+    /// The bit of the command register. Whoever acts on it asks for [`mastery`](Self::mastery).
+    pub(super) fn bus_master_enable(&self) -> bool {
+        let command = self.bytes.get(COMMAND).copied().unwrap_or(0);
+        command & BUS_MASTER_ENABLE != 0
     }
 
     /// Takes over what can be written; the rest has to be what it is here.

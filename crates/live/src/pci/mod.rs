@@ -2,5 +2,7 @@
 
 mod config;
 pub(crate) mod layout;
+mod master;
 
 pub(crate) use config::{CONFIG_BYTES, ConfigSpace, Identity, WINDOW_DATA};
+pub(crate) use master::{Gate, Mastery};

@@ -52,8 +52,7 @@ impl PvIommu {
         Self::with_assigned(devices, &[], HostOptimisations::Off, counters)
     }
 
-    /// The same, where the model of the hardware translates the accesses of those of `devices` that are also `assigned`. With any, the guest's pages have frames of
-    /// the host.
+    /// The same, where the model of the hardware translates the accesses of those of `devices` that are also `assigned`.
     ///
     /// # Errors
     /// The same, or if the host has no memory for tables.

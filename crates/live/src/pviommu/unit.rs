@@ -1,7 +1,6 @@
 //! The backend over the software IOMMU, a domain for each device, and over the model of the hardware, a table for each assigned one; and the guest's memory as
 //! its client shares it.
 
-mod assigned;
 mod frames;
 mod records;
 mod tables;
@@ -16,10 +15,9 @@ use ringfence_softiommu::{IommuError, Reader};
 use ringfence_types::{Access, DeviceId, Iova, IovaRange};
 use vm_memory::GuestMemoryMmap;
 
-use self::assigned::Assigned;
 pub(crate) use self::frames::GuestFrames;
 use self::tables::Domains;
-use crate::assigned::{Hardware, HostOptimisations, Memory};
+use crate::assigned::{Hardware, HostOptimisations, Memory, Tables};
 use crate::counters::DeviceCounters;
 use crate::isolate::Grants;
 
@@ -70,7 +68,7 @@ impl From<io::Error> for UnitError {
 
 /// The IOMMU behind its lock.
 pub(crate) struct Unit {
-    backend: Backend<Memory, Mixed<Assigned, Domains>>,
+    backend: Backend<Memory, Mixed<Tables, Domains>>,
     devices: Vec<DeviceId>,
     /// Those of them that are not assigned: what counts the slots of their domains.
     simulated: Vec<DeviceId>,
@@ -107,18 +105,12 @@ impl Unit {
                 Config::new(window, PAGES_MAX, id(devices.first()), id(devices.last())).ok()
             })
             .ok_or(UnitError::Config)?;
-        let hardware = match assigned.is_empty() {
-            true => None,
-            false => Some(Arc::new(Hardware::new(Arc::clone(counters))?)),
-        };
-        let memory = match &hardware {
-            Some(hardware) => Memory::on_demand(hardware, optimisations)?,
-            None => Memory::resident(),
-        };
-        let places = hardware.as_ref().map(|of| Arc::clone(of.places()));
-        let domains = Domains::new(&simulated, places)?;
+        // The second stage is the guest's: all of its devices are behind the same.
+        let hardware = Arc::new(Hardware::new(Arc::clone(counters))?);
+        let memory = Memory::on_demand(&hardware, optimisations)?;
+        let domains = Domains::new(&simulated, Arc::clone(hardware.places()))?;
         let sides = devices.iter().map(is_assigned);
-        let tables = Mixed::new(Assigned::new(hardware.as_ref(), &assigned)?, domains, sides);
+        let tables = Mixed::new(Tables::new(&hardware, &assigned)?, domains, sides);
         let ids = devices.iter().copied().map(devid);
         let backend = Backend::new(config, Limits::default(), ids, memory, tables);
         Ok(Self {
@@ -132,7 +124,9 @@ impl Unit {
 
     /// The hardware that translates the accesses of an assigned device.
     pub(super) fn hardware_of(&mut self, device: DeviceId) -> Option<Arc<Hardware>> {
-        self.backend.tables().assigned().hardware_of(device)
+        let tables = self.backend.tables().assigned();
+        let hardware = tables.has(device).then(|| tables.hardware());
+        hardware.map(Arc::clone)
     }
 
     fn domains(&mut self) -> &mut Domains {

@@ -18,7 +18,7 @@ use crate::caps::{Caps, Complaints};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::errant::Misbehaviour;
-use crate::handover::{Own, StateError, Unmovable};
+use crate::handover::{DiskKind, Own, StateError, Unmovable};
 use crate::wire::fields::{copy_part, u32_at, u64_at};
 
 /// Bytes of a sector, whatever the disk's blocks.
@@ -328,6 +328,7 @@ impl Device for Blk {
             file: self.file.try_clone()?.into(),
             read_only: self.read_only,
             sectors: self.sectors,
+            kind: DiskKind::Plain,
         })
     }
 

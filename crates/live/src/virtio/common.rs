@@ -184,6 +184,13 @@ impl Common {
         self.status |= NEEDS_RESET;
     }
 
+    /// There may be something to do in any queue that is in use.
+    pub(crate) fn look_at_all(&mut self) {
+        for slot in &mut self.slots {
+            slot.unfinished |= slot.queue.ready();
+        }
+    }
+
     fn selected(&self) -> Option<&Slot> {
         self.slots.get(usize::from(self.selected))
     }

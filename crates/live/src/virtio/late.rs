@@ -12,7 +12,7 @@ use rustix::time::{
 };
 use virtio_queue::Queue;
 
-use super::{Awaited, Device, QueueBroken, Turn};
+use super::{Awaited, Device, QueueBroken, StillMaster, Turn};
 use crate::dma::Dma;
 
 /// The device `D`, which waits for nothing itself, so much later.
@@ -81,6 +81,14 @@ impl<D: Device> Device for Late<D> {
     fn reset(&mut self) {
         (self.rung, self.due) = (None, None);
         self.device.reset();
+    }
+
+    fn take_bus(&mut self) {
+        self.device.take_bus();
+    }
+
+    fn leave_bus(&mut self) -> Result<(), StillMaster> {
+        self.device.leave_bus()
     }
 
     fn waits_for(&self) -> Option<Awaited<'_>> {

@@ -12,6 +12,7 @@ mod transport;
 mod turn;
 
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 use virtio_queue::Queue;
 
@@ -47,6 +48,10 @@ impl std::fmt::Display for QueueBroken {
 }
 
 impl std::error::Error for QueueBroken {}
+
+/// What does a device's work could not be stopped, and may still reach memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StillMaster;
 
 /// Something of the host's that a device waits for.
 #[derive(Clone, Copy, Debug)]
@@ -97,8 +102,30 @@ pub trait Device {
     /// Back to the beginning.
     fn reset(&mut self) {}
 
+    /// Its function may master the bus from now on. It begins without.
+    fn take_bus(&mut self) {}
+
+    /// Its function may not master the bus any more. While it may not, [`process`](Self::process) is not called, and when this returns `Ok` nobody else
+    /// that works for the device reaches memory. To be repeated does no harm.
+    ///
+    /// # Errors
+    /// [`StillMaster`]: somebody does.
+    fn leave_bus(&mut self) -> Result<(), StillMaster> {
+        Ok(())
+    }
+
     /// It will serve no more, here or in another process.
     fn end(&mut self) {}
+
+    /// Comes to the end of its turn if others work for it, by then; the next is not begun. False if it has not.
+    fn stand_still(&mut self, _until: Instant) -> bool {
+        true
+    }
+
+    /// Another process has the device from now on. When this returns true, nothing that works for it is left, or reaches anything.
+    fn leave(&mut self) -> bool {
+        true
+    }
 
     /// What to wait for, as long as the device has a use for it.
     fn waits_for(&self) -> Option<Awaited<'_>> {

@@ -1,16 +1,19 @@
 //! A virtio device as a PCI function.
 
+use std::time::Instant;
+
 use vm_memory::GuestMemoryMmap;
 
 use super::common::{Common, Effect};
 use super::{
     Awaited, Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, QueueBroken,
+    StillMaster,
 };
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::handover::{FunctionState, Own, StateError, Unmovable};
 use crate::irq::Vectors;
-use crate::pci::{ConfigSpace, Identity, WINDOW_DATA, layout};
+use crate::pci::{ConfigSpace, Gate, Identity, WINDOW_DATA, layout};
 use crate::server::Served;
 use crate::session::{CONFIG_REGION, ERROR_IRQ, Function, FunctionError, MSIX_IRQ, Region};
 use crate::wire::SetIrqs;
@@ -25,7 +28,7 @@ const DUE_AT_ONCE: usize = 64;
 #[derive(Debug)]
 pub struct VirtioPci<D, A> {
     device: D,
-    dma: A,
+    dma: Gate<A>,
     config: ConfigSpace,
     identity: Identity,
     common: Common,
@@ -57,7 +60,7 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         Self {
             common: Common::new(features, device.queue_sizes()),
             device,
-            dma,
+            dma: Gate::new(dma),
             config: ConfigSpace::new(&identity),
             identity,
             vectors: Vectors::new(identity.vectors),
@@ -70,6 +73,11 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
     /// The device itself.
     pub fn device(&mut self) -> &mut D {
         &mut self.device
+    }
+
+    /// Whether it may master the bus: whether its driver has set Bus Master Enable.
+    pub fn is_master(&self) -> bool {
+        self.config.mastery().is_some()
     }
 
     /// Goes on where another of the same kind was. What only the device has is there already.
@@ -91,14 +99,21 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         if self.common.begun() {
             self.device.resume(self.common.features());
         }
+        if self.is_master() {
+            self.device.take_bus();
+        }
         Ok(())
     }
 
-    /// Lets the device work on queue `index`, as when the driver rings.
+    /// Lets the device work on queue `index`, as when the driver rings, if it may master the bus.
     pub fn work(&mut self, index: usize) {
         if !self.common.running() {
             return;
         }
+        // Nothing is lost: who becomes master of the bus looks at every queue.
+        let Some(mastery) = self.config.mastery() else {
+            return;
+        };
         let Some(slot) = self.common.slots.get_mut(index) else {
             return;
         };
@@ -106,22 +121,34 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         if !virtio_queue::QueueT::ready(&slot.queue) {
             return;
         }
-        match self.device.process(index, &mut slot.queue, &mut self.dma) {
+        let dma = self.dma.open(mastery);
+        match self.device.process(index, &mut slot.queue, dma) {
             Ok(turn) => {
                 slot.unfinished = turn.more;
                 if turn.interrupt {
                     self.isr |= ISR_QUEUE;
                     self.counters.interrupts.add(1);
-                    self.vectors.signal(slot.vector);
+                    self.vectors.signal(slot.vector, mastery);
                 }
             }
-            Err(broken) => self.stop(broken),
+            // Nothing more can be done with the rings; the driver is told to begin again (virtio 1.2, section 2.1.2).
+            Err(broken) => {
+                self.broken = Some(broken);
+                self.counters.broken_queues.add(1);
+                self.common.needs_reset();
+                self.isr |= ISR_CONFIG;
+                self.vectors.signal(self.common.config_vector(), mastery);
+            }
         }
     }
 
     /// Works on what is due without a doorbell, for a turn.
     fn work_on_due(&mut self) {
         for _ in 0..DUE_AT_ONCE {
+            // What is due stays so.
+            if !self.is_master() {
+                break;
+            }
             let Some(index) = self.device.due() else {
                 break;
             };
@@ -129,13 +156,24 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
         }
     }
 
-    /// Nothing more can be done with the rings; the driver is told to begin again (virtio 1.2, section 2.1.2).
-    fn stop(&mut self, broken: QueueBroken) {
-        self.broken = Some(broken);
-        self.counters.broken_queues.add(1);
-        self.common.needs_reset();
-        self.isr |= ISR_CONFIG;
-        self.vectors.signal(self.common.config_vector());
+    /// Writes registers of the configuration space. When it returns `Ok` a function that is no master of the bus any more reaches nothing.
+    fn configure(&mut self, offset: usize, data: &[u8]) -> Result<(), FunctionError> {
+        let mut after = self.config.clone();
+        after.write(offset, data);
+        let (was, is) = (self.is_master(), after.mastery().is_some());
+        if was && !is {
+            let left = self.device.leave_bus();
+            left.map_err(|StillMaster| FunctionError::StillMaster)?;
+            // What became of the turn that it was in: that was before.
+            self.work_on_due();
+        }
+        self.config = after;
+        if is && !was {
+            self.device.take_bus();
+            // Whoever rang meanwhile rings no more.
+            self.common.look_at_all();
+        }
+        Ok(())
     }
 
     fn reset_device(&mut self) {
@@ -258,8 +296,7 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
             self.write_bar(window.offset, data);
             return Ok(());
         }
-        self.config.write(offset, data);
-        Ok(())
+        self.configure(offset, data)
     }
 
     fn set_irqs(&mut self, request: SetIrqs) -> Result<(), FunctionError> {
@@ -270,27 +307,39 @@ impl<D: Device, A: Dma> Function for VirtioPci<D, A> {
         self.dma.set_memory(memory);
     }
 
-    fn reset(&mut self) {
+    fn reset(&mut self) -> Result<(), FunctionError> {
         self.reset_device();
+        let left = self.device.leave_bus();
         self.config = ConfigSpace::new(&self.identity);
         self.vectors = Vectors::new(self.identity.vectors);
+        left.map_err(|StillMaster| FunctionError::StillMaster)
     }
 }
 
 impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
     fn save(&self) -> Result<(FunctionState, Own), Unmovable> {
-        self.dma.movable()?;
         let state = FunctionState {
             config: self.config.save(),
             isr: self.isr,
             vectors: self.vectors.save()?,
             common: self.common.save(),
         };
-        Ok((state, self.device.save()?))
+        Ok((state, self.dma.hand_over(self.device.save()?)?))
     }
 
     fn end(&mut self) {
         self.device.end();
+    }
+
+    fn stand_still(&mut self, until: Instant) -> bool {
+        let still = self.device.stand_still(until);
+        // What became of its turn.
+        self.work_on_due();
+        still
+    }
+
+    fn leave(&mut self) -> bool {
+        self.device.leave()
     }
 
     fn completed(&self) -> u64 {
@@ -298,18 +347,23 @@ impl<D: Device, A: Dma> Served for VirtioPci<D, A> {
     }
 
     fn waits_for(&self) -> Option<Awaited<'_>> {
-        // Whoever does not run has nowhere to put what comes.
-        self.common.running().then(|| self.device.waits_for())?
+        // Whoever does not run, or does not reach memory, has nowhere to put what comes.
+        let wants = self.common.running() && self.is_master();
+        wants.then(|| self.device.waits_for())?
     }
 
     fn came(&mut self) {
-        self.device.came();
-        self.work_on_due();
+        if self.is_master() {
+            self.device.came();
+            self.work_on_due();
+        }
     }
 
     fn unfinished(&self) -> bool {
         let slots = &self.common.slots;
-        self.common.running() && (self.device.busy() || slots.iter().any(|slot| slot.unfinished))
+        self.common.running()
+            && self.is_master()
+            && (self.device.busy() || slots.iter().any(|slot| slot.unfinished))
     }
 
     fn go_on(&mut self) {

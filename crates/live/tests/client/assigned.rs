@@ -8,7 +8,6 @@ use proptest::prelude::*;
 use ringfence_live::assigned::{AssignedDma, HostOptimisations};
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::pviommu::PvIommu;
-use ringfence_live::server::Served;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::rng::Rng;
 use ringfence_types::{DeviceId, Direction};
@@ -291,15 +290,6 @@ fn without_an_iommu_it_reaches_all_of_the_guest() {
     assert_eq!(client.map(0, RAM_BYTES / 2, 0, 3).errno, 0);
     assert_eq!(read(&mut client, 0xb000), 0);
     assert_eq!(read(&mut client, RAM_BYTES - 512), 1);
-}
-
-/// What translates it stays here: another process would translate it by software.
-#[test]
-fn it_is_not_handed_over() {
-    let mut guest = para(HostOptimisations::Off);
-    let saved = guest.disk.session.function().save();
-    let why = saved.err().map(|why| why.to_string());
-    assert!(why.unwrap().contains("the hardware translates"));
 }
 
 /// An access or a request, by number of page.

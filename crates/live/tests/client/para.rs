@@ -54,9 +54,18 @@ fn pages(start: u64, bytes: u64) -> impl Iterator<Item = u64> {
 impl<D: Device> Guest<D, Para> {
     /// With the device that `make` makes; its driver has yet to begin.
     pub(crate) fn behind_para(make: impl FnOnce(&PvIommu, Arc<DeviceCounters>) -> D) -> Self {
+        Self::behind_para_of(HostOptimisations::Off, make)
+    }
+
+    /// The same, of a host that does this in advance.
+    pub(crate) fn behind_para_of(
+        optimisations: HostOptimisations,
+        make: impl FnOnce(&PvIommu, Arc<DeviceCounters>) -> D,
+    ) -> Self {
         let counters = Arc::new(DeviceCounters::default());
         let id = DeviceId::new(DISK);
-        let shared = PvIommu::new(&[id], Arc::clone(&counters)).unwrap();
+        let shared = PvIommu::with_assigned(&[id], &[], optimisations, Arc::clone(&counters));
+        let shared = shared.unwrap();
         let own = Arc::new(DeviceCounters::default());
         let device = make(&shared, Arc::clone(&own));
         let disk = Client::new(device, shared.reader(id).unwrap(), true, own);
@@ -99,8 +108,13 @@ impl<D: Device, A: Dma> Guest<D, Para, A> {
 
     /// The IOMMU's driver begins, with an event queue.
     pub(crate) fn attach(&mut self) {
+        self.begin_para(0);
+    }
+
+    /// The same, with these features of the rings.
+    pub(crate) fn begin_para(&mut self, features: u64) {
         self.requests = 0;
-        self.iommu.negotiate(1);
+        self.iommu.negotiate(1 | features);
         self.iommu.poke(REQUESTS + 0x1000, &[0; 64]);
         self.iommu.enable(0, 16, REQUESTS);
         self.iommu.enable(1, 16, EVENT_QUEUE);

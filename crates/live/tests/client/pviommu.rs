@@ -43,6 +43,61 @@ fn what_is_mapped_is_reached_until_it_is_unmapped() {
     }
 }
 
+/// A device that software translates for is behind the same second stage: what finds a page, and when it gets a frame, is the host's affair.
+#[test]
+fn a_page_gets_a_frame_whoever_translates() {
+    for (host, hits) in HOSTS.into_iter().zip([0, 1]) {
+        let disk = |_: &_, counters| Blk::new(disk_file(), false, counters).unwrap();
+        frame_for_a_page(begun(Guest::behind_para_of(host, disk)), hits);
+        frame_for_a_page(begun(assigned(host)), hits);
+    }
+}
+
+/// Walks and finds through the pointer, frames and those that were waited for; `hits` of a map are the pointer's.
+fn frame_for_a_page<A: Dma>(mut guest: Guest<Blk, Para, A>, hits: u64) {
+    let now = |guest: &Guest<Blk, Para, A>| {
+        let host = &guest.iommu.counters;
+        (
+            (host.second_stage_walks.get(), host.last_table_hits.get()),
+            (host.frames.get(), host.frames_awaited.get()),
+        )
+    };
+    let data = 0xb000 + AWAY;
+    let begun = now(&guest);
+    // Rings, header and status, page by page.
+    let pages = (0xa000 - QUEUE) / PAGE;
+    assert_eq!(begun.1, (pages, pages * (1 - hits)));
+    assert!(begun.0.0 > 0 && (begun.0.1 > 0) == (hits > 0));
+    // Two addresses of a page, one frame; which stays when it is unmapped.
+    for (round, giova) in [data, data + PAGE, data].into_iter().enumerate() {
+        let before = now(&guest);
+        assert_eq!(guest.map(giova, PAGE, 0xb000, READ_WRITE), 0);
+        let after = now(&guest);
+        let new = u64::from(round == 0);
+        assert_eq!(
+            after.1,
+            (before.1.0 + new, before.1.1 + new * (1 - hits)),
+            "{round}"
+        );
+        assert_eq!(
+            after.0,
+            (before.0.0 + 1 - hits, before.0.1 + hits),
+            "{round}"
+        );
+        let count = round as u16 + 1;
+        assert_eq!(read(&mut guest, count, giova), Some(0));
+        assert_ne!(guest.disk.peek(0xb000, 512), vec![0; 512]);
+        guest.disk.poke(0xb000, &[0; 512]);
+        assert_eq!(now(&guest), after, "an access asks for none");
+        if giova == data {
+            assert_eq!(guest.unmap(giova, PAGE), 0);
+        }
+    }
+    // What is no memory has none.
+    assert_eq!(guest.map(data, PAGE, RAM_BYTES, READ_WRITE), 4);
+    assert_eq!(now(&guest).1.0, pages + 1);
+}
+
 fn reached_until_unmapped<A: Dma>(guest: Guest<Blk, Para, A>) {
     let mut guest = begun(guest);
     let data = 0xb000 + AWAY;

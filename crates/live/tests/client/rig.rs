@@ -175,8 +175,20 @@ impl<D: Device, A: Dma> Client<D, A> {
         self.read(CONFIG_REGION, offset, bytes).body[16..].to_vec()
     }
 
+    /// Sets or clears Bus Master Enable.
+    pub(crate) fn master(&mut self, on: bool) {
+        let command = [u8::from(on) << 2, 0];
+        assert_eq!(self.write(CONFIG_REGION, 4, &command).errno, 0);
+    }
+
     /// What a driver does before it begins, with these features beside `VERSION_1`.
     pub(crate) fn negotiate(&mut self, features: u64) {
+        self.master(true);
+        self.agree_on(features);
+    }
+
+    /// The same of a driver that forgets to enable bus mastering.
+    pub(crate) fn agree_on(&mut self, features: u64) {
         let features = features | 1 << 32;
         for status in [0, 1, 3] {
             self.set(0x14, &[status]);

@@ -6,10 +6,13 @@ use proptest::prelude::*;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
 use ringfence_live::iommu::Iommu;
+use ringfence_live::pviommu::PvIommu;
 use ringfence_live::server::Served;
 use ringfence_live::virtio::Device;
 use ringfence_live::virtio::iommu::IommuDevice;
+use ringfence_live::virtio::pviommu::PvIommuDevice;
 use ringfence_live::virtio::rng::Rng;
+use ringfence_types::DeviceId;
 
 use crate::rig::*;
 
@@ -70,6 +73,10 @@ fn a_ring_that_memory_ends_in_breaks_the_queue() {
     let counters = Arc::new(DeviceCounters::default());
     let iommu = Iommu::new(Arc::clone(&counters)).unwrap();
     let device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
+    ends(Client::new(device, iommu.memory(), false, counters));
+    let counters = Arc::new(DeviceCounters::default());
+    let iommu = PvIommu::new(&[DeviceId::new(0x20)], Arc::clone(&counters)).unwrap();
+    let device = PvIommuDevice::new(iommu.clone(), Arc::clone(&counters));
     ends(Client::new(device, iommu.memory(), false, counters));
     let counters = Arc::new(DeviceCounters::default());
     let rng = Rng::new(Arc::clone(&counters));

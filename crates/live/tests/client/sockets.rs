@@ -170,7 +170,12 @@ fn a_lost_stream_is_closed_and_the_next_client_served() {
 
 /// Writes a register of the BAR.
 fn set(stream: &mut UnixStream, offset: u64, data: &[u8]) {
-    let fixed = [longs(&[offset]), words(&[0, data.len() as u32])].concat();
+    write(stream, 0, offset, data);
+}
+
+/// Writes a register of a region.
+fn write(stream: &mut UnixStream, region: u32, offset: u64, data: &[u8]) {
+    let fixed = [longs(&[offset]), words(&[region, data.len() as u32])].concat();
     let body = [fixed, data.to_vec()].concat();
     stream
         .write_all(&encode(7, REGION_WRITE, 0, &body))
@@ -185,6 +190,8 @@ fn a_broken_queue_is_said_a_bounded_number_of_times() {
     let server = Server::new("broken");
     let mut stream = server.connect();
     agree(&mut stream);
+    // Bus Master Enable.
+    write(&mut stream, ringfence_live::CONFIG_REGION, 4, &[4, 0]);
     for _ in 0..TIMES {
         for status in [0, 1, 3] {
             set(&mut stream, 0x14, &[status]);

@@ -33,19 +33,6 @@ fn it_reads_and_counts_behind<I: Boundary>() {
     assert_eq!(apart.guest.disk.register(0x2000, 8), DISK_SECTORS);
 }
 
-/// And the guest notices nothing of its having been asked.
-#[test]
-fn it_is_not_handed_over() {
-    use ringfence_live::server::Served;
-    let mut apart = good::<Virtio>();
-    let why = apart.guest.disk.session.function().save().unwrap_err();
-    assert_eq!(
-        why.to_string(),
-        "a disk in a process of its own cannot be handed over"
-    );
-    assert_eq!(read(&mut apart.guest, 1, 0xb000 + AWAY), Some(0));
-}
-
 #[test]
 fn an_unmapped_page_is_out_of_reach_and_the_guest_is_told() {
     an_unmapped_page_is_out_of_reach_and_the_guest_is_told_behind::<Virtio>();

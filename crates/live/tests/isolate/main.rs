@@ -11,6 +11,7 @@ mod rig;
 
 mod apart;
 mod breaches;
+mod master;
 mod reached;
 mod started;
 

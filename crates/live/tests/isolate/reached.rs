@@ -1,8 +1,12 @@
 //! Attack A31: an emulated device looks at all of the guest's memory. As a thread of the process that has it mapped, and as a process of its own.
 
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
+use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
+use ringfence_live::virtio::{Device, QueueBroken, Turn};
+use virtio_queue::Queue;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::guest::*;
@@ -20,32 +24,63 @@ fn mark(ram: &std::fs::File) {
     }
 }
 
-/// The native model: the device's thread has what the daemon has.
+/// A device that, when its doorbell rings, looks at whatever it can, as the process `reads-all` does.
+#[derive(Default)]
+struct ReadsAll {
+    /// The numbers that the pages it has read begin with.
+    found: Vec<u64>,
+    written: u64,
+}
+
+impl Device for ReadsAll {
+    const TYPE: u16 = 2;
+    const CLASS: [u8; 3] = [0x01, 0x80, 0];
+
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[16]
+    }
+
+    fn read_config(&self, _offset: usize, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn process<A: Dma>(
+        &mut self,
+        _index: usize,
+        _queue: &mut Queue,
+        dma: &mut A,
+    ) -> Result<Turn, QueueBroken> {
+        // As far again as there is memory.
+        for page in 0..2 * PAGES {
+            let at = GuestAddress(page * 4096);
+            let word = dma.with(|memory| memory.read_obj::<u64>(at));
+            self.found.extend(word.ok());
+            let at = GuestAddress(page * 4096 + 8);
+            let written = dma.with(|memory| memory.write_obj(u64::MAX, at));
+            self.written += u64::from(written.is_ok());
+        }
+        Ok(Turn::default())
+    }
+}
+
+/// The native model: the device's thread has what the daemon has, and its driver has begun.
 fn native() -> u64 {
-    let mut client = ready();
-    mark(&client.ram);
-    let file = client.ram.try_clone().unwrap();
-    // What the disk's thread is given.
-    let mut memory = ringfence_live::GuestRam::default();
-    let source = ringfence_live::Source {
-        file: Some(file.into()),
-        offset: 0,
-        accessible: true,
-    };
-    let all = ringfence_types::IovaRange::new(ringfence_types::Iova::ZERO, RAM_BYTES).unwrap();
-    memory.map(all, source).unwrap();
-    let mut dma = Direct::default();
-    dma.set_memory(memory.memory());
+    let counters = Arc::new(DeviceCounters::default());
+    let mut client = Client::new(ReadsAll::default(), Direct::default(), false, counters);
+    client.agree();
+    client.share_memory();
     client.begin(0);
-    (0..PAGES)
-        .filter(|page| {
-            let marked: u64 = dma
-                .with(|memory| memory.read_obj(GuestAddress(page * 4096)))
-                .unwrap();
-            marked == page | 1 << 63
-        })
-        .count() as u64
-        * 4096
+    mark(&client.ram);
+    client.ring(0);
+    let device = client.session.function().device();
+    let marks = (0..PAGES).map(|page| page | 1 << 63);
+    assert!(device.found.iter().copied().eq(marks), "each page as it is");
+    assert_eq!(device.written, PAGES);
+    device.found.len() as u64 * 4096
 }
 
 #[test]

@@ -13,11 +13,21 @@ use ringfence_live::isolate::{Call, Simulator, copy, enter, mapper, simulate};
 
 /// Pages from the first window on in which all of guest memory is looked for.
 const LOOKED_AT: u64 = 64 * 1024;
+/// The same in which it is written again and again.
+const WRITTEN_TO: u64 = 64;
 const PAGE: u64 = 4096;
+/// While the byte of its disk is zero that lies there, the last one of the tests' disks, a process that waits does nothing.
+const GATE: u64 = 256 * 512 - 1;
 
 fn main() -> io::Result<()> {
     let behaviour = std::env::args().nth(1).unwrap_or_default();
     match behaviour.as_str() {
+        "waits" => enter(mapper::follow)?.serve_after(|disk| {
+            let mut gate = [0];
+            while gate == [0] {
+                let _ = disk.file().read_exact_at(&mut gate, GATE);
+            }
+        }),
         "ignores" => enter(ignores)?.serve(),
         "answers-twice" => enter(answers_twice)?.serve(),
         "keeps" => enter(keeps)?.serve(),
@@ -39,7 +49,7 @@ fn main() -> io::Result<()> {
         }),
         "talks" => break_out(|| {
             // Reports a turn twice.
-            let words = [3u64, 0, 1, 1, 0];
+            let words = [3u64, 0, 1, 1, 0, 0, 0];
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             (0..2).for_each(|_| wait());
             for _ in 0..2 {
@@ -61,6 +71,8 @@ fn main() -> io::Result<()> {
             enter(mapper::follow)?.serve()
         }
         "reads-all" => reads_all(&enter(mapper::follow)?),
+        "goes-on" => goes_on(&enter(mapper::follow)?, true),
+        "never-ends" => goes_on(&enter(mapper::follow)?, false),
         _ => simulate(),
     }
 }
@@ -99,10 +111,28 @@ fn reads_all(simulator: &Simulator) -> io::Result<()> {
     let found = [pages.to_le_bytes(), written.to_le_bytes()].concat();
     simulator.disk.file().write_all_at(&found, 0)?;
     // Said as a turn: it is over.
-    let words = [3u64, 0, 1, 0, 0];
+    let words = [3u64, 0, 1, 0, 0, 0, 0];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let _ = rustix::io::write(rustix::stdio::stdin(), &bytes);
     wait();
+    end(0)
+}
+
+/// Writes to every window that it finds, again and again, and listens to nobody. Its disk says how often it has gone round, and how many pages it has
+/// written to in the last one. `says` that its turn is over.
+fn goes_on(simulator: &Simulator, says: bool) -> io::Result<()> {
+    (0..3).for_each(|_| wait());
+    if says {
+        let words = [3u64, 0, 1, 0, 0, 0, 0];
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let _ = rustix::io::write(rustix::stdio::stdin(), &bytes);
+    }
+    for round in 1u64.. {
+        let windows = (0..WRITTEN_TO).map(|at| FIRST + at * PAGE);
+        let written = windows.filter(|window| copy::write(*window, &round.to_le_bytes()).is_ok());
+        let told = [round.to_le_bytes(), (written.count() as u64).to_le_bytes()].concat();
+        simulator.disk.file().write_all_at(&told, 0)?;
+    }
     end(0)
 }
 

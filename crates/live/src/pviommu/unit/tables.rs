@@ -21,8 +21,8 @@ pub(super) struct Domains {
     /// Of devices that are processes.
     apart: BTreeMap<Slot, Grants>,
     leaving: Vec<(Slot, Iova)>,
-    /// Where frames of the host lead; without, a frame is the page's own address.
-    places: Option<Arc<Places>>,
+    /// Where frames of the host lead.
+    places: Arc<Places>,
 }
 
 fn domain_of(device: Slot) -> DomainId {
@@ -30,11 +30,8 @@ fn domain_of(device: Slot) -> DomainId {
 }
 
 impl Domains {
-    /// Those of `devices`, in the order of their ids; nobody is attached. What is mapped are frames whose pages `places` knows, or pages.
-    pub(super) fn new(
-        devices: &[DeviceId],
-        places: Option<Arc<Places>>,
-    ) -> Result<Self, IommuError> {
+    /// Those of `devices`, in the order of their ids; nobody is attached. What is mapped are frames whose pages `places` knows.
+    pub(super) fn new(devices: &[DeviceId], places: Arc<Places>) -> Result<Self, IommuError> {
         let mut iommu = SoftIommu::new(Limits::default(), GuestMemoryMmap::default());
         for (device, number) in devices.iter().zip(0..) {
             iommu.add_endpoint(*device)?;
@@ -101,12 +98,10 @@ impl Domains {
         }
     }
 
-    /// Where the bytes of a frame are in the memory that the domains translate to.
+    /// Where the bytes of a frame are in the memory that the domains translate to: GPA to HPA was the second stage's, HPA to HVA is the reverse array's and the
+    /// mapping's (PVIOMMU section 4.2).
     fn address_of(&self, frame: PhysAddr) -> Result<PhysAddr, IoError> {
-        let Some(places) = &self.places else {
-            return Ok(frame);
-        };
-        let page = places.page(frame).ok_or(IoError::Failed)?;
+        let page = self.places.page(frame).ok_or(IoError::Failed)?;
         Ok(PhysAddr::new(page.get()))
     }
 }

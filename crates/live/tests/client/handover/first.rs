@@ -176,14 +176,7 @@ fn a_guest_with_more_than_the_second_allows_is_not_taken_over() {
     let dir = Dir::new("caps");
     let first = daemon_of(&dir, Limits::default(), false);
     let mut guest = Guest::boot(&dir);
-    let refused = |caps: &Caps| {
-        let here = Here {
-            dir: &dir.0,
-            caps,
-            log: &log(),
-        };
-        Daemon::rehearse(here, copy(&dir)).err()
-    };
+    let refused = |caps: &Caps| Daemon::rehearse(Here::new(&dir.0, caps, &log()), copy(&dir)).err();
     let with = |change: &dyn Fn(&mut Caps)| {
         let mut caps = Caps::default();
         change(&mut caps);

@@ -9,10 +9,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ringfence_live::CONFIG_REGION;
 use ringfence_live::daemon::{Daemon, Devices, Log};
 use ringfence_live::handover::Limits;
 use ringfence_live::server::Event;
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::rig::*;
@@ -26,6 +27,8 @@ const IOMMU_QUEUE: u64 = 0x4_0000;
 const EVENT_QUEUE: u64 = 0x5_0000;
 const FAULT: u64 = 0x7_0000;
 const DATA: u64 = 0x1_0000;
+/// Of a process that is waited for; each is a message and its answer, and it takes far fewer.
+const MOST_LOOKS: u32 = 1 << 20;
 
 /// A directory of its own, removed at the end.
 pub(super) struct Dir(pub(super) PathBuf);
@@ -76,6 +79,14 @@ pub(super) fn serving(dir: &Dir, devices: &Devices, limits: Limits) -> Daemon {
     let mut daemon = Daemon::start(&dir.0, devices, &log()).unwrap();
     daemon.offer_hand_over(limits, &log()).unwrap();
     daemon
+}
+
+/// What a counter of a device says.
+pub(super) fn counted(daemon: &Daemon, device: &str, name: &str) -> u64 {
+    let metrics = daemon.metrics();
+    let head = format!("ringfence_{name}_total{{device=\"{device}\"}} ");
+    let value = metrics.lines().find_map(|line| line.strip_prefix(&head));
+    value.unwrap_or_else(|| panic!("{head}")).parse().unwrap()
 }
 
 /// Ends it and waits.
@@ -150,7 +161,15 @@ impl Remote {
         self.ask(REGION_READ, &body, &[]).1[16..].to_vec()
     }
 
+    /// Sets or clears Bus Master Enable.
+    pub(super) fn master(&mut self, on: bool) {
+        let command = [u8::from(on) << 2, 0];
+        let body = [longs(&[4]), words(&[CONFIG_REGION, 2]), command.to_vec()];
+        assert_eq!(self.ask(REGION_WRITE, &body.concat(), &[]).0, 0);
+    }
+
     pub(super) fn negotiate(&mut self, features: u64) {
+        self.master(true);
         let features = features | 1 << 32;
         for status in [0, 1, 3] {
             self.set(0x14, &[status]);
@@ -186,6 +205,10 @@ pub(super) struct Guest {
     pub(super) interrupt: OwnedFd,
     /// The IOMMU is the para-virtual one.
     para: bool,
+    /// What the disk's addresses are away from those behind them.
+    away: u64,
+    /// The disk is a process, which is not done with a request when its doorbell is answered.
+    pub(super) apart: bool,
     asked: u16,
     pub(super) requests: u16,
 }
@@ -198,7 +221,11 @@ impl Guest {
 
     /// The same, with the para-virtual IOMMU.
     pub(super) fn boot_with(dir: &Dir, para: bool) -> Self {
-        let ram = sealed(RAM_BYTES);
+        Self::boot_on(dir, para, sealed(RAM_BYTES))
+    }
+
+    /// The same, whose memory is this file.
+    pub(super) fn boot_on(dir: &Dir, para: bool, ram: File) -> Self {
         let front = if para { "pviommu.sock" } else { "iommu.sock" };
         let iommu = Remote::connect(&dir.0.join(front), &ram);
         let disk = Remote::connect(&dir.0.join("blk.sock"), &ram);
@@ -209,6 +236,8 @@ impl Guest {
             disk,
             interrupt,
             para,
+            away: AWAY,
+            apart: false,
             asked: 0,
             requests: 0,
         };
@@ -221,14 +250,43 @@ impl Guest {
             assert_eq!(guest.ask_iommu(&attach, 4), 0);
         }
         assert_eq!(guest.map(AWAY, RAM_BYTES, 0), 0);
-        guest.disk.negotiate(1 << 33);
-        guest.disk.enable(0, QUEUE + AWAY);
-        let vector = [words(&[24, 0x24, 2, 0, 1])].concat();
-        let events = guest.interrupt.as_fd();
-        guest.disk.send(&encode(7, SET_IRQS, 0, &vector), &[events]);
-        assert_eq!(guest.disk.receive().0, 0);
-        guest.disk.set(0x14, &[15]);
+        guest.begin(1 << 33);
         guest
+    }
+
+    /// A guest without an IOMMU, as far as its disk goes: its addresses are the guest's own.
+    pub(super) fn boot_untranslated(dir: &Dir) -> Self {
+        let ram = sealed(RAM_BYTES);
+        let disk = Remote::connect(&dir.0.join("blk.sock"), &ram);
+        let (iommu, _nobody) = UnixStream::pair().unwrap();
+        let iommu = Remote {
+            stream: iommu,
+            ram: ram.try_clone().unwrap(),
+        };
+        let mut guest = Self {
+            ram,
+            iommu,
+            disk,
+            interrupt: eventfd(0, EventfdFlags::NONBLOCK).unwrap(),
+            para: false,
+            away: 0,
+            apart: false,
+            asked: 0,
+            requests: 0,
+        };
+        guest.begin(0);
+        guest
+    }
+
+    /// The disk's driver begins, with features beside the usual.
+    pub(super) fn begin(&mut self, features: u64) {
+        self.disk.negotiate(features);
+        self.disk.enable(0, QUEUE + self.away);
+        let vector = [words(&[24, 0x24, 2, 0, 1])].concat();
+        let events = self.interrupt.as_fd();
+        self.disk.send(&encode(7, SET_IRQS, 0, &vector), &[events]);
+        assert_eq!(self.disk.receive().0, 0);
+        self.disk.set(0x14, &[15]);
     }
 
     pub(super) fn poke(&self, at: u64, bytes: &[u8]) {
@@ -290,9 +348,9 @@ impl Guest {
         self.poke(0x9000, &[0xee]);
         self.poke(DATA, &[0xee; 512]);
         let descriptors = [
-            descriptor(0x8000 + AWAY, 16, NEXT, 1),
-            descriptor(DATA + AWAY, 512, NEXT | WRITE, 2),
-            descriptor(0x9000 + AWAY, 1, WRITE, 0),
+            descriptor(0x8000 + self.away, 16, NEXT, 1),
+            descriptor(DATA + self.away, 512, NEXT | WRITE, 2),
+            descriptor(0x9000 + self.away, 1, WRITE, 0),
         ];
         self.poke(QUEUE, &descriptors.concat());
         let slot = u64::from(self.requests % 16);
@@ -304,12 +362,51 @@ impl Guest {
     /// The read that was offered last is done, once, and its interrupt has come.
     pub(super) fn has_read(&mut self, sector: u64) {
         self.disk.register(0x14, 1);
+        self.wait_for_the_process();
         assert_eq!(self.peek(QUEUE + 0x2002, 2), self.requests.to_le_bytes());
         assert_eq!(self.peek(0x9000, 1), [0]);
         assert_eq!(self.peek(DATA, 512), [sector as u8; 512]);
         let mut events = [0; 8];
         rustix::io::read(&self.interrupt, &mut events).unwrap();
         assert_eq!(u64::from_ne_bytes(events), 1, "interrupts");
+    }
+
+    /// Everything that was offered is done.
+    pub(super) fn has_all(&mut self) {
+        for _ in 0..100_000 {
+            if self.peek(QUEUE + 0x2002, 2) == self.requests.to_le_bytes() {
+                return;
+            }
+            self.disk.register(0x14, 1);
+        }
+        panic!("not done: {:?}", self.peek(QUEUE + 0x2002, 2));
+    }
+
+    pub(super) fn forget_interrupts(&self) {
+        let _ = rustix::io::read(&self.interrupt, &mut [0; 8]);
+    }
+
+    /// The disk's driver begins anew.
+    pub(super) fn begin_again(&mut self) {
+        self.disk.set(0x14, &[0]);
+        self.requests = 0;
+        self.poke(QUEUE, &[0; 0x3000]);
+        self.forget_interrupts();
+        self.begin(1 << 33);
+    }
+
+    /// If the disk is a process: until it has interrupted for what was offered last.
+    fn wait_for_the_process(&mut self) {
+        let mut looks = 0;
+        while self.apart && self.peek(QUEUE + 0x2002, 2) != self.requests.to_le_bytes() {
+            assert_eq!(self.disk.register(0x14, 1)[0] & 64, 0, "it needs a reset");
+            looks += 1;
+            assert!(looks < MOST_LOOKS, "the process never says that it is done");
+        }
+        if self.apart {
+            let mut events = [PollFd::new(&self.interrupt, PollFlags::IN)];
+            assert_eq!(poll(&mut events, None), Ok(1));
+        }
     }
 
     pub(super) fn read(&mut self, sector: u64) {
@@ -332,6 +429,7 @@ impl Guest {
         self.offer(1);
         self.disk.ring(0);
         self.disk.register(0x14, 1);
+        self.wait_for_the_process();
         assert_eq!(self.peek(0x9000, 1), [1], "an error");
         while self.peek(EVENT_QUEUE + 0x2002, 2) != given.to_le_bytes() {
             // Its thread has yet to look.
@@ -352,12 +450,43 @@ impl Guest {
 
     /// Where a process has this guest's memory mapped.
     pub(super) fn mapped_in(&self, process: &str) -> Vec<String> {
-        use std::os::unix::fs::MetadataExt;
-        let inode = format!(" {} ", self.ram.metadata().unwrap().ino());
+        let place = self.place();
         let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
-        let ours = maps.lines().filter(|line| line.contains("memfd:guest"));
-        let ours = ours.filter(|line| line.contains(&inode));
+        let ours = maps.lines().filter(|line| line.contains(&place));
         let range = |line: &str| line.split(' ').next().unwrap_or_default().to_owned();
         ours.map(range).collect()
+    }
+
+    /// KiB of it that this process has locked, wherever they are mapped.
+    pub(super) fn locked(&self) -> u64 {
+        let place = self.place();
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let (mut ours, mut bytes, mut locked) = (false, 0, 0);
+        for line in maps.lines() {
+            match line.split_once(':') {
+                Some(("VmFlags", flags)) if ours && flags.split(' ').any(|flag| flag == "lo") => {
+                    locked += bytes;
+                }
+                Some(("Size", size)) => {
+                    let size = size.trim().trim_end_matches(" kB");
+                    bytes = size.parse::<u64>().unwrap();
+                }
+                // A mapping's own line has its device's number in it.
+                _ if line.contains(" 0") && line.contains('-') => ours = line.contains(&place),
+                _ => {}
+            }
+        }
+        locked
+    }
+
+    /// How lists of mappings call it: its device and its number there.
+    fn place(&self) -> String {
+        use std::os::unix::fs::MetadataExt;
+        let about = self.ram.metadata().unwrap();
+        let (major, minor) = (
+            rustix::fs::major(about.dev()),
+            rustix::fs::minor(about.dev()),
+        );
+        format!(" {major:02x}:{minor:02x} {} ", about.ino())
     }
 }

@@ -3,17 +3,20 @@
 /// What a process has that takes devices over in this directory: nothing of its own.
 macro_rules! here {
     ($dir:expr) => {
-        ringfence_live::daemon::Here {
-            dir: $dir,
-            caps: &ringfence_live::caps::Caps::default(),
-            log: &super::guest::log(),
-        }
+        ringfence_live::daemon::Here::new(
+            $dir,
+            &ringfence_live::caps::Caps::default(),
+            &super::guest::log(),
+        )
     };
 }
 
+mod apart;
+mod assigned;
 mod card;
 mod first;
 mod guest;
+mod memory;
 mod net;
 mod record;
 mod refused;

@@ -15,12 +15,12 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use super::guest::{Dir, Guest, daemon, end, log};
 use crate::rig::words;
 
-const COPY: u32 = 1;
-const STOP: u32 = 2;
+pub(super) const COPY: u32 = 1;
+pub(super) const STOP: u32 = 2;
 const REBUILT: u32 = 3;
-const STREAM: u32 = 4;
-const KEPT: u32 = 6;
-const REFUSED: u32 = 7;
+pub(super) const STREAM: u32 = 4;
+pub(super) const KEPT: u32 = 6;
+pub(super) const REFUSED: u32 = 7;
 
 /// The second process's side, by hand.
 pub(super) struct Second(pub(super) UnixStream);
@@ -30,11 +30,11 @@ impl Second {
         Self(UnixStream::connect(dir.0.join("control.sock")).unwrap())
     }
 
-    fn say(&mut self, kind: u32) {
+    pub(super) fn say(&mut self, kind: u32) {
         self.0.write_all(&words(&[kind, 0, 0, 0])).unwrap();
     }
 
-    fn hear(&mut self) -> (u32, Vec<u8>, Vec<OwnedFd>) {
+    pub(super) fn hear(&mut self) -> (u32, Vec<u8>, Vec<OwnedFd>) {
         let mut header = [0; 16];
         self.0.read_exact(&mut header).unwrap();
         let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
@@ -205,6 +205,14 @@ fn a_device_that_cannot_be_handed_over_says_why() {
             "blk: a disk that misbehaves",
             Devices {
                 errant: vec![Errant::AfterUnmap],
+                ..disk()
+            },
+        ),
+        (
+            "blk: a disk that misbehaves",
+            Devices {
+                errant: vec![Errant::AfterRevoke],
+                isolate: Some(super::apart::program("")),
                 ..disk()
             },
         ),

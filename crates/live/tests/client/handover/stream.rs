@@ -8,8 +8,8 @@ use std::os::unix::ffi::OsStringExt;
 use proptest::prelude::*;
 use ringfence_live::daemon::Daemon;
 use ringfence_live::handover::{
-    CommonState, FunctionState, Handed, HandedDevice, HeldState, Limits, LinkState, NetState, Own,
-    PeerState, PvState, QueueSlot, RangeState, RecordState, SessionState,
+    CommonState, DiskKind, FunctionState, Handed, HandedDevice, HeldState, Limits, LinkState,
+    NetState, Own, PeerState, PvState, QueueSlot, RangeState, RecordState, SessionState,
 };
 use ringfence_live::virtio::net::FLOWS;
 use ringfence_pviommu::wire::crc32c;
@@ -135,6 +135,7 @@ fn own(kind: usize, bytes: Vec<u8>, flag: bool) -> Own {
             file: fd(),
             read_only: flag,
             sectors: bytes.len() as u64,
+            kind: [DiskKind::Plain, DiskKind::Assigned, DiskKind::Apart][bytes.len() % 3],
         },
     }
 }

@@ -55,6 +55,37 @@ fn devices_go_on_elsewhere_without_the_client_seeing_it() {
     }
 }
 
+/// Whoever is no master of the bus is none in the next process, and has everything to do when its driver sets the bit there.
+#[test]
+fn a_function_that_may_not_master_the_bus_may_not_elsewhere() {
+    let dir = Dir::new("master");
+    let mut first = daemon(&dir, Limits::default());
+    let mut guest = Guest::boot(&dir);
+    guest.read(3);
+    for remote in [&mut guest.iommu, &mut guest.disk] {
+        remote.master(false);
+    }
+    guest.offer(4);
+    guest.disk.ring(0);
+    for _ in 0..2 {
+        let before = guest.peek(0, RAM_BYTES as usize);
+        let (second, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
+        assert_eq!(first.join().unwrap(), Ended::HandedOver);
+        first = second;
+        guest.disk.ring(0);
+        assert_eq!(guest.disk.register(0x14, 1), [15]);
+        assert!(guest.peek(0, RAM_BYTES as usize) == before, "written to");
+        let interrupt = rustix::io::read(&guest.interrupt, &mut [0; 8]);
+        assert_eq!(interrupt, Err(rustix::io::Errno::AGAIN));
+    }
+    guest.disk.master(true);
+    guest.has_read(4);
+    guest.iommu.master(true);
+    guest.is_stopped_at(Guest::stopped_at());
+    guest.read(5);
+    end(first);
+}
+
 #[test]
 fn descriptors_of_a_message_that_is_under_way_go_with_it() {
     use std::os::fd::AsFd;

@@ -1,0 +1,153 @@
+//! The registers of a function, of PCI and of virtio.
+
+use std::os::fd::OwnedFd;
+
+use virtio_queue::QueueState;
+
+use super::StateError;
+use super::bytes::{Reader, Writer};
+
+/// Bytes of a conventional configuration space.
+const CONFIG_BYTES: usize = 256;
+const MAX_QUEUES: usize = 64;
+const MAX_VECTORS: usize = MAX_QUEUES + 1;
+
+/// The registers of a function.
+#[derive(Debug)]
+pub struct FunctionState {
+    /// Configuration space.
+    pub config: [u8; CONFIG_BYTES],
+    /// Interrupt status.
+    pub isr: u8,
+    /// The descriptors of the vectors.
+    pub vectors: Vec<Option<OwnedFd>>,
+    /// Virtio's own.
+    pub common: CommonState,
+}
+
+impl FunctionState {
+    pub(super) fn encode(self, out: &mut Writer) {
+        out.bytes.extend(self.config);
+        out.u8(self.isr);
+        out.count(self.vectors.len());
+        self.vectors.into_iter().for_each(|fd| out.maybe_fd(fd));
+        self.common.encode(out);
+    }
+
+    pub(super) fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
+        Ok(Self {
+            config: input.take()?,
+            isr: input.u8()?,
+            vectors: (0..input.count("vectors", MAX_VECTORS)?)
+                .map(|_| input.maybe_fd())
+                .collect::<Result<_, _>>()?,
+            common: CommonState::decode(input)?,
+        })
+    }
+}
+
+/// The common configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommonState {
+    /// Features that are offered.
+    pub offered: u64,
+    /// And those the driver accepted.
+    pub accepted: u64,
+    /// Which half of the first is read.
+    pub offered_select: u32,
+    /// Which half of the second is written.
+    pub accepted_select: u32,
+    /// Vector of changes of the configuration.
+    pub config_vector: u16,
+    /// Status.
+    pub status: u8,
+    /// The queue whose registers are seen.
+    pub selected: u16,
+    /// The queues.
+    pub queues: Vec<QueueSlot>,
+}
+
+impl CommonState {
+    fn encode(&self, out: &mut Writer) {
+        out.u64(self.offered);
+        out.u64(self.accepted);
+        out.u32(self.offered_select);
+        out.u32(self.accepted_select);
+        out.u16(self.config_vector);
+        out.u8(self.status);
+        out.u16(self.selected);
+        out.count(self.queues.len());
+        for slot in &self.queues {
+            let queue = &slot.queue;
+            for short in [
+                queue.max_size,
+                queue.size,
+                queue.next_avail,
+                queue.next_used,
+                slot.vector,
+            ] {
+                out.u16(short);
+            }
+            for long in [queue.desc_table, queue.avail_ring, queue.used_ring] {
+                out.u64(long);
+            }
+            out.flag(queue.ready);
+            out.flag(queue.event_idx_enabled);
+            out.flag(slot.unfinished);
+        }
+    }
+
+    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
+        Ok(Self {
+            offered: input.u64()?,
+            accepted: input.u64()?,
+            offered_select: input.u32()?,
+            accepted_select: input.u32()?,
+            config_vector: input.u16()?,
+            status: input.u8()?,
+            selected: input.u16()?,
+            queues: (0..input.count("queues", MAX_QUEUES)?)
+                .map(|_| QueueSlot::decode(input))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// A queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueSlot {
+    /// Its registers and how far the device is in its rings.
+    pub queue: QueueState,
+    /// Its vector.
+    pub vector: u16,
+    /// There is work left that nobody will ring for.
+    pub unfinished: bool,
+}
+
+impl QueueSlot {
+    fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
+        let [max_size, size, next_avail, next_used, vector] = [
+            input.u16()?,
+            input.u16()?,
+            input.u16()?,
+            input.u16()?,
+            input.u16()?,
+        ];
+        let [desc_table, avail_ring, used_ring] = [input.u64()?, input.u64()?, input.u64()?];
+        Ok(Self {
+            queue: QueueState {
+                max_size,
+                next_avail,
+                next_used,
+                size,
+                desc_table,
+                avail_ring,
+                used_ring,
+                ready: input.flag()?,
+                event_idx_enabled: input.flag()?,
+            },
+            vector,
+            unfinished: input.flag()?,
+        })
+    }
+}

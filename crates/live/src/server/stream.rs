@@ -1,0 +1,133 @@
+//! Bytes and descriptors of a client's socket.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
+};
+
+use super::{Stop, wait};
+use crate::virtio::Awaited;
+use crate::wire::{FramingError, Inbox, MAX_FDS, Message};
+
+/// Sends a reply, unless the stop comes first (false): a client that does not read may make its device wait, and not the daemon's end.
+pub(crate) fn answer(stream: &UnixStream, mut reply: &[u8], stop: &Stop) -> io::Result<bool> {
+    while !reply.is_empty() {
+        match send(stream, reply, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(sent) => reply = reply.get(sent..).unwrap_or_default(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => {
+                let room = Awaited {
+                    fd: stream.as_fd(),
+                    input: false,
+                    output: true,
+                };
+                if wait(None, Some(room), stop, false)?.stop {
+                    return Ok(false);
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(true)
+}
+
+pub(super) enum Received {
+    Message(Message),
+    Part,
+    End,
+    Lost(FramingError),
+}
+
+pub(super) fn receive(stream: &UnixStream, inbox: &mut Inbox) -> io::Result<Received> {
+    let Some(piece) = receive_piece(stream, inbox.wants(), RecvFlags::DONTWAIT)? else {
+        return Ok(Received::Part);
+    };
+    if piece.bytes.is_empty() {
+        return Ok(Received::End);
+    }
+    Ok(match inbox.take(&piece.bytes, piece.fds, piece.truncated) {
+        Ok(Some(message)) => Received::Message(message),
+        Ok(None) => Received::Part,
+        Err(error) => Received::Lost(error),
+    })
+}
+
+/// Bytes of a stream and the descriptors that came with them.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// None at the end of the stream.
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+    /// More descriptors came than a message may carry.
+    pub(crate) truncated: bool,
+}
+
+/// At most `wants` bytes; none if it would have to wait, or waited too long.
+pub(crate) fn receive_piece(
+    stream: &UnixStream,
+    wants: usize,
+    flags: RecvFlags,
+) -> io::Result<Option<Piece>> {
+    let mut bytes = vec![0; wants];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = match recvmsg(
+        stream,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        flags | RecvFlags::CMSG_CLOEXEC,
+    ) {
+        Ok(got) => got,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let fds: Vec<OwnedFd> = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    bytes.truncate(got.bytes);
+    Ok(Some(Piece {
+        bytes,
+        fds,
+        truncated: got.flags.contains(ReturnFlags::CTRUNC),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More than any socket holds.
+    const LONG: usize = 64 << 20;
+
+    #[test]
+    fn a_client_that_does_not_read_does_not_keep_the_daemon() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let stop = Stop::new().unwrap();
+        stop.stop();
+        assert!(!answer(&ours, &vec![0; LONG], &stop).unwrap());
+        drop(theirs);
+        assert!(answer(&ours, &[0], &stop).is_err(), "it has gone");
+    }
+
+    #[test]
+    fn a_reply_that_does_not_fit_is_sent_as_it_is_read() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let stop = Stop::new().unwrap();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = vec![0; LONG];
+            io::Read::read_exact(&mut theirs, &mut bytes).unwrap();
+            bytes.iter().all(|byte| *byte == 7)
+        });
+        assert!(answer(&ours, &vec![7; LONG], &stop).unwrap());
+        assert!(reader.join().unwrap());
+    }
+}

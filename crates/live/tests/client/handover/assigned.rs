@@ -1,0 +1,191 @@
+//! A disk that the hardware translates: what was mapped for it is mapped in the second process, for hardware that knows nothing yet.
+
+use std::os::fd::OwnedFd;
+
+use ringfence_live::assigned::HostOptimisations;
+use ringfence_live::caps::Caps;
+use ringfence_live::daemon::{Daemon, Devices, Ended, Here};
+use ringfence_live::handover::{DiskKind, Handed, Limits, Own, StateError};
+
+use super::guest::{AWAY, Dir, Guest, counted, end, log, serving};
+use super::refused::Second;
+use crate::rig::*;
+
+const PAGES: u64 = RAM_BYTES >> 12;
+
+fn devices(dir: &Dir) -> Devices {
+    Devices {
+        disk: Some(dir.0.join("disk.img")),
+        assigned: true,
+        ..Devices::default()
+    }
+}
+
+fn take_over(dir: &Dir, first: Daemon, optimisations: HostOptimisations) -> Daemon {
+    let (caps, log) = (Caps::default(), log());
+    let here = Here {
+        optimisations,
+        ..Here::new(&dir.0, &caps, &log)
+    };
+    let (second, _) = Daemon::take_over(here, 0).unwrap();
+    assert_eq!(first.join().unwrap(), Ended::HandedOver);
+    second
+}
+
+fn copy(dir: &Dir) -> Handed {
+    let (bytes, fds): (_, Vec<OwnedFd>) = Second::connect(dir).copy();
+    Handed::decode(&bytes, fds).unwrap()
+}
+
+#[test]
+fn the_hardware_finds_what_was_mapped_and_remembers_nothing() {
+    for para in [false, true] {
+        let dir = Dir::new(if para {
+            "assigned-para"
+        } else {
+            "assigned-virtio"
+        });
+        let devices = Devices {
+            paravirtual: para,
+            ..devices(&dir)
+        };
+        let mut first = serving(&dir, &devices, Limits::default());
+        let mut guest = Guest::boot_with(&dir, para);
+        guest.read(3);
+        let iommu = if para { "pviommu" } else { "iommu" };
+        for round in 0..4u64 {
+            // What the host does for itself, each process decides.
+            let on = para && round % 2 == 1;
+            let optimisations = [HostOptimisations::Off, HostOptimisations::On][usize::from(on)];
+            let before = guest.mapped_in("self");
+            let second = take_over(&dir, first, optimisations);
+            let after = guest.mapped_in("self");
+            assert_eq!(after.len(), 2, "the first one's are gone");
+            assert!(before.iter().all(|range| !after.contains(range)));
+            // A frame for each page, found by a walk or by the pointer; and no access yet.
+            assert_eq!(counted(&second, "blk", "unit_walks"), 0);
+            guest.read(10 + round);
+            let walks = counted(&second, "blk", "unit_walks");
+            assert!(walks > 0, "its IOTLB is cold");
+            // The disk reads as a device that an IOMMU lets through, and no further.
+            guest.is_stopped_at(Guest::stopped_at());
+            guest.read(20 + round);
+            if para {
+                assert_eq!(guest.map(AWAY, 4096, 0), 5, "mapped already");
+                assert_eq!(counted(&second, iommu, "frames"), PAGES);
+                assert_eq!(counted(&second, iommu, "last_table_hits") > 0, on);
+            }
+            assert_eq!(counted(&second, iommu, "faults"), 1);
+            first = second;
+        }
+        // And a guest that boots now has the same device.
+        drop(guest);
+        let mut guest = Guest::boot_with(&dir, para);
+        guest.read(7);
+        assert!(counted(&first, "blk", "unit_walks") > 0);
+        drop(guest);
+        end(first);
+    }
+}
+
+/// kvm-baseline: the host has mapped everything, and so has the second one.
+#[test]
+fn without_an_iommu_all_of_the_guest_is_mapped_again() {
+    let dir = Dir::new("assigned-whole");
+    let devices = Devices {
+        untranslated: true,
+        ..devices(&dir)
+    };
+    let mut first = serving(&dir, &devices, Limits::default());
+    let mut guest = Guest::boot_untranslated(&dir);
+    guest.read(3);
+    for round in 0..3 {
+        let second = take_over(&dir, first, HostOptimisations::Off);
+        assert_eq!(guest.mapped_in("self").len(), 1);
+        assert_eq!(counted(&second, "blk", "frames"), PAGES);
+        guest.read(10 + round);
+        assert!(counted(&second, "blk", "unit_walks") > 0);
+        first = second;
+    }
+    drop(guest);
+    end(first);
+}
+
+#[test]
+fn what_the_host_does_in_advance_is_for_devices_of_the_para_virtual_iommu() {
+    let dir = Dir::new("assigned-hopt");
+    let log = log();
+    let caps = Caps::default();
+    let here = Here {
+        optimisations: HostOptimisations::On,
+        ..Here::new(&dir.0, &caps, &log)
+    };
+    let kinds = [(true, true), (false, true), (true, false), (false, false)];
+    for (assigned, paravirtual) in kinds {
+        let taken = paravirtual;
+        let devices = Devices {
+            assigned,
+            paravirtual,
+            ..devices(&dir)
+        };
+        let first = serving(&dir, &devices, Limits::default());
+        let mut guest = Guest::boot_with(&dir, paravirtual);
+        let rehearsed = Daemon::rehearse(here, copy(&dir));
+        assert_eq!(rehearsed.is_ok(), taken);
+        if !taken {
+            assert!(matches!(rehearsed, Err(StateError::Unfit(_))));
+            let (_, error) = Daemon::take_over(here, 0).unwrap_err();
+            assert!(error.to_string().contains("the pool of frames"), "{error}");
+        }
+        drop(rehearsed);
+        guest.read(3);
+        drop(guest);
+        end(first);
+    }
+}
+
+/// A domain that software has room for, and the hardware's tables have not: a device would lack what it had.
+#[test]
+fn more_than_the_hardwares_tables_hold_is_refused() {
+    // Of 4 KiB each, in 352 MiB.
+    const TABLES: u64 = 92_000;
+    let dir = Dir::new("assigned-many");
+    let devices = Devices {
+        assigned: false,
+        ..devices(&dir)
+    };
+    let first = serving(&dir, &devices, Limits::default());
+    let mut guest = Guest::boot(&dir);
+    let (log, mut caps) = (log(), Caps::default());
+    (caps.tables, caps.mappings) = (1 << 18, 1 << 18);
+    // A page in each 2 MiB from the middle of the addresses on; the only domain comes last but for the events.
+    let with = |mappings: u64, wanted: DiskKind| {
+        let mut handed = copy(&dir);
+        for device in &mut handed.devices {
+            match &mut device.own {
+                Own::Iommu { snapshot, .. } => {
+                    let events = snapshot.split_off(snapshot.len() - 4);
+                    let count = snapshot.len() - 28 - 4;
+                    let all = (mappings as u32 + 1).to_le_bytes();
+                    snapshot[count..count + 4].copy_from_slice(&all);
+                    for at in 0..mappings {
+                        let start = 2 * AWAY + (at << 21);
+                        snapshot.extend(longs(&[start, start + 4095, 0]));
+                        snapshot.extend(words(&[3]));
+                    }
+                    snapshot.extend(events);
+                }
+                Own::Blk { kind, .. } => *kind = wanted,
+                _ => {}
+            }
+        }
+        Daemon::rehearse(Here::new(&dir.0, &caps, &log), handed)
+    };
+    assert!(with(TABLES, DiskKind::Plain).is_ok());
+    assert!(with(1000, DiskKind::Assigned).is_ok());
+    let refused = with(TABLES, DiskKind::Assigned);
+    assert!(matches!(refused, Err(StateError::Iommu(_))), "{refused:?}");
+    guest.read(3);
+    drop(guest);
+    end(first);
+}

@@ -1,0 +1,240 @@
+//! Memory that the host may not take back, and memory in a file: the second process has what it was told itself, before the first lets go.
+
+use std::fs::{self, File};
+use std::process::Command;
+
+use ringfence_live::caps::Caps;
+use ringfence_live::daemon::{Daemon, Devices, Ended, Here};
+use ringfence_live::handover::{Handed, Limits, StateError};
+use ringfence_live::{Locked, MemoryError, MemoryRules};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+use super::guest::{Dir, Guest, daemon_of, end, log, serving};
+use super::refused::Second;
+use crate::rig::*;
+
+const KIB: u64 = RAM_BYTES >> 10;
+
+fn rules(locked: Locked) -> MemoryRules {
+    MemoryRules { file: None, locked }
+}
+
+fn devices(dir: &Dir, memory: &MemoryRules) -> Devices {
+    Devices {
+        disk: Some(dir.0.join("disk.img")),
+        paravirtual: true,
+        memory: memory.clone(),
+        ..Devices::default()
+    }
+}
+
+fn copy(dir: &Dir) -> Handed {
+    let (bytes, fds) = Second::connect(dir).copy();
+    Handed::decode(&bytes, fds).unwrap()
+}
+
+#[test]
+fn what_is_locked_is_locked_by_the_second_before_the_first_lets_go() {
+    // Two clients share the memory; the IOMMU's is the one whose pages are pinned.
+    for (locked, each) in [
+        (Locked::Nothing, 0),
+        (Locked::Mapped, KIB),
+        (Locked::All, 2 * KIB),
+    ] {
+        let dir = Dir::new(&format!("lock-{locked:?}"));
+        let memory = rules(locked);
+        let mut first = serving(&dir, &devices(&dir, &memory), Limits::default());
+        let mut guest = Guest::boot_with(&dir, true);
+        assert_eq!(guest.locked(), each);
+        let (caps, log) = (Caps::default(), log());
+        let here = Here {
+            memory: &memory,
+            ..Here::new(&dir.0, &caps, &log)
+        };
+        for round in 0..2 {
+            // As it is before the confirmation.
+            let rebuilt = Daemon::rehearse(here, copy(&dir)).unwrap();
+            assert_eq!(guest.locked(), 2 * each);
+            drop(rebuilt);
+            assert_eq!(guest.locked(), each);
+            let (second, _) = Daemon::take_over(here, 0).unwrap();
+            assert_eq!(first.join().unwrap(), Ended::HandedOver);
+            assert_eq!(guest.locked(), each);
+            guest.read(10 + round);
+            // What is unmapped and mapped again is let go of, and kept again.
+            guest.is_stopped_at(Guest::stopped_at());
+            assert_eq!(guest.locked(), each);
+            first = second;
+        }
+        // So is what another client shares.
+        drop(guest);
+        let guest = Guest::boot_with(&dir, true);
+        assert_eq!(guest.locked(), each);
+        drop(guest);
+        end(first);
+    }
+}
+
+#[test]
+fn what_is_mapped_by_nobody_is_not_locked() {
+    let dir = Dir::new("lock-none");
+    let first = daemon_of(&dir, Limits::default(), false);
+    let mut guest = Guest::boot(&dir);
+    let (memory, caps, log) = (rules(Locked::Mapped), Caps::default(), log());
+    let here = Here {
+        memory: &memory,
+        ..Here::new(&dir.0, &caps, &log)
+    };
+    let refused = Daemon::rehearse(here, copy(&dir));
+    assert!(matches!(refused, Err(StateError::Unfit(_))), "{refused:?}");
+    guest.read(3);
+    end(first);
+}
+
+/// A second process that may lock so much, from its environment. It says what it was told.
+#[test]
+#[ignore = "started by another test"]
+fn second_process() {
+    let Ok(dir) = std::env::var("RF_HAND_OVER_DIR") else {
+        return;
+    };
+    let word = |name: &str| std::env::var(name).unwrap();
+    let limit = word("RF_LOCKED_KIB").parse::<u64>().unwrap() << 10;
+    let locked = match word("RF_LOCK").as_str() {
+        "all" => Locked::All,
+        _ => Locked::Mapped,
+    };
+    let limits = Rlimit {
+        current: Some(limit),
+        ..getrlimit(Resource::Memlock)
+    };
+    setrlimit(Resource::Memlock, limits).unwrap();
+    // Whoever has it is held to no limit.
+    let mut sets = capabilities(None).unwrap();
+    sets.effective.remove(CapabilitySet::IPC_LOCK);
+    set_capabilities(None, sets).unwrap();
+    let (memory, caps, log) = (rules(locked), Caps::default(), log());
+    let here = Here {
+        memory: &memory,
+        ..Here::new(dir.as_ref(), &caps, &log)
+    };
+    match Daemon::take_over(here, 0) {
+        Ok((daemon, _)) => {
+            println!("taken");
+            end(daemon);
+        }
+        Err((_, error)) => println!("{error}"),
+    }
+}
+
+#[test]
+fn a_second_that_may_not_lock_as_much_is_refused_in_the_rehearsal() {
+    for (name, locked, enough, words) in [
+        ("mapped", Locked::Mapped, KIB, "a limit of the host"),
+        ("all", Locked::All, 2 * KIB, "can keep in memory"),
+    ] {
+        let dir = Dir::new(&format!("lock-limit-{name}"));
+        let first = serving(&dir, &devices(&dir, &rules(locked)), Limits::default());
+        let mut guest = Guest::boot_with(&dir, true);
+        assert_eq!(guest.locked(), enough);
+        let second = |kib: u64| {
+            let second = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "handover::memory::second_process"])
+                .args(["--ignored", "--nocapture"])
+                .env("RF_HAND_OVER_DIR", &dir.0)
+                .env("RF_LOCKED_KIB", kib.to_string())
+                .env("RF_LOCK", name)
+                .output()
+                .unwrap();
+            assert!(second.status.success(), "{second:?}");
+            String::from_utf8(second.stdout).unwrap()
+        };
+        for kib in [0, 4, enough - 4] {
+            let said = second(kib);
+            assert!(said.contains(words), "{kib}: {said}");
+            guest.read(3);
+            assert_eq!(guest.locked(), enough);
+        }
+        assert!(second(enough).contains("taken"));
+        assert_eq!(first.join().unwrap(), Ended::HandedOver);
+        assert_eq!(guest.locked(), 0);
+    }
+}
+
+/// A file that could be cut off is taken by whoever vouches for it, and no other; and it goes with the devices.
+#[test]
+fn memory_in_a_file_is_taken_by_a_second_that_was_told_of_it() {
+    let dir = Dir::new("memory-file");
+    let path = dir.0.join("memory");
+    let memory = MemoryRules {
+        file: Some(path.clone()),
+        locked: Locked::Mapped,
+    };
+    let mut first = serving(&dir, &devices(&dir, &memory), Limits::default());
+    let ram = File::options().read(true).write(true).open(&path).unwrap();
+    ram.set_len(RAM_BYTES).unwrap();
+    let mut guest = Guest::boot_on(&dir, true, ram);
+    let (caps, log) = (Caps::default(), log());
+    let told = |memory: &MemoryRules| {
+        let here = Here {
+            memory,
+            ..Here::new(&dir.0, &caps, &log)
+        };
+        Daemon::rehearse(here, copy(&dir)).err()
+    };
+    let other = dir.0.join("disk.img");
+    for (file, expected) in [(None, false), (Some(other.clone()), true)] {
+        let error = told(&MemoryRules {
+            file,
+            ..memory.clone()
+        });
+        match error {
+            Some(StateError::Unfit(_)) => assert!(expected),
+            Some(StateError::Memory(MemoryError::Unsealed { .. })) => assert!(!expected),
+            error => panic!("{error:?}"),
+        }
+        guest.read(3);
+    }
+    for round in 0..2 {
+        let here = Here {
+            memory: &memory,
+            ..Here::new(&dir.0, &caps, &log)
+        };
+        let (second, _) = Daemon::take_over(here, 0).unwrap();
+        assert_eq!(first.join().unwrap(), Ended::HandedOver);
+        assert!(path.exists(), "it is the second one's");
+        assert_eq!(guest.locked(), KIB);
+        guest.read(10 + round);
+        first = second;
+    }
+    drop(guest);
+    end(first);
+    assert!(!path.exists(), "it goes with the devices");
+    assert!(other.exists());
+}
+
+/// Sealed memory lies in no file: one that is named is somebody else's, and stays.
+#[test]
+fn a_file_that_is_not_the_guests_memory_is_refused() {
+    let dir = Dir::new("memory-other");
+    let first = daemon_of(&dir, Limits::default(), true);
+    let mut guest = Guest::boot_with(&dir, true);
+    let other = dir.0.join("other");
+    fs::write(&other, [0; 4096]).unwrap();
+    let memory = MemoryRules {
+        file: Some(other.clone()),
+        locked: Locked::Nothing,
+    };
+    let (caps, log) = (Caps::default(), log());
+    let here = Here {
+        memory: &memory,
+        ..Here::new(&dir.0, &caps, &log)
+    };
+    let (_, error) = Daemon::take_over(here, 0).unwrap_err();
+    let nothing = "nothing of the guest's memory lies in the file that was named";
+    assert!(error.to_string().contains(nothing), "{error}");
+    guest.read(3);
+    end(first);
+    assert!(other.exists());
+}

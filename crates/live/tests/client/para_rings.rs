@@ -1,0 +1,347 @@
+//! Chains and rings that no driver of the para-virtual IOMMU makes: each ends with its request, or with the queue, never with the process. What stands
+//! behind the IOMMU is served all the while, and the next driver finds it as new.
+
+use proptest::prelude::*;
+use ringfence_live::server::Served;
+use ringfence_live::virtio::blk::Blk;
+use ringfence_types::Direction;
+
+use crate::guest::{AWAY, Guest, READ_WRITE, read};
+use crate::para::*;
+use crate::rig::*;
+
+/// Where the request lies; what it maps is not mapped before.
+const AT: u64 = REQUEST;
+const STATUS: u64 = 0x7_2000;
+const TABLE: u64 = 0xd000;
+const NEW: u64 = 0xc000 + AWAY;
+const DATA: u64 = 0xb000 + AWAY;
+const INDIRECT_DESC: u64 = 1 << 28;
+
+/// Address, bytes, flags, next.
+type Descriptor = (u64, u32, u16, u16);
+
+/// What becomes of a request.
+#[derive(Debug, PartialEq)]
+enum End {
+    /// It is answered.
+    Status(u8),
+    /// The device asks to be reset, and has mapped nothing.
+    Broken,
+    /// The same, but nobody could be told that it was carried out.
+    Untold,
+}
+use End::{Broken, Status, Untold};
+
+/// A guest whose disk runs, and whose IOMMU's driver has agreed on indirect descriptors.
+fn ready() -> Guest<Blk, Para> {
+    let mut guest =
+        Guest::behind_para(|_, counters| Blk::new(disk_file(), false, counters).unwrap());
+    guest.begin_para(INDIRECT_DESC);
+    let rings = guest.map(QUEUE + AWAY, 0xa000 - QUEUE, QUEUE, READ_WRITE);
+    assert_eq!(rings, 0);
+    assert_eq!(guest.map(DATA, PAGE, 0xb000, READ_WRITE), 0);
+    guest.begin();
+    guest
+}
+
+/// Makes the first descriptor's chain available after what the driver has made so far.
+fn offer(guest: &mut Guest<Blk, Para>) {
+    let place = u64::from(guest.requests % 16);
+    guest.requests += 1;
+    let ram = &guest.iommu;
+    ram.poke(REQUESTS + 0x1004 + 2 * place, &[0, 0]);
+    ram.poke(REQUESTS + 0x1002, &guest.requests.to_le_bytes());
+    guest.iommu.ring(0);
+}
+
+fn is_broken(guest: &mut Guest<Blk, Para>) -> bool {
+    guest.iommu.register(0x14, 1) & 64 != 0
+}
+
+/// The disk is served; and what is behind the IOMMU can be mapped by another driver.
+fn goes_on(mut guest: Guest<Blk, Para>, name: &str) {
+    assert_eq!(read(&mut guest, 1, DATA), Some(0), "{name}: the disk");
+    guest.iommu.set(0x14, &[0]);
+    assert_eq!(read(&mut guest, 2, DATA), None, "{name}: nothing is left");
+    guest.attach();
+    assert_eq!(guest.map(NEW, PAGE, 0xc000, READ_WRITE), 0, "{name}");
+}
+
+fn end_of(name: &str, chain: &[Descriptor], table: &[Descriptor]) -> End {
+    let mut guest = ready();
+    let request = map(DISK, Direction::Bidirectional, &[(NEW, 0xc000)]);
+    guest.iommu.poke(AT, &request);
+    guest.iommu.poke(STATUS, &[0xee; 2]);
+    let write = |start: u64, descriptors: &[Descriptor]| {
+        for (index, (at, bytes, flags, next)) in (0u64..).zip(descriptors) {
+            let raw = descriptor(*at, *bytes, *flags, *next);
+            guest.iommu.poke(start + 16 * index, &raw);
+        }
+    };
+    write(REQUESTS, chain);
+    write(TABLE, table);
+    let maps = guest.iommu.counters.maps.get();
+    offer(&mut guest);
+    let asked = guest.iommu.counters.maps.get() - maps;
+    let status = guest.iommu.peek(STATUS, 2);
+    let end = match (is_broken(&mut guest), asked) {
+        (false, _) => {
+            let used = guest.iommu.peek(REQUESTS + 0x2002, 2);
+            assert_eq!(used, guest.requests.to_le_bytes(), "{name}: returned");
+            Status(status[0])
+        }
+        (true, 0) => Broken,
+        (true, _) => Untold,
+    };
+    assert_eq!(status[1], 0xee, "{name}: one byte is the status");
+    assert!(end == Status(status[0]) || status[0] == 0xee, "{name}");
+    goes_on(guest, name);
+    end
+}
+
+#[test]
+fn chains_that_no_driver_makes() {
+    let whole = (AT, 40, NEXT, 1);
+    let status = (STATUS, 1, WRITE, 0);
+    let end = RAM_BYTES - 16;
+    let cases: &[(&str, &[Descriptor], &[Descriptor], End)] = &[
+        ("as it should be", &[whole, status], &[], Status(0)),
+        (
+            "in pieces of any size",
+            &[
+                (AT, 1, NEXT, 1),
+                (AT + 1, 0, NEXT, 2),
+                (AT + 1, 38, NEXT, 3),
+                (AT + 39, 1, NEXT, 4),
+                (STATUS, 0, WRITE | NEXT, 5),
+                (STATUS, 2, WRITE, 0),
+            ],
+            &[],
+            Status(0),
+        ),
+        ("less a byte", &[(AT, 39, NEXT, 1), status], &[], Status(1)),
+        (
+            "one byte more",
+            &[(AT, 41, NEXT, 1), status],
+            &[],
+            Status(1),
+        ),
+        ("no request", &[status], &[], Status(1)),
+        ("no place for a status", &[(AT, 40, 0, 0)], &[], Broken),
+        (
+            "a place of no bytes",
+            &[whole, (STATUS, 0, WRITE, 0)],
+            &[],
+            Broken,
+        ),
+        (
+            "writable before readable",
+            &[(STATUS, 1, WRITE | NEXT, 1), (AT, 40, 0, 0)],
+            &[],
+            Broken,
+        ),
+        (
+            "readable after the status",
+            &[
+                (AT, 40, NEXT, 1),
+                (STATUS, 1, WRITE | NEXT, 2),
+                (AT, 8, 0, 0),
+            ],
+            &[],
+            Broken,
+        ),
+        (
+            "a request outside memory",
+            &[(RAM_BYTES, 40, NEXT, 1), status],
+            &[],
+            Broken,
+        ),
+        (
+            "a request that memory ends in",
+            &[(end, 40, NEXT, 1), status],
+            &[],
+            Broken,
+        ),
+        (
+            "a request that wraps",
+            &[(u64::MAX - 7, 40, NEXT, 1), status],
+            &[],
+            Broken,
+        ),
+        (
+            "a status outside memory",
+            &[whole, (RAM_BYTES, 1, WRITE, 0)],
+            &[],
+            Untold,
+        ),
+        (
+            "a status at the end of all addresses",
+            &[whole, (u64::MAX, 1, WRITE, 0)],
+            &[],
+            Untold,
+        ),
+        (
+            "more bytes than any request has",
+            &[
+                (0, RAM_BYTES as u32, NEXT, 1),
+                (0, RAM_BYTES as u32, NEXT, 2),
+                status,
+            ],
+            &[],
+            Status(1),
+        ),
+        (
+            "as many as a chain may have, outside memory",
+            &[(1 << 40, u32::MAX - 1, NEXT, 1), status],
+            &[],
+            Status(1),
+        ),
+        (
+            "more than a chain may have",
+            &[(1 << 40, u32::MAX, NEXT, 1), status],
+            &[],
+            Broken,
+        ),
+        (
+            "a loop",
+            &[(AT, 40, NEXT, 1), (AT, 40, NEXT, 0)],
+            &[],
+            Broken,
+        ),
+        (
+            "a loop through the status",
+            &[whole, (STATUS, 1, WRITE | NEXT, 0)],
+            &[],
+            Broken,
+        ),
+        ("itself", &[(AT, 40, NEXT, 0)], &[], Broken),
+        ("out of the table", &[(AT, 40, NEXT, 999)], &[], Broken),
+        (
+            "a table of its own",
+            &[(TABLE, 32, INDIRECT, 0)],
+            &[whole, status],
+            Status(0),
+        ),
+        (
+            "a table in a table",
+            &[(TABLE, 32, INDIRECT, 0)],
+            &[(TABLE, 32, INDIRECT, 0), status],
+            Broken,
+        ),
+        (
+            "a table that loops",
+            &[(TABLE, 32, INDIRECT, 0)],
+            &[whole, (AT, 8, NEXT, 0)],
+            Broken,
+        ),
+        (
+            "a table of no descriptor",
+            &[(TABLE, 0, INDIRECT, 0)],
+            &[whole, status],
+            Broken,
+        ),
+        (
+            "half a descriptor",
+            &[(TABLE, 24, INDIRECT, 0)],
+            &[whole, status],
+            Broken,
+        ),
+        (
+            "a table of 4 GiB",
+            &[(TABLE, !15, INDIRECT, 0)],
+            &[whole, status],
+            Broken,
+        ),
+        (
+            "a table outside memory",
+            &[(RAM_BYTES, 32, INDIRECT, 0)],
+            &[],
+            Broken,
+        ),
+        (
+            "a table behind a descriptor",
+            &[whole, (TABLE, 16, INDIRECT, 0)],
+            &[status],
+            Status(0),
+        ),
+    ];
+    for (name, chain, table, end) in cases {
+        assert_eq!(end_of(name, chain, table), *end, "{name}");
+    }
+}
+
+#[test]
+fn an_available_index_that_runs_away_breaks_the_device() {
+    for ahead in [17, 1 << 15, u16::MAX] {
+        let mut guest = ready();
+        let index = guest.requests.wrapping_add(ahead);
+        guest.iommu.poke(REQUESTS + 0x1002, &index.to_le_bytes());
+        guest.iommu.ring(0);
+        assert!(is_broken(&mut guest), "{ahead}");
+        goes_on(guest, "an index that runs away");
+    }
+}
+
+#[test]
+fn rings_outside_memory_break_the_device() {
+    for at in [RAM_BYTES, RAM_BYTES - PAGE, 1 << 40, (1 << 63) - PAGE] {
+        let mut guest = ready();
+        guest.iommu.negotiate(1);
+        guest.iommu.enable(0, 16, at);
+        guest.iommu.set(0x14, &[15]);
+        guest.iommu.ring(0);
+        assert!(is_broken(&mut guest), "{at:#x}");
+        assert_eq!(read(&mut guest, 1, DATA), None, "it was reset before");
+        guest.iommu.set(0x14, &[0]);
+        guest.attach();
+        assert_eq!(guest.map(NEW, PAGE, 0xc000, READ_WRITE), 0);
+    }
+}
+
+/// Places for events that hold none, lie nowhere, or are no chains: the event waits or is lost, the requests' queue goes on.
+#[test]
+fn buffers_for_events_that_hold_none() {
+    for (name, at, bytes, flags) in [
+        ("too short", 0x7_0000, 23, WRITE),
+        ("for the device to read", 0x7_0000, 24, 0),
+        ("outside memory", RAM_BYTES, 24, WRITE),
+    ] {
+        let mut guest = ready();
+        let events = crate::guest::EVENT_QUEUE;
+        guest.iommu.poke(0x7_0000, &[0xee; 24]);
+        guest.iommu.poke(events, &descriptor(at, bytes, flags, 0));
+        guest.iommu.poke(events + 0x1002, &[1, 0]);
+        guest.iommu.ring(1);
+        assert_eq!(read(&mut guest, 1, 0xdead_0000), Some(1), "{name}");
+        guest.iommu.session.function().came();
+        guest.iommu.ring(1);
+        assert_eq!(guest.iommu.peek(0x7_0000, 24), [0xee; 24], "{name}");
+        assert_eq!(guest.map(NEW, PAGE, 0xc000, READ_WRITE), 0, "{name}");
+    }
+}
+
+proptest! {
+    /// Any descriptors, any ring: the process lives, the disk keeps what was mapped and gets nothing from a request that nobody made.
+    #[test]
+    fn any_descriptors(
+        descriptors in prop::collection::vec((prop_oneof![AT..AT + 64, 0u64..RAM_BYTES, any::<u64>()], prop_oneof![Just(40u32), 0u32..5000, any::<u32>()], 0u16..8, 0u16..20), 16),
+        heads in prop::collection::vec(any::<u16>(), 1..16),
+    ) {
+        let mut guest = ready();
+        guest.iommu.poke(AT, &map(DISK, Direction::Bidirectional, &[(NEW, 0xc000)]));
+        for (index, (at, bytes, flags, next)) in (0u64..).zip(descriptors) {
+            guest.iommu.poke(REQUESTS + 16 * index, &descriptor(at, bytes, flags, next));
+        }
+        for (slot, head) in (u64::from(guest.requests)..).zip(&heads) {
+            guest.iommu.poke(REQUESTS + 0x1004 + 2 * (slot % 16), &head.to_le_bytes());
+        }
+        let index = guest.requests + heads.len() as u16;
+        guest.iommu.poke(REQUESTS + 0x1002, &index.to_le_bytes());
+        guest.iommu.ring(0);
+        prop_assert!(guest.iommu.counters.unmaps.get() == 0);
+        guest.iommu.set(0x14, &[0]);
+        guest.attach();
+        prop_assert_eq!(guest.map(DATA, PAGE, 0xb000, READ_WRITE), 0);
+    }
+}

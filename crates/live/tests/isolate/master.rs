@@ -1,0 +1,285 @@
+//! A process whose function is no master of the bus has nothing of the guest's, whatever it does; one that keeps the rules goes on where it was.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use ringfence_live::isolate::Front;
+use ringfence_live::server::Served;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::guest::*;
+use crate::para::Para;
+use crate::rig::*;
+use crate::{Apart, Boundary, apart};
+
+/// How often something is looked for that has to come.
+const LOOKS: usize = 20_000_000;
+
+/// Pages of a disk that is mapped: rings, header and status; one for data.
+const MAPPED: u64 = 10;
+
+fn ram<I: Boundary>(guest: &mut Guest<Front, I>) -> Vec<u8> {
+    let mut bytes = vec![0; RAM_BYTES as usize];
+    I::ram(guest).read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// The IOMMU's driver maps before the disk's has begun: all of it comes with the bit.
+#[test]
+fn nothing_is_granted_before_it_is_set() {
+    nothing_is_granted_behind::<Virtio>();
+    nothing_is_granted_behind::<Para>();
+}
+
+fn nothing_is_granted_behind<I: Boundary>() {
+    let mut apart: Apart<I> = apart("", &[], &disk_file());
+    let guest = &mut apart.guest;
+    I::again(guest);
+    for at in [0x1000, 0x5000] {
+        assert_eq!(I::map(guest, at + AWAY, 0x1000, at, READ_WRITE), 0);
+    }
+    let calls = Arc::clone(&guest.disk.counters);
+    assert_eq!(calls.calls.get(), 0);
+    guest.disk.master(true);
+    assert_eq!(calls.calls.get(), 2);
+    guest.disk.master(true);
+    assert_eq!(calls.calls.get(), 2, "it was set");
+    guest.disk.master(false);
+    assert_eq!(calls.calls.get(), 4);
+    assert_eq!(I::unmap(guest, 0x1000 + AWAY, 0x1000), 0);
+    assert_eq!(guest.disk.send(RESET, &[]).errno, 0);
+    assert_eq!(calls.calls.get(), 4);
+    guest.disk.master(true);
+    assert_eq!(calls.calls.get(), 5);
+    assert_eq!(guest.disk.send(RESET, &[]).errno, 0);
+    assert_eq!(calls.calls.get(), 6, "a reset clears it");
+}
+
+/// Requests are made while the bit is clear; they are served when it is set, and what it maps meanwhile is there.
+#[test]
+fn it_waits_and_goes_on() {
+    it_waits_and_goes_on_behind::<Virtio>();
+    it_waits_and_goes_on_behind::<Para>();
+}
+
+fn it_waits_and_goes_on_behind<I: Boundary>() {
+    let mut apart: Apart<I> = apart("", &[], &disk_file()).mapped();
+    let guest = &mut apart.guest;
+    let sector: Vec<u8> = (0..512u64).map(|at| (at / 7) as u8).collect();
+    I::wait_for_a_fault(guest);
+    for count in (1..).step_by(3).take(3) {
+        assert_eq!(read(guest, count, 0xb000 + AWAY), Some(0));
+        guest.disk.master(false);
+        // One page comes and one goes.
+        assert_eq!(I::map(guest, 0xd000 + AWAY, 0x1000, 0xd000, READ_WRITE), 0);
+        assert_eq!(I::unmap(guest, 0xb000 + AWAY, 0x1000), 0);
+        guest.disk.poke(0xd000, &[0; 512]);
+        assert_eq!(read(guest, count + 1, 0xd000 + AWAY), None);
+        let before = ram(guest);
+        guest.disk.ring(0);
+        assert!(guest.disk.session.function().device().is_idle());
+        assert!(!guest.wait(), "there is nothing to wait for");
+        assert!(ram(guest) == before, "written to");
+        guest.disk.master(true);
+        guest.disk.session.function().go_on();
+        guest.settle();
+        assert_eq!(guest.disk.used().0, count + 1);
+        assert_eq!(guest.disk.peek(0x9000, 1), [0]);
+        assert_eq!(guest.disk.peek(0xd000, 512), sector);
+        assert_eq!(I::fault(guest), None, "nothing was stopped");
+        // What went is gone, and comes back.
+        assert_eq!(I::map(guest, 0xb000 + AWAY, 0x1000, 0xb000, READ_WRITE), 0);
+        assert_eq!(I::unmap(guest, 0xd000 + AWAY, 0x1000), 0);
+        assert_eq!(read(guest, count + 2, 0xb000 + AWAY), Some(0));
+    }
+    let counters = &apart.guest.disk.counters;
+    assert_eq!((counters.requests.get(), counters.failed.get()), (9, 0));
+}
+
+/// What went while the bit was clear is not brought back by setting it.
+#[test]
+fn what_is_unmapped_meanwhile_stays_away() {
+    what_is_unmapped_meanwhile_stays_away_behind::<Virtio>();
+    what_is_unmapped_meanwhile_stays_away_behind::<Para>();
+}
+
+fn what_is_unmapped_meanwhile_stays_away_behind<I: Boundary>() {
+    let image = tally();
+    let mut apart: Apart<I> = apart("goes-on", &[], &image).mapped();
+    let guest = &mut apart.guest;
+    guest.disk.ring(0);
+    guest.settle();
+    assert_eq!(writes(&image), MAPPED);
+    guest.disk.master(false);
+    assert_eq!(I::unmap(guest, 0xb000 + AWAY, 0x1000), 0);
+    guest.disk.poke(0xb000, &[0; 4096]);
+    guest.disk.master(true);
+    assert_eq!(writes(&image), MAPPED - 1);
+    assert_eq!(guest.disk.peek(0xb000, 4096), [0; 4096]);
+}
+
+/// An image for a process that goes on, which has not gone round yet.
+fn tally() -> File {
+    let image = disk_file();
+    image.write_all_at(&[0; 16], 0).unwrap();
+    image
+}
+
+/// The pages that a process that goes on has written to in a round that was begun after this was called.
+fn writes(image: &File) -> u64 {
+    let told = || {
+        let mut bytes = [0; 16];
+        image.read_exact_at(&mut bytes, 0).unwrap();
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        (word(0), word(8))
+    };
+    // One may be under way, and the two words be of different ones.
+    let begun = told().0 + 3;
+    for _ in 0..LOOKS {
+        let (round, pages) = told();
+        if round >= begun {
+            return pages;
+        }
+        std::thread::yield_now();
+    }
+    panic!("it goes round no more");
+}
+
+/// The process writes wherever it can, and asks nobody.
+#[test]
+fn one_that_does_not_listen_has_nothing() {
+    does_not_listen_behind::<Virtio>();
+    does_not_listen_behind::<Para>();
+}
+
+fn does_not_listen_behind<I: Boundary>() {
+    let image = tally();
+    let mut apart: Apart<I> = apart("goes-on", &[], &image).mapped();
+    let guest = &mut apart.guest;
+    guest.disk.ring(0);
+    guest.settle();
+    assert_eq!(writes(&image), MAPPED);
+    has_nothing(guest, &image);
+    assert_eq!(writes(&image), MAPPED);
+}
+
+/// The bit is clear until this returns.
+fn has_nothing<I: Boundary>(guest: &mut Guest<Front, I>, image: &File) {
+    guest.disk.master(false);
+    let before = ram(guest);
+    assert_eq!(writes(image), 0);
+    assert!(ram(guest) == before, "written to");
+    guest.disk.master(true);
+}
+
+/// One that is in the middle of its work for ever is waited for, and not for ever. Nor does it hear that it is reset, so it is ended.
+#[test]
+fn one_that_never_ends_its_work_has_nothing() {
+    let image = tally();
+    let mut apart: Apart<Virtio> = apart("never-ends", &[], &image).mapped();
+    let guest = &mut apart.guest;
+    guest.disk.ring(0);
+    assert_eq!(writes(&image), MAPPED);
+    has_nothing(guest, &image);
+    assert_eq!(writes(&image), MAPPED);
+    assert_eq!(guest.disk.send(RESET, &[]).errno, 0);
+    assert_eq!(guest.disk.config(4, 1), [0]);
+    assert_eq!(
+        *apart.told.lock().unwrap(),
+        ["did not map or unmap in time"]
+    );
+}
+
+/// The bit is cleared in the middle of a turn. What was done stays done, the rest is done afterwards, and nothing is done twice.
+#[test]
+fn a_turn_is_cut_short_and_made_up_for() {
+    cut_short_behind::<Virtio>();
+    cut_short_behind::<Para>();
+}
+
+fn cut_short_behind<I: Boundary>() {
+    const EACH: u64 = 0x4000;
+    let mut apart: Apart<I> = apart("", &[], &disk_file()).mapped();
+    let guest = &mut apart.guest;
+    // Of three descriptors each.
+    let chains = 5;
+    let bytes = EACH * u64::from(chains);
+    assert_eq!(
+        I::map(guest, 0x8_0000 + AWAY, bytes, 0x8_0000, READ_WRITE),
+        0
+    );
+    I::wait_for_a_fault(guest);
+    let data: Vec<u8> = (0..EACH).map(|at| (at / 7) as u8).collect();
+    let (mut cut, mut offered) = (0, 0u16);
+    for round in 0..24 {
+        guest.disk.poke(0x8000, &request(0, 0));
+        guest.disk.poke(0x8_0000, &vec![0; bytes as usize]);
+        for chain in 0..chains {
+            let head = 3 * chain;
+            let to = 0x8_0000 + EACH * u64::from(chain) + AWAY;
+            let disk = &guest.disk;
+            disk.descriptor(head, 0x8000 + AWAY, 16, NEXT, head + 1);
+            disk.descriptor(head + 1, to, EACH as u32, NEXT | WRITE, head + 2);
+            disk.descriptor(head + 2, 0x9000 + u64::from(chain) + AWAY, 1, WRITE, 0);
+            let slot = u64::from(offered % 16);
+            disk.poke(QUEUE + 0x1004 + 2 * slot, &head.to_le_bytes());
+            offered += 1;
+        }
+        guest.disk.poke(0x9000, &[0xee; 5]);
+        guest.disk.poke(QUEUE + 0x1002, &offered.to_le_bytes());
+        guest.disk.ring(0);
+        // So that it is at another place each time.
+        (0..round * 300).for_each(|_| std::hint::spin_loop());
+        guest.disk.master(false);
+        let before = ram(guest);
+        let done = guest.disk.used().0;
+        cut += u32::from(done != offered);
+        for chain in offered - chains..done.max(offered - chains) {
+            let chain = u64::from(chain % chains);
+            let at = 0x8_0000 + EACH * chain;
+            assert_eq!(guest.disk.peek(at, EACH as usize), data, "it is done");
+            assert_eq!(guest.disk.peek(0x9000 + chain, 1), [0], "it is done");
+        }
+        assert!(ram(guest) == before, "written to");
+        guest.disk.master(true);
+        guest.disk.session.function().go_on();
+        guest.settle();
+        assert_eq!(guest.disk.used().0, offered, "round {round}");
+        assert_eq!(guest.disk.peek(0x9000, 5), [0; 5]);
+        let all = guest.disk.peek(0x8_0000, bytes as usize);
+        assert!(all.chunks(EACH as usize).all(|one| one == data));
+    }
+    println!("{cut} of 24 turns were cut short");
+    assert!(cut > 0);
+    let counters = &guest.disk.counters;
+    assert_eq!(counters.requests.get(), u64::from(offered), "none twice");
+    assert_eq!((counters.failed.get(), counters.malformed.get()), (0, 0));
+    assert_eq!(I::fault(guest), None, "nothing was a fault");
+}
+
+/// A turn that ended before the bit was cleared, of which nobody has heard yet: its interrupt comes before the answer.
+#[test]
+fn what_came_before_is_told_before() {
+    let mut apart: Apart<Virtio> = apart("", &[], &disk_file()).mapped();
+    let disk = &mut apart.guest.disk;
+    let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let fds = vec![event.as_fd().try_clone_to_owned().unwrap()];
+    let all = words(&[20, 4 | 32, 2, 0, 1]);
+    assert_eq!(disk.send_with(SET_IRQS, &all, fds).errno, 0);
+    disk.set(0x16, &[0, 0]);
+    disk.set(0x1a, &[0, 0]);
+    disk.poke(0x8000, &request(0, 0));
+    disk.descriptor(0, 0x8000 + AWAY, 16, NEXT, 1);
+    disk.descriptor(1, 0xb000 + AWAY, 512, NEXT | WRITE, 2);
+    disk.descriptor(2, 0x9000 + AWAY, 1, WRITE, 0);
+    disk.offer(0, 1);
+    while disk.used().0 != 1 {
+        std::thread::yield_now();
+    }
+    disk.master(false);
+    let mut count = [0; 8];
+    rustix::io::read(&event, &mut count).unwrap();
+    assert_eq!(u64::from_ne_bytes(count), 1);
+}

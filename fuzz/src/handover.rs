@@ -1,7 +1,7 @@
 //! What the first process of a hand-over can say to the one that takes its devices over: anything at all, with descriptors of any kind, too few
 //! or too many of them.
 //!
-//! Input: messages. Of each: a byte of [flags](LIES), the kind of the message, the number of descriptors and a byte for each that says what it
+//! Input: messages. Of each: a byte of [flags](LIES), one of which is about the second process, the kind of the message, the number of descriptors and a byte for each that says what it
 //! is, two bytes with the length of the body, the body. What is left over at the end is said as it is.
 
 use std::cell::RefCell;
@@ -16,6 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ringfence_live::MemoryError;
+use ringfence_live::assigned::HostOptimisations;
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Here, Log};
 use ringfence_live::handover::{Handed, StateError, TakeOverError};
@@ -28,10 +29,12 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use crate::Reached;
 
-/// What the corpus reaches: every reason not to take devices over but the host's own and the clock's.
+/// What the corpus reaches: every reason not to take devices over but the host's own, the clock's, and those that take a file longer than any here (`TooLong`,
+/// which `vfio_user` has) or one of huge pages (`HugePages`, which not every host has).
 pub const OUTCOMES: &[&str] = &[
     "taken over",
     "ended",
+    "unfit",
     "no message",
     "refused",
     "kept",
@@ -117,6 +120,8 @@ const FDS: u8 = 8;
 const LAST: u8 = 16;
 /// The descriptors come with the header.
 const EARLY: u8 = 32;
+/// The second process was told that its host does something in advance for an assigned disk.
+const TOLD: u8 = 64;
 /// What makes a message none.
 const LIES: u8 = BYTES | FDS | LAST | EARLY;
 
@@ -147,11 +152,15 @@ struct Lasting {
 }
 
 impl Lasting {
-    fn here(&self) -> Here<'_> {
+    fn here(&self, told: bool) -> Here<'_> {
+        let optimisations = if told {
+            HostOptimisations::On
+        } else {
+            HostOptimisations::Off
+        };
         Here {
-            dir: Path::new("/"),
-            caps: &self.caps,
-            log: &self.log,
+            optimisations,
+            ..Here::new(Path::new("/"), &self.caps, &self.log)
         }
     }
 }
@@ -303,12 +312,12 @@ impl Message {
     }
 
     /// Whether devices can be rebuilt from it, judged without the conversation.
-    fn is_sound(&self, things: &Things, lasting: &Lasting) -> bool {
+    fn is_sound(&self, things: &Things, lasting: &Lasting, told: bool) -> bool {
         let fds = self.fds(things, lasting);
         self.kind == STREAM
             && self.flags & LIES == 0
             && Handed::decode(&self.body, fds)
-                .is_ok_and(|handed| Daemon::rehearse(lasting.here(), handed).is_ok())
+                .is_ok_and(|handed| Daemon::rehearse(lasting.here(told), handed).is_ok())
     }
 
     /// The stream of devices that have not completed a request yet.
@@ -358,7 +367,8 @@ fn conversation(mut data: &[u8], things: &Things, lasting: &Lasting, reached: Re
     }
     let _ = send(&first, data, &[]);
     first.shutdown(std::net::Shutdown::Write).expect("open");
-    let result = Daemon::rehearse_take_over(second, lasting.here());
+    let told = messages.iter().any(|message| message.flags & TOLD != 0);
+    let result = Daemon::rehearse_take_over(second, lasting.here(told));
     let mut said = Vec::new();
     // What it did not read makes the end an error.
     let _ = first.read_to_end(&mut said);
@@ -373,7 +383,10 @@ fn conversation(mut data: &[u8], things: &Things, lasting: &Lasting, reached: Re
     // It asks for the next thing when it has rebuilt what it was told, and never otherwise.
     let answers = messages.iter().take(asked.len() - 1);
     for message in answers {
-        assert!(message.is_sound(things, lasting), "went on after nonsense");
+        assert!(
+            message.is_sound(things, lasting, told),
+            "went on after nonsense"
+        );
     }
     match result {
         Ok(rebuilt) => {
@@ -403,6 +416,7 @@ fn state(error: &StateError) -> &'static str {
         StateError::Truncated => "state: Truncated",
         StateError::TrailingBytes(_) => "state: TrailingBytes",
         StateError::Checksum => "state: Checksum",
+        StateError::Unfit(_) => "unfit",
         StateError::Descriptors => "state: Descriptors",
         StateError::BadValue { what, .. }
         | StateError::NotA { what }

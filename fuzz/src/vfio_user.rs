@@ -1,8 +1,8 @@
 //! A client of the vfio-user server, to which nothing is forbidden, and the driver of the devices behind it: a disk, a network device, an
-//! IOMMU and a disk behind that.
+//! IOMMU and a disk behind that, the para-virtual IOMMU and a disk behind that.
 //!
-//! Input: messages as they cross the socket, each behind one byte that says what descriptors come with it: bits 0..=1 how many, bits 2..=3
-//! of what kind (sealed memory, an eventfd, memory that could shrink, a directory). A message with command 200 is none: its body is
+//! Input: messages as they cross the socket, each behind one byte that says what descriptors come with it: bits 0..=1 how many, bits 2..=4
+//! of what kind (sealed memory, an eventfd, memory that could shrink, a directory, more sealed memory than one client may map). A message with command 200 is none: its body is
 //! written to the guest's memory, at the offset in its first four bytes. Nor are those with command 201, whose first byte says which device the
 //! next messages are for (the disk at first), and 202: the network's other side sends the body but for its first byte, and takes as many frames as that says.
 
@@ -23,19 +23,30 @@ use rustix::fs::{
 use self::devices::Devices;
 use crate::Reached;
 
-/// What the corpus reaches: every refusal but the one that takes a thousand ranges, and what each device can do with requests.
+/// What the corpus reaches: every refusal but three, and what each device can do with requests. `TooMany` takes a thousand ranges; `HugePages` a host that has
+/// such pages, and `Unlockable` one that locks what is shared: the tests of `ringfence-live` have all three.
 pub const OUTCOMES: &[&str] = &[
     "answered",
     "served",
+    "rung in vain",
+    "made up for",
+    "net: rung in vain",
     "net: sent",
     "net: received",
     "net: dropped",
     "net: no such command",
     "iommu: served",
+    "iommu: rung in vain",
     "iommu: refused",
     "iommu: fault",
     "iommu: stale",
     "translated: served",
+    "para: mapped",
+    "para: unmapped",
+    "para: refused",
+    "para: fault",
+    "para: broken",
+    "para: served",
     "refused: version",
     "refused: index",
     "request: UnknownCommand",
@@ -46,6 +57,7 @@ pub const OUTCOMES: &[&str] = &[
     "request: Range",
     "request: TooMuchData",
     "memory: Overlap",
+    "memory: TooLong",
     "memory: Unsealed",
     "memory: Unmappable",
     "memory: Split",
@@ -60,6 +72,8 @@ pub const OUTCOMES: &[&str] = &[
 ];
 
 const RAM_BYTES: u64 = 1 << 20;
+/// A page more than one client may map. Nothing is in it but what a run writes.
+const LONG_BYTES: u64 = (16 << 40) + 4096;
 const DISK_BYTES: u64 = 1 << 16;
 const POKE: u16 = 200;
 const TALK_TO: u16 = 201;
@@ -68,7 +82,8 @@ const PEER: u16 = 202;
 struct Files {
     ram: File,
     disk: File,
-    kinds: [OwnedFd; 4],
+    long: File,
+    kinds: [OwnedFd; 5],
 }
 
 fn memory(bytes: u64, seals: SealFlags) -> File {
@@ -82,14 +97,17 @@ thread_local! {
     // Made once; a run leaves them changed, not larger or smaller, and the next one empties them.
     static FILES: RefCell<Files> = RefCell::new({
         let ram = memory(RAM_BYTES, SealFlags::SHRINK | SealFlags::GROW);
+        let long = memory(LONG_BYTES, SealFlags::SHRINK | SealFlags::GROW);
         Files {
             kinds: [
                 ram.as_fd().try_clone_to_owned().expect("a copy"),
                 eventfd(0, EventfdFlags::NONBLOCK).expect("an event"),
                 memory(RAM_BYTES, SealFlags::GROW).into(),
                 File::open("/").expect("a directory").into(),
+                long.as_fd().try_clone_to_owned().expect("a copy"),
             ],
             ram,
+            long,
             disk: memory(DISK_BYTES, SealFlags::SHRINK | SealFlags::GROW),
         }
     });
@@ -101,7 +119,11 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
 }
 
 fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
-    for (file, bytes) in [(&files.ram, RAM_BYTES), (&files.disk, DISK_BYTES)] {
+    for (file, bytes) in [
+        (&files.ram, RAM_BYTES),
+        (&files.disk, DISK_BYTES),
+        (&files.long, LONG_BYTES),
+    ] {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(file, flags, 0, bytes).expect("empty");
     }
@@ -110,7 +132,7 @@ fn session(data: &[u8], files: &Files, reached: Reached<'_>) {
     let mut rest = data;
     while let Some((about, after)) = rest.split_first() {
         rest = after;
-        let kind = &files.kinds[usize::from(about >> 2 & 3)];
+        let kind = &files.kinds[usize::from(about >> 2 & 7) % files.kinds.len()];
         let mut fds: Vec<OwnedFd> = (0..about & 3)
             .map(|_| kind.as_fd().try_clone_to_owned().expect("a copy"))
             .collect();
@@ -214,6 +236,7 @@ const fn refused(refusal: &Refusal) -> &'static str {
             FunctionError::NoSuchVector { .. } => "function: NoSuchVector",
             FunctionError::IrqUnsupported { .. } => "function: IrqUnsupported",
             FunctionError::NotAnEvent { .. } => "function: NotAnEvent",
+            FunctionError::StillMaster => panic!("nobody works for these devices"),
         },
     }
 }

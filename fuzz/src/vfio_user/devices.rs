@@ -4,31 +4,119 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::num::NonZeroU16;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::dma::Direct;
+use ringfence_live::dma::{Direct, Dma};
 use ringfence_live::iommu::{GuestDma, Iommu, Translated};
 use ringfence_live::link::{
     Deframed, Deframer, Link, MAX_FRAME_BYTES, MIN_FRAME_BYTES, Receiving, Sending,
 };
+use ringfence_live::pviommu::{PvDma, PvIommu};
 use ringfence_live::server::Served;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::iommu::IommuDevice;
 use ringfence_live::virtio::net::Net;
-use ringfence_live::virtio::{Awaited, VirtioPci};
+use ringfence_live::virtio::pviommu::PvIommuDevice;
+use ringfence_live::virtio::{self, Awaited, VirtioPci};
 use ringfence_live::wire::Message;
-use ringfence_live::{Outcome, Session};
+use ringfence_live::{CONFIG_REGION, Outcome, Session};
 use ringfence_types::DeviceId;
+use vm_memory::GuestMemoryMmap;
 
 use crate::Reached;
 
 /// The endpoint's number, as VIOT would say it.
 const ENDPOINT: DeviceId = DeviceId::new(0x20);
 
+/// A device's way to memory, of which it is counted how often it is taken.
+struct Counted<A> {
+    dma: A,
+    taken: Arc<AtomicU64>,
+}
+
+impl<A: Dma + 'static> Dma for Counted<A> {
+    type View<'a> = A::View<'a>;
+
+    fn with<R>(&mut self, access: impl FnOnce(&Self::View<'_>) -> R) -> R {
+        self.taken.fetch_add(1, Ordering::Relaxed);
+        self.dma.with(access)
+    }
+
+    fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+        self.dma.set_memory(memory);
+    }
+}
+
 /// A device and what it counts.
 struct One<F> {
     session: Session<F>,
     counters: Arc<DeviceCounters>,
+    /// How often it has taken its way to memory.
+    taken: Arc<AtomicU64>,
+    /// Its driver has rung while it was no master of the bus.
+    in_vain: bool,
+}
+
+impl<D: virtio::Device, A: Dma + 'static> One<VirtioPci<D, Counted<A>>> {
+    fn new(device: D, dma: A, translated: bool, counters: Arc<DeviceCounters>) -> Self {
+        let taken = Arc::new(AtomicU64::new(0));
+        let dma = Counted {
+            dma,
+            taken: Arc::clone(&taken),
+        };
+        let function = VirtioPci::new(device, dma, translated, Arc::clone(&counters));
+        Self {
+            session: Session::new(function),
+            counters,
+            taken,
+            in_vain: false,
+        }
+    }
+}
+
+impl<F: Served> One<F> {
+    /// As its driver reads it: Bus Master Enable, in the command register.
+    fn is_master(&mut self) -> bool {
+        let mut command = [0];
+        let function = self.session.function();
+        let read = function.read(CONFIG_REGION, 4, &mut command);
+        read.expect("a register");
+        command[0] & 4 != 0
+    }
+
+    /// Whether its driver has begun.
+    fn runs(&mut self) -> bool {
+        let mut status = [0];
+        let read = self.session.function().read(0, 0x14, &mut status);
+        read.expect("a register");
+        status[0] & 0xc4 == 4
+    }
+
+    /// Whether it asks to be reset.
+    fn broken(&mut self) -> bool {
+        let mut status = [0];
+        let read = self.session.function().read(0, 0x14, &mut status);
+        read.expect("a register");
+        status[0] & 64 != 0
+    }
+
+    /// Whoever is no master of the bus, before or after, does not touch memory.
+    fn watched<R>(&mut self, work: impl FnOnce(&mut Session<F>) -> R) -> R {
+        let now = |one: &Self| {
+            (
+                one.taken.load(Ordering::Relaxed),
+                one.counters.doorbells.get(),
+            )
+        };
+        let (before, was) = (now(self), self.is_master());
+        let result = work(&mut self.session);
+        let (taken, doorbells) = now(self);
+        let may = was && self.is_master();
+        assert!(may || taken == before.0, "memory was touched");
+        self.in_vain |= !may && doorbells != before.1 && self.runs();
+        result
+    }
 }
 
 /// Whoever a message can be for.
@@ -41,18 +129,20 @@ trait Device {
 
 impl<F: Served> Device for One<F> {
     fn handle(&mut self, message: Message) -> Outcome {
-        self.session.handle(message)
+        self.watched(|session| session.handle(message))
     }
 
     /// What the server does between two messages.
     fn turn(&mut self, came: bool) {
-        let function = self.session.function();
-        if came {
-            function.came();
-        }
-        if function.unfinished() {
-            function.go_on();
-        }
+        self.watched(|session| {
+            let function = session.function();
+            if came {
+                function.came();
+            }
+            if function.unfinished() {
+                function.go_on();
+            }
+        });
     }
 
     fn succeeded(&self) -> bool {
@@ -105,25 +195,27 @@ impl Link for Peer {
     }
 }
 
-type Disk<A> = One<VirtioPci<Blk, A>>;
+type Disk<A> = One<VirtioPci<Blk, Counted<A>>>;
+
+type Card = One<VirtioPci<Net<Peer>, Counted<Direct>>>;
+type Unit = One<VirtioPci<IommuDevice, Counted<GuestDma>>>;
+type Para = One<VirtioPci<PvIommuDevice, Counted<PvDma>>>;
 
 /// The devices.
 pub(super) struct Devices<'f> {
     file: &'f File,
     talking_to: u8,
     disk: Disk<Direct>,
-    net: Option<One<VirtioPci<Net<Peer>, Direct>>>,
-    iommu: Option<(One<VirtioPci<IommuDevice, GuestDma>>, Disk<Translated>)>,
+    net: Option<Card>,
+    iommu: Option<(Unit, Disk<Translated>)>,
+    para: Option<(Para, Disk<Translated>)>,
 }
 
-fn disk<A: ringfence_live::dma::Dma>(file: &File, dma: A, translated: bool) -> Disk<A> {
+fn disk<A: Dma + 'static>(file: &File, dma: A, translated: bool) -> Disk<A> {
     let counters = Arc::new(DeviceCounters::default());
     let file = file.try_clone().expect("a copy");
     let disk = Blk::new(file, false, Arc::clone(&counters)).expect("a disk");
-    One {
-        session: Session::new(VirtioPci::new(disk, dma, translated, Arc::clone(&counters))),
-        counters,
-    }
+    One::new(disk, dma, translated, counters)
 }
 
 impl<'f> Devices<'f> {
@@ -135,15 +227,18 @@ impl<'f> Devices<'f> {
             disk: disk(file, Direct::default(), false),
             net: None,
             iommu: None,
+            para: None,
         }
     }
 
-    /// The next messages are for the disk (0), a network device (1), an IOMMU (2), a disk behind that (3).
+    /// The next messages are for the disk (0), a network device (1), an IOMMU (2), a disk behind that (3), the para-virtual IOMMU
+    /// (4), a disk behind that (5).
     pub(super) fn talk_to(&mut self, device: u8) {
-        self.talking_to = device % 4;
+        self.talking_to = device % 6;
         match self.talking_to {
             1 if self.net.is_none() => self.net = Some(net()),
             2 | 3 if self.iommu.is_none() => self.iommu = Some(iommu(self.file)),
+            4 | 5 if self.para.is_none() => self.para = Some(para(self.file)),
             _ => {}
         }
     }
@@ -159,10 +254,14 @@ impl<'f> Devices<'f> {
     }
 
     fn present(&mut self) -> &mut dyn Device {
-        match (self.talking_to, &mut self.net, &mut self.iommu) {
-            (1, Some(net), _) => net,
-            (2, _, Some((iommu, _))) => iommu,
-            (3, _, Some((_, disk))) => disk,
+        let of_iommu = self.iommu.as_mut();
+        let of_para = self.para.as_mut();
+        match (self.talking_to, &mut self.net, of_iommu, of_para) {
+            (1, Some(net), ..) => net,
+            (2, _, Some((iommu, _)), _) => iommu,
+            (3, _, Some((_, disk)), _) => disk,
+            (4, .., Some((para, _))) => para,
+            (5, .., Some((_, disk))) => disk,
             _ => &mut self.disk,
         }
     }
@@ -178,50 +277,71 @@ impl<'f> Devices<'f> {
             disk.turn(false);
             iommu.turn(true);
         }
+        if let Some((para, disk)) = &mut self.para {
+            disk.turn(false);
+            para.turn(true);
+        }
         outcome
     }
 
     /// Says what has happened so far.
-    pub(super) fn tell(&self, reached: Reached<'_>) {
+    pub(super) fn tell(&mut self, reached: Reached<'_>) {
         let mut tell = |name, holds| {
             if holds {
                 reached(name);
             }
         };
         tell("served", self.disk.succeeded());
+        tell("rung in vain", self.disk.in_vain);
+        tell("made up for", self.disk.in_vain && self.disk.succeeded());
         if let Some(One { counters, .. }) = &self.net {
             tell("net: sent", counters.frames_sent.get() > 0);
             tell("net: received", counters.frames_received.get() > 0);
             tell("net: dropped", counters.frames_dropped.get() > 0);
             tell("net: no such command", counters.failed.get() > 0);
         }
+        let net = self.net.as_ref().is_some_and(|net| net.in_vain);
+        tell("net: rung in vain", net);
         if let Some((iommu, disk)) = &self.iommu {
             tell("iommu: served", iommu.succeeded());
+            tell("iommu: rung in vain", iommu.in_vain);
             tell("iommu: refused", iommu.counters.failed.get() > 0);
             tell("iommu: fault", iommu.counters.faults.get() > 0);
             tell("iommu: stale", iommu.counters.stale.get() > 0);
             tell("translated: served", disk.succeeded());
         }
+        if let Some((para, disk)) = &mut self.para {
+            tell("para: mapped", para.counters.maps.get() > 0);
+            tell("para: unmapped", para.counters.unmaps.get() > 0);
+            tell("para: refused", para.counters.failed.get() > 0);
+            tell("para: fault", para.counters.faults.get() > 0);
+            tell("para: broken", para.broken());
+            tell("para: served", disk.succeeded());
+        }
     }
 }
 
-fn net() -> One<VirtioPci<Net<Peer>, Direct>> {
+fn net() -> Card {
     let counters = Arc::new(DeviceCounters::default());
     let pairs = NonZeroU16::new(2).unwrap_or(NonZeroU16::MIN);
     let net = Net::new(Peer::default(), [2; 6], pairs, Arc::clone(&counters));
-    let function = VirtioPci::new(net, Direct::default(), false, Arc::clone(&counters));
-    One {
-        session: Session::new(function),
-        counters,
-    }
+    One::new(net, Direct::default(), false, counters)
 }
 
-fn iommu(file: &File) -> (One<VirtioPci<IommuDevice, GuestDma>>, Disk<Translated>) {
+fn para(file: &File) -> (Para, Disk<Translated>) {
+    let counters = Arc::new(DeviceCounters::default());
+    let iommu = PvIommu::new(&[ENDPOINT], Arc::clone(&counters)).expect("an event");
+    let reader = iommu.reader(ENDPOINT).expect("the first");
+    let device = PvIommuDevice::new(iommu.clone(), Arc::clone(&counters));
+    let unit = One::new(device, iommu.memory(), false, counters);
+    (unit, disk(file, reader, true))
+}
+
+fn iommu(file: &File) -> (Unit, Disk<Translated>) {
     let counters = Arc::new(DeviceCounters::default());
     let iommu = Iommu::new(Arc::clone(&counters)).expect("an event");
     let endpoint = iommu.add_endpoint(ENDPOINT).expect("the first");
     let device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
-    let function = VirtioPci::new(device, iommu.memory(), false, Arc::clone(&counters));
-    let session = Session::new(function);
-    (One { session, counters }, disk(file, endpoint, true))
+    let unit = One::new(device, iommu.memory(), false, counters);
+    (unit, disk(file, endpoint, true))
 }

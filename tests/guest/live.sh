@@ -17,7 +17,9 @@ readonly FILES='set -e
 mke2fs /dev/vda >/dev/null 2>&1; mkdir -p /m; mount -t ext4 /dev/vda /m
 dd if=/dev/urandom of=/m/f bs=64k count=200 2>/dev/null; sync; md5sum /m/f >/tmp/before; umount /m
 echo 3 >/proc/sys/vm/drop_caches; mount -t ext4 /dev/vda /m; md5sum /m/f | cmp - /tmp/before; umount /m; echo same'
-files() { run "$@" --metrics -- sh -c "$FILES" && said '^same' && said 'ringfence_faults_total{device="iommu"} 0'; }
+files() {
+    run "$@" --metrics -- sh -c "$FILES$MASTER" && said '^same' && said '^mastered' && said 'ringfence_faults_total{device="iommu"} 0'
+}
 
 # What the devices do on their own is stopped, and the guest's own log names endpoint, address and access. The large read leaves unmapped
 # addresses behind that the small ones do not use.
@@ -90,7 +92,7 @@ errant_through() {
         said 'ringfence_strays_through_total{device="blk"} 2'
 }
 # All that the command said is there, to its last line.
-code() { run --kernel 6.12 -- sh -c 'seq 20000; exit 7'; [[ $? == 7 ]] && said '^20000'; }
+code() { cache=$packed run --kernel 6.12 -- sh -c 'seq 20000; exit 7'; [[ $? == 7 ]] && said '^20000'; }
 
 # Data crosses between two guests, each with its own process, through a socket.
 network() { talk iommu -- run "$@"; }
@@ -137,7 +139,7 @@ judged() {
 # more says what one takes. The medians of the reads that waited for the disk differ by less than a thousandth. A run that the host disturbed is made
 # once more, at most six times in all, and the note says so: one in which most reads did not wait, or whose median is the odd one out.
 counted() {
-    local again=(first second more) left=6 one
+    local again=(first second more) left=6 one cache=$packed
     while :; do
         for one in "${again[@]}"; do counted_run "$one" "$@" || return 1; done
         diff "$case/first.counters" "$case/second.counters" && [[ -s $case/first.counters ]] || return 1
@@ -212,7 +214,7 @@ END
 
 # A QEMU started by hand, with the arguments that `serve` prints and what `guest prepare` found.
 by_hand() {
-    local run=$case/run out=$case/out
+    local run=$case/run out=$case/out cache=$packed
     truncate -s 64M "$case/image"
     "$ringfence" serve --dir "$run" --blk "$case/image" --rng >"$case/arguments" &
     local daemon=$!

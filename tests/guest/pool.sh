@@ -7,6 +7,8 @@
 readonly JOBS=${GUEST_JOBS:-$(nproc)}
 
 work=$(mktemp -d)
+# What goes in the end; whoever sources this adds to it.
+scratch=("$work")
 started=0
 trap 'finish_pool' EXIT
 
@@ -16,7 +18,7 @@ finish_pool() {
     pids=$(jobs -rp)
     [[ ! $pids ]] || kill $pids 2>/dev/null
     wait
-    rm -rf "$work"
+    rm -rf "${scratch[@]}"
 }
 
 # judge NAME COMMAND...: starts the case as soon as there is room for it.

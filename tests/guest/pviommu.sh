@@ -35,8 +35,8 @@ mount -t ext4 /dev/vda /m; md5sum /m/f | cmp - /tmp/before; umount /m; echo agai
 files() {
     local cache_on=$1
     shift
-    behind --module-args "cache=$cache_on" "$@" --metrics -- sh -c "$FILES" || return 1
-    said '^same' && said '^unloaded' && said '^again' && said 'ringfence_faults_total{device="pviommu"} 0' &&
+    behind --module-args "cache=$cache_on" "$@" --metrics -- sh -c "$FILES$MASTER" || return 1
+    said '^same' && said '^unloaded' && said '^again' && said '^mastered' && said 'ringfence_faults_total{device="pviommu"} 0' &&
         said 'ringfence_failed_total{device="pviommu"} 0' &&
         holds maps -gt 1000 && holds failures -eq 0 && holds lost -eq 0 && holds live -le 2 || return 1
     if ((cache_on)); then holds hits -gt 3000; else holds kept -eq 0 && holds hits -eq 0; fi || return 1
@@ -101,6 +101,23 @@ kept() {
     said 'errant write (after-unmap) at .*: not stopped' && said 'strays_through_total{device="blk"} 1'
 }
 
+# The document's cache serves a page in the direction of whoever mapped it first, and virtio-blk has headers and statuses of requests in the same pages: where a header
+# came first no status is heard, where a status did no header is read. Ours has none of it.
+readonly BOTH_WAYS='dd if=/dev/vda of=/dev/null bs=4k count=8 iflag=direct 2>/dev/null
+dd if=/dev/vda of=/dev/vda bs=4k count=1 iflag=direct oflag=direct 2>/dev/null && echo copied
+usleep 500000; dmesg'
+literal() {
+    local faults unheard
+    behind --module-args "literal=1" "$@" --metrics -- sh -c "$BOTH_WAYS" || return 1
+    faults=$(total faults pviommu) unheard=$(total malformed blk)
+    said 'literal=1, the document.s cache with its defects' && said '0000:00:04.0 was stopped: a write at .*, not in this direction' &&
+        ((faults >= 8 && unheard > 0)) || return 1
+    : >"$log"
+    behind --module-args "cache=1" "$@" --metrics -- sh -c "$BOTH_WAYS" || return 1
+    said '^copied' && [[ $(total faults pviommu) == 0 && $(total malformed blk) == 0 ]] || return 1
+    echo "of the document's cache: $faults accesses stopped, $unheard statuses not heard; of ours: none" >"$case/note"
+}
+
 # What nobody uses goes after C to C + 1 cycles, all of a cycle at once.
 readonly EXPIRE='dd if=/dev/vda of=/dev/null bs=64k count=100 iflag=direct 2>/dev/null
 sleep 3; grep -r . /sys/kernel/debug/pviommu'
@@ -117,6 +134,38 @@ wrong() {
     shift 3
     behind --module-args "cache=0" "$@" --misanswer "$how" -- sh -c "$WRONG" wrong "$seconds" &&
         said '^alive' && said "$text" && said '^unloaded'
+}
+
+# The disk is taken from the guest's bus while it works, and comes back: it is behind the module as before, and so are its counters.
+readonly REPLUGGED='set -e
+dd if=/dev/urandom of=/dev/vda bs=64k count=16 2>/dev/null; sync; dd if=/dev/vda bs=64k count=16 2>/dev/null | md5sum >/tmp/before
+for n in 1 2 3; do
+    dd if=/dev/vda of=/dev/null bs=4k count=100000 iflag=direct 2>/dev/null & usleep 300000
+    echo 1 >/sys/bus/pci/devices/0000:00:04.0/remove; wait; [ ! -e /dev/vda ]
+    echo live $(cat /sys/kernel/debug/pviommu/*/0000:00:04.0/live)
+    echo 1 >/sys/bus/pci/rescan
+    while [ ! -b /dev/vda ]; do usleep 100000; done
+    grep -h . /sys/kernel/debug/pviommu/*/0000:00:04.0/maps
+done
+dd if=/dev/vda bs=64k count=16 2>/dev/null | md5sum | cmp - /tmp/before; echo same
+grep -r . /sys/kernel/debug/pviommu; dmesg | grep -i "already present\|left by the driver" || echo clean
+rmmod pviommu; echo unloaded'
+replugged() {
+    behind "$@" --metrics -- sh -c "$REPLUGGED" || return 1
+    said '^same' && said '^clean' && said '^unloaded' && [[ $(grep -c '^live 0' "$log") == 3 ]] &&
+        said 'ringfence_failed_total{device="pviommu"} 0' && holds failures -eq 0 && holds lost -eq 0 || return 1
+    # It counts on: the last number is the largest.
+    [[ $(grep '^[0-9][0-9]*.\?$' "$log" | tr -d '\r' | sort -n | tail -n 1) == $(grep '^[0-9][0-9]*.\?$' "$log" | tr -d '\r' | tail -n 1) ]]
+}
+# Waking up would reset the device: the guest is told that it cannot sleep, and goes on.
+readonly SUSPENDED='set -e
+dd if=/dev/urandom of=/dev/vda bs=64k count=16 2>/dev/null; sync; dd if=/dev/vda bs=64k count=16 2>/dev/null | md5sum >/tmp/before
+echo devices >/sys/power/pm_test
+if echo freeze >/sys/power/state; then echo slept; fi 2>/dev/null
+dmesg | grep "cannot be suspended"
+dd if=/dev/vda bs=64k count=16 iflag=direct 2>/dev/null | md5sum | cmp - /tmp/before; echo same'
+suspended() {
+    behind "$@" -- sh -c "$SUSPENDED" && said 'cannot be suspended' && ! said '^slept' && said '^same'
 }
 
 # While a guest works the host takes back what it can of its memory, by its control groups. What the module has mapped stays, and everything is what it
@@ -152,7 +201,7 @@ network() {
 
 # Under -icount, by X21: instructions for a map and its unmap, and doorbells for a direct read of 4 KiB, beside the stock virtio-iommu, strict.
 counted() {
-    limited "$ringfence" reproduce X21 --guest-cache "$cache" --guest-limit "$LIMIT" --module-source "$repo/kmod" --guest-kernel "$1" \
+    limited "$ringfence" reproduce X21 --guest-cache "$packed" --guest-limit "$LIMIT" --module-source "$repo/kmod" --guest-kernel "$1" \
         --guest-kind emulated --guest-configuration pviommu+rtc,virtio-strict --json >"$case/x21.json" || return 1
     python3 - "$case/x21.json" >"$case/note" <<'END'
 import json, sys
@@ -180,6 +229,8 @@ for kernel in $KERNELS; do
     try "assigned: files: $kernel, not cached" assigned 0 0 --kernel "$kernel"
     try "assigned: files: $kernel, cached, with the host's optimisations" assigned 1 1 --kernel "$kernel"
     try "assigned: errant DMAs stopped and named: $kernel" errant --kernel "$kernel" --assigned
+    try "replugged while it works: $kernel" replugged --kernel "$kernel"
+    try "suspended is refused: $kernel" suspended --kernel "$kernel"
     try "expired: $kernel" expired --kernel "$kernel"
     try "network between guests: $kernel" network --kernel "$kernel"
     try "counted: $kernel" counted "$kernel"
@@ -190,5 +241,6 @@ for kernel in $KERNELS; do
 done
 try "reclaimed: what is not mapped is taken back while the guest works" reclaimed mapped 0 40 --kernel 6.12 --module pviommu
 try "reclaimed: nothing is, where devices see all memory" reclaimed all 100 100 --kernel 6.12 --no-iommu
+try "literal: the document's cache shows its defects, ours has none" literal --kernel 6.12
 try "kept: what was unmapped is reached, with the cache" kept --kernel 6.12
 all_passed

@@ -4,7 +4,11 @@
     tests/guest/reclaim.py enter GROUP COMMAND...   makes the group, runs the command in it, removes it
     tests/guest/reclaim.py take GROUP FILE LOG N    waits until LOG says "ready", then takes back N times; says what stayed of FILE
 
-`take` fails if a locked page has left the memory. GROUP is a name.
+    tests/guest/reclaim.py join GROUP PID           makes the group, with this process in it
+    tests/guest/reclaim.py during GROUP FILE STOP   takes back again and again until the file STOP is there; says what stayed of FILE
+    tests/guest/reclaim.py leave GROUP PID          removes it; this process is the last in it
+
+`take` and `during` fail if a locked page has left the memory. GROUP is a name.
 """
 
 import ctypes
@@ -21,7 +25,9 @@ def group_directory(name):
     groups = dict(line.split(":", 2)[1:] for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines())
     first = pathlib.Path("/sys/fs/cgroup/memory")
     if "memory" in groups and first.is_dir():
-        return first / groups["memory"].lstrip("/") / name, "memory.force_empty", "0"
+        directory = first / groups["memory"].lstrip("/")
+        # Or in it, if this process has joined it.
+        return directory if directory.name == name else directory / name, "memory.force_empty", "0"
     # Of the second version, the first group that may have others with the memory controller.
     return pathlib.Path("/sys/fs/cgroup") / name, "memory.reclaim", str(1 << 40)
 
@@ -49,12 +55,22 @@ def resident(path):
 
 
 def locked(directory):
-    """Pages that the processes of the group have locked."""
-    total = 0
+    """Pages that each process of the group has locked."""
+    each = []
     for process in (directory / "cgroup.procs").read_text().split():
-        status = pathlib.Path(f"/proc/{process}/status").read_text()
-        total += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmLck:"))
-    return total * 1024 // mmap.PAGESIZE
+        try:
+            status = pathlib.Path(f"/proc/{process}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # It has gone, and what it had locked is not.
+        kib = sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmLck:"))
+        each.append(kib * 1024 // mmap.PAGESIZE)
+    return each
+
+
+def gains(stayed):
+    """Whether the last time took more than a hundredth of what had stayed."""
+    (before, _), (after, _) = stayed[-2:]
+    return after * 100 < before * 99
 
 
 def take(name, path, log, times):
@@ -68,17 +84,49 @@ def take(name, path, log, times):
         begun |= there
         time.sleep(0.1)
     before, stayed = resident(path), []
-    for _ in range(times):
+    while len(stayed) < times or gains(stayed) and len(stayed) < 10 * times:
         try:
             (directory / file).write_text(word)
         except OSError:
-            pass  # Less than all of it could be taken, which is what is looked at.
-        stayed.append((resident(path), locked(directory)))
+            # Less than all of it could be taken: what is locked, and what a busy disk has not written out yet.
+            time.sleep(0.2)
+        stayed.append((resident(path), sum(locked(directory))))
     print(f"resident before: {before}, then, of which locked: {stayed}")
     if any(there < kept for there, kept in stayed):
         sys.exit("a locked page has left the memory")
     there, kept = min(stayed)
     print(f"taken: {before} {there} {kept}")
+
+
+def join(name, process):
+    directory, *_ = group_directory(name)
+    directory.mkdir()
+    (directory / "cgroup.procs").write_text(process)
+
+
+def leave(name, process):
+    directory, *_ = group_directory(name)
+    for mover in process, str(os.getpid()):
+        (directory.parent / "cgroup.procs").write_text(mover)
+    directory.rmdir()
+
+
+def during(name, path, stop):
+    directory, file, word = group_directory(name)
+    found = []
+    # Once at least, however soon it is over.
+    while not found or not pathlib.Path(stop).exists():
+        try:
+            (directory / file).write_text(word)
+        except OSError:
+            pass  # As above.
+        # Of two daemons each has locked the same.
+        found.append((resident(path), max(locked(directory), default=0)))
+        time.sleep(0.1)
+    if any(there < kept for there, kept in found):
+        sys.exit(f"a locked page has left the memory: {found}")
+    there, kept = min(found)
+    print(f"taken back {len(found)} times meanwhile: {there // 256} MiB stayed, {kept} pages of them locked")
 
 
 if __name__ == "__main__":
@@ -87,5 +135,11 @@ if __name__ == "__main__":
             sys.exit(enter(name, command))
         case ["take", name, path, log, times]:
             take(name, path, log, int(times))
+        case ["join", name, process]:
+            join(name, process)
+        case ["during", name, path, stop]:
+            during(name, path, stop)
+        case ["leave", name, process]:
+            leave(name, process)
         case _:
             sys.exit(__doc__)

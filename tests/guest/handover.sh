@@ -76,20 +76,27 @@ recorded() {
 }
 # reclaimed KERNEL ...: the same, while the host takes back what it can of the guest's memory, which is the case's file `memory`.
 reclaimed() {
-    local group=ringfence-$$-handed code=0 taker
+    local group=ringfence-$$-handed code=0
     python3 "$here/reclaim.py" join "$group" $BASHPID || return 1
     {
         until [[ -e $case/new || -e $case/over ]]; do sleep 0.1; done
         python3 "$here/reclaim.py" during "$group" "$case/memory" "$case/over"
     } >"$case/stayed" 2>&1 &
     taker=$!
-    # What becomes of the memory when its guest ends is QEMU's matter.
     handed "$@" || code=1
-    : >"$case/over"
-    wait $taker || code=1
+    no_more_taken || code=1
     cat "$case/stayed"
     python3 "$here/reclaim.py" leave "$group" $BASHPID || code=1
     ((code)) || echo "$(<"$case/note"); $(<"$case/stayed")" >"$case/note"
+    return $code
+}
+# Nothing is taken back from here on: what becomes of the memory when its guest ends is QEMU's matter.
+taker=''
+no_more_taken() {
+    local code=0
+    : >"$case/over"
+    [[ ! $taker ]] || wait $taker || code=1
+    taker=''
     return $code
 }
 leave_nothing() {
@@ -151,7 +158,7 @@ hand() {
     exec {input}>"$input"
     until grep -q '^begun' "$out"; do kill -0 $qemu || { tail -n 5 "$case/console"; cat "$out" "$case/status"; return 1; }; sleep 0.2; done
     taken "$run" || return 1
-    : >"$case/over"
+    no_more_taken || return 1
     "$ringfence" top "$run" --once >"$case/top"
     echo stop >&$input
     wait $qemu || return 1

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ringfence_live::MemoryError;
-use ringfence_live::assigned::HostOptimisations;
+use ringfence_live::host::HostOptimisations;
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Here, Log};
 use ringfence_live::handover::{Handed, StateError, TakeOverError};

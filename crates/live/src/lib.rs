@@ -14,6 +14,7 @@ pub mod errant;
 mod event;
 pub mod guest;
 pub mod handover;
+pub mod host;
 pub mod iommu;
 mod irq;
 pub mod isolate;

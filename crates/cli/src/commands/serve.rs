@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use ringfence_live::MemoryRules;
-use ringfence_live::assigned::HostOptimisations;
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Devices, Ended, Here, Log, use_all_descriptors};
 use ringfence_live::handover::Limits;
+use ringfence_live::host::HostOptimisations;
 use ringfence_live::isolate::{Program, simulate};
 use ringfence_live::server::Event;
 

@@ -8,10 +8,11 @@ use ringfence_types::{DeviceId, Fault, IovaRange};
 use vm_memory::GuestMemoryMmap;
 
 use super::hardware::Silicon;
-use super::{Hardware, HardwareView, HostOptimisations, Mapped};
+use super::{Hardware, HardwareView, Mapped};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::handover::{DiskKind, Own, Unmovable};
+use crate::host::Host;
 use crate::iommu::{Behind, reason};
 
 /// Who keeps the device's table.
@@ -56,8 +57,8 @@ impl AssignedDma {
     /// # Errors
     /// The host has no memory for its tables.
     pub fn whole(device: DeviceId, counters: Arc<DeviceCounters>) -> io::Result<Self> {
-        let hardware = Arc::new(Hardware::new(Arc::clone(&counters))?);
-        let mapped = Mapped::new(&hardware, device, HostOptimisations::Off)?;
+        let hardware = Arc::new(Hardware::new(Arc::new(Host::new(Arc::clone(&counters))?))?);
+        let mapped = Mapped::new(&hardware, device)?;
         mapped.attach();
         Ok(Self {
             hardware,
@@ -90,8 +91,8 @@ impl Dma for AssignedDma {
         let before = *unit.stats();
         let view = HardwareView {
             unit: RefCell::new(unit),
-            tables: self.hardware.memory(),
-            places: self.hardware.places(),
+            tables: self.hardware.host().memory(),
+            places: self.hardware.host().places(),
             guest,
             device: self.device,
             fault: Cell::new(None),

@@ -1,26 +1,15 @@
-//! The unit, the memory that its tables are in, and the guest's memory behind the frames.
+//! The unit, and the guest's memory behind the frames.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_hw::{Geometry, Stats, UnitConfig, VtdUnit};
-use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Context, ContextTables};
-use ringfence_types::{
-    DeviceId, Invalidation, InvalidationError, Invalidator, PhysAddr, PhysRange, Ticket,
-};
+use ringfence_types::{DeviceId, Invalidation, InvalidationError, Invalidator, Ticket};
 use vm_memory::GuestMemoryMmap;
 
-use super::places::{Places, Source};
 use crate::counters::DeviceCounters;
-
-/// The host's memory for tables, sparse: as much as a guest can make of the second stage, then of I/O page tables.
-const MEMORY: u64 = 512 << 20;
-/// Where the second stage's tables begin; below is what leads from a device to its table.
-const SECOND_STAGE: u64 = 4 << 20;
-/// Where I/O page tables begin.
-const IO_TABLES: u64 = 160 << 20;
-const ALL: (u64, u64) = (4096, MEMORY);
+use crate::host::Host;
 
 /// Sets and ways of the IOTLB, and entries of the walk caches and of the context cache: those of the profile `r210-2015`.
 const IOTLB: (u32, u32) = (16, 4);
@@ -39,74 +28,35 @@ pub(super) struct Silicon {
 /// The host's hardware, of one guest.
 #[derive(Debug)]
 pub(crate) struct Hardware {
-    memory: Arc<Arena>,
-    places: Arc<Places>,
+    host: Arc<Host>,
     /// One piece of hardware: an access holds it while it lasts, so that an invalidation has waited for all accesses before it when it has the unit.
     silicon: Mutex<Silicon>,
-    /// Frames for contexts, the second stage, and I/O page tables.
-    sources: [Source; 3],
-    /// Of what the host does: those of the IOMMU, or of the device if the guest has none.
-    counters: Arc<DeviceCounters>,
 }
 
 impl Hardware {
-    /// Hardware that stops every device.
+    /// Hardware that stops every device. Its tables are in the memory of `host`.
     ///
     /// # Errors
-    /// If the host does not map that much memory.
-    pub(crate) fn new(counters: Arc<DeviceCounters>) -> io::Result<Self> {
-        let memory = Arc::new(Arena::new(MEMORY).map_err(io::Error::other)?);
-        let source = |from: u64, to: u64| {
-            let region = PhysRange::new(PhysAddr::new(from), to - from);
-            let region = region.ok_or(io::ErrorKind::InvalidInput)?;
-            let frames = Frames::new(Arc::clone(&memory), region);
-            Ok::<_, io::Error>(Source::Tables(Arc::new(frames)))
-        };
-        let sources = [
-            source(ALL.0, SECOND_STAGE)?,
-            source(SECOND_STAGE, IO_TABLES)?,
-            source(IO_TABLES, ALL.1)?,
-        ];
-        let contexts = ContextTables::new(Coherency::Coherent, &memory, &sources[0]);
+    /// If there is none left of that.
+    pub(crate) fn new(host: Arc<Host>) -> io::Result<Self> {
+        let contexts = ContextTables::new(Coherency::Coherent, host.memory(), host.contexts());
         let contexts = contexts.map_err(io::Error::other)?;
         let mut unit = VtdUnit::vtd(&config().map_err(io::Error::other)?);
         unit.set_root_table(contexts.root());
         unit.enable();
         Ok(Self {
-            memory,
-            places: Arc::default(),
+            host,
             silicon: Mutex::new(Silicon {
                 unit,
                 guest: GuestMemoryMmap::default(),
                 contexts,
             }),
-            sources,
-            counters,
         })
     }
 
-    /// Where tables are.
-    pub(super) fn memory(&self) -> &Arc<Arena> {
-        &self.memory
-    }
-
-    /// The pages behind frames.
-    pub(crate) fn places(&self) -> &Arc<Places> {
-        &self.places
-    }
-
-    /// Frames for the second stage's tables.
-    pub(super) fn second_stage(&self) -> Source {
-        self.sources[1].clone()
-    }
-
-    /// Frames for I/O page tables.
-    pub(super) fn io_tables(&self) -> Source {
-        self.sources[2].clone()
-    }
-
-    pub(super) fn counters(&self) -> &Arc<DeviceCounters> {
-        &self.counters
+    /// Where its tables are, and what stands behind the frames that they lead to.
+    pub(crate) fn host(&self) -> &Arc<Host> {
+        &self.host
     }
 
     /// The unit. Whoever panicked while he held it has left it whole: it is changed by invalidations only, and filled with what the tables say.
@@ -124,9 +74,9 @@ impl Hardware {
     pub(super) fn direct(&self, device: DeviceId, context: Option<&Context>) {
         let mut silicon = self.silicon();
         let Silicon { unit, contexts, .. } = &mut *silicon;
-        contexts.detach(&self.memory, device);
+        contexts.detach(self.host.memory(), device);
         if let Some(context) = context {
-            let _ = contexts.attach(&self.memory, &self.sources[0], device, context);
+            let _ = contexts.attach(self.host.memory(), self.host.contexts(), device, context);
         }
         unit.invalidate(&Invalidation::Context(device));
     }
@@ -150,7 +100,7 @@ impl Invalidator for Port {
     /// Whoever holds the unit is an access; so none that began before is under way.
     fn submit(&mut self, request: Invalidation) -> Result<Ticket, InvalidationError> {
         let Self(hardware) = self;
-        hardware.counters.unit_invalidations.add(1);
+        hardware.host.counters().unit_invalidations.add(1);
         hardware.silicon().unit.submit(request)
     }
 

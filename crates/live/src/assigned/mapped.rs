@@ -9,7 +9,8 @@ use ringfence_pviommu::wire::{Gpa, PAGE_BYTES};
 use ringfence_types::{Access, DeviceId, Direction, Iova, IovaRange, Permissions};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::{Hardware, HostOptimisations, Memory, Tables};
+use super::{Hardware, Tables};
+use crate::host::{HostOptimisations, Memory};
 
 /// The only device of its tables.
 const ONLY: Slot = Slot::new(0);
@@ -41,13 +42,9 @@ impl Mapped {
     ///
     /// # Errors
     /// The host has no memory for the tables.
-    pub(crate) fn new(
-        hardware: &Arc<Hardware>,
-        device: DeviceId,
-        optimisations: HostOptimisations,
-    ) -> io::Result<Self> {
+    pub(crate) fn new(hardware: &Arc<Hardware>, device: DeviceId) -> io::Result<Self> {
         Ok(Self {
-            memory: Memory::on_demand(hardware, optimisations)?,
+            memory: Memory::on_demand(hardware.host(), HostOptimisations::Off)?,
             tables: Tables::new(hardware, &[device])?,
             ranges: BTreeMap::new(),
             leaving: Vec::new(),

@@ -10,8 +10,6 @@
 mod dma;
 mod hardware;
 mod mapped;
-mod memory;
-mod places;
 mod tables;
 mod view;
 
@@ -20,7 +18,4 @@ pub use view::HardwareView;
 
 pub(crate) use hardware::Hardware;
 pub(crate) use mapped::{Mapped, Unmapped};
-pub use memory::HostOptimisations;
-pub(crate) use memory::Memory;
-pub(crate) use places::Places;
 pub(crate) use tables::Tables;

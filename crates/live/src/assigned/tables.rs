@@ -11,7 +11,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::Hardware;
 use super::hardware::Port;
-use super::places::Source;
+use crate::host::Source;
 
 /// A table of the hardware's for each device, with a domain of its own. A [`Slot`] is a device's place among these.
 #[derive(Debug)]
@@ -28,9 +28,10 @@ impl Tables {
     /// The host has no memory for them.
     pub(crate) fn new(hardware: &Arc<Hardware>, devices: &[DeviceId]) -> io::Result<Self> {
         let domains: Vec<DomainId> = (1..).take(devices.len()).map(DomainId::new).collect();
+        let host = hardware.host();
         let tables = HardwareTables::new(
-            Arc::clone(hardware.memory()),
-            hardware.io_tables(),
+            Arc::clone(host.memory()),
+            host.io_tables().clone(),
             Port(Arc::clone(hardware)),
             SecondStage::new(Levels::Four),
             Coherency::Coherent,

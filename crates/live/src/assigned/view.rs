@@ -18,7 +18,7 @@ use vm_memory::{
     GuestMemoryRegion, GuestMemoryResult, Permissions, VolatileSlice,
 };
 
-use super::Places;
+use crate::host::Places;
 
 type Slice<'a> = VolatileSlice<'a, MS<'a, GuestMemoryMmap>>;
 

@@ -5,9 +5,9 @@ use std::path::Path;
 use super::Log;
 use super::options::{NOTHING_TO_LOCK, NOTHING_TO_SERVE};
 use super::way::is_apart;
-use crate::assigned::HostOptimisations;
 use crate::caps::Caps;
 use crate::handover::{HandedDevice, Own, StateError};
+use crate::host::HostOptimisations;
 use crate::isolate::Program;
 use crate::memory::{Locked, MemoryRules};
 

@@ -4,10 +4,10 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::assigned::HostOptimisations;
 use crate::caps::{Caps, LEAST_IOTLB_PAGES};
 use crate::errant::Errant;
 use crate::guest::ForeignIommu;
+use crate::host::HostOptimisations;
 use crate::isolate::Program;
 use crate::link::Address;
 use crate::memory::{Locked, MemoryRules};

@@ -29,10 +29,11 @@ pub use translated::Translated;
 pub(crate) use translated::reason;
 
 use self::watched::Watched;
-use crate::assigned::{AssignedDma, Hardware, HostOptimisations, Mapped};
+use crate::assigned::{AssignedDma, Hardware, Mapped};
 use crate::caps::Caps;
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
+use crate::host::Host;
 use crate::isolate::Grants;
 
 /// First and last address at which writes are interrupts on a PC (Intel SDM volume 3, section 12.11.1).
@@ -165,8 +166,9 @@ impl Iommu {
     ) -> io::Result<AssignedDma> {
         // What it is told of it needs no reader there.
         drop(self.add_endpoint(device).map_err(io::Error::other)?);
-        let hardware = Arc::new(Hardware::new(Arc::clone(&self.shared.counters))?);
-        let mapped = Mapped::new(&hardware, device, HostOptimisations::Off)?;
+        let host = Host::new(Arc::clone(&self.shared.counters))?;
+        let hardware = Arc::new(Hardware::new(Arc::new(host))?);
+        let mapped = Mapped::new(&hardware, device)?;
         let endpoint = EndpointId::new(device.get().into());
         self.unit().sink_mut().assigned.add(endpoint, mapped);
         let behind = Behind::Virtio(self.clone());

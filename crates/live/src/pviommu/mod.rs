@@ -14,12 +14,13 @@ use ringfence_types::{Access, DeviceId, Iova, IovaRange};
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
+pub(crate) use unit::Unit;
 pub use unit::UnitError;
-pub(crate) use unit::{GuestFrames, Unit};
 
-use crate::assigned::{AssignedDma, HostOptimisations};
+use crate::assigned::AssignedDma;
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
+use crate::host::HostOptimisations;
 use crate::iommu::{Behind, Translated};
 use crate::isolate::Grants;
 

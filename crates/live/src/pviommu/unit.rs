@@ -1,7 +1,6 @@
 //! The backend over the software IOMMU, a domain for each device, and over the model of the hardware, a table for each assigned one; and the guest's memory as
 //! its client shares it.
 
-mod frames;
 mod records;
 mod tables;
 
@@ -15,10 +14,10 @@ use ringfence_softiommu::{IommuError, Reader};
 use ringfence_types::{Access, DeviceId, Iova, IovaRange};
 use vm_memory::GuestMemoryMmap;
 
-pub(crate) use self::frames::GuestFrames;
 use self::tables::Domains;
-use crate::assigned::{Hardware, HostOptimisations, Memory, Tables};
+use crate::assigned::{Hardware, Tables};
 use crate::counters::DeviceCounters;
+use crate::host::{Host, HostOptimisations, Memory};
 use crate::isolate::Grants;
 
 /// The page at 0 is never mapped: drivers take its address for none. What the software IOMMU's tables can map ends the window.
@@ -106,9 +105,10 @@ impl Unit {
             })
             .ok_or(UnitError::Config)?;
         // The second stage is the guest's: all of its devices are behind the same.
-        let hardware = Arc::new(Hardware::new(Arc::clone(counters))?);
-        let memory = Memory::on_demand(&hardware, optimisations)?;
-        let domains = Domains::new(&simulated, Arc::clone(hardware.places()))?;
+        let host = Arc::new(Host::new(Arc::clone(counters))?);
+        let memory = Memory::on_demand(&host, optimisations)?;
+        let domains = Domains::new(&simulated, Arc::clone(host.places()))?;
+        let hardware = Arc::new(Hardware::new(host)?);
         let sides = devices.iter().map(is_assigned);
         let tables = Mixed::new(Tables::new(&hardware, &assigned)?, domains, sides);
         let ids = devices.iter().copied().map(devid);

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use ringfence_live::assigned::{AssignedDma, HostOptimisations};
+use ringfence_live::assigned::AssignedDma;
 use ringfence_live::counters::DeviceCounters;
+use ringfence_live::host::HostOptimisations;
 use ringfence_live::pviommu::PvIommu;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::rng::Rng;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringfence_live::CONFIG_REGION;
-use ringfence_live::assigned::HostOptimisations;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
+use ringfence_live::host::HostOptimisations;
 use ringfence_live::link::{Link, Receiving, Sending};
 use ringfence_live::server::Served;
 use ringfence_live::virtio::blk::Blk;

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringfence_live::Locked;
-use ringfence_live::assigned::HostOptimisations;
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Devices, Log, NetOptions};
 use ringfence_live::errant::Errant;
 use ringfence_live::guest::ForeignIommu;
+use ringfence_live::host::HostOptimisations;
 use ringfence_live::isolate::Program;
 use ringfence_live::link::Address;
 use ringfence_types::Iova;

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use ringfence_live::assigned::{AssignedDma, HostOptimisations};
+use ringfence_live::assigned::AssignedDma;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::Dma;
+use ringfence_live::host::HostOptimisations;
 use ringfence_live::pviommu::{PvDma, PvIommu};
 use ringfence_live::server::Served;
 use ringfence_live::virtio::Device;

@@ -1,7 +1,8 @@
 //! A disk behind the para-virtual IOMMU: it reaches what the driver's requests have mapped for it, and nothing else.
 
-use ringfence_live::assigned::{AssignedDma, HostOptimisations};
+use ringfence_live::assigned::AssignedDma;
 use ringfence_live::dma::Dma;
+use ringfence_live::host::HostOptimisations;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_types::Direction;
 

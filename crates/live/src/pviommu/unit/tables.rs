@@ -12,7 +12,7 @@ use ringfence_softiommu::{IommuError, Limits, MapReason, Reader, SoftIommu};
 use ringfence_types::{DeviceId, Direction, DomainId, Iova, IovaRange, PhysAddr};
 use vm_memory::GuestMemoryMmap;
 
-use crate::assigned::Places;
+use crate::host::Places;
 use crate::isolate::{GrantError, Grants};
 
 /// Each device's domain. What is unmapped stays until it is settled, so that one wait does for all of a request.

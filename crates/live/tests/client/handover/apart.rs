@@ -6,10 +6,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use ringfence_live::assigned::HostOptimisations;
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Devices, Ended, Here, Log, Rebuilt};
 use ringfence_live::handover::{DiskKind, Handed, Limits, Own, StateError};
+use ringfence_live::host::HostOptimisations;
 use ringfence_live::isolate::Program;
 
 use super::guest::{AWAY, Dir, Guest, counted, end, log, serving};

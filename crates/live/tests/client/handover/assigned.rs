@@ -2,10 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use ringfence_live::assigned::HostOptimisations;
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Devices, Ended, Here};
 use ringfence_live::handover::{DiskKind, Handed, Limits, Own, StateError};
+use ringfence_live::host::HostOptimisations;
 
 use super::guest::{AWAY, Dir, Guest, counted, end, log, serving};
 use super::refused::Second;

@@ -1,4 +1,4 @@
-//! The guest's memory as the IOMMU's host side has it: behind a second stage with frames on demand, whichever kind its devices are of (PVIOMMU section 4.3, step 5).
+//! The guest's memory behind a second stage: a page gets its frame when a device first needs it (PVIOMMU section 4.3, step 5).
 
 use std::io;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use ringfence_pviommu::wire::{Gpa, GuestPhysical};
 use ringfence_types::{AddressRange, DomainId, PhysAddr};
 use vm_memory::GuestMemoryMmap;
 
-use super::Hardware;
+use super::Host;
+use super::pages::GuestPages;
 use super::places::{Placer, Source};
 use crate::counters::DeviceCounters;
-use crate::pviommu::GuestFrames;
 
 /// Guest-physical addresses that a second stage can have frames for: 64 GiB. Its counts of pins are sparse.
 const GUEST_BYTES: u64 = 1 << 36;
@@ -38,28 +38,28 @@ type Frames = OnDemand<Arc<Arena>, Source, Option<RepairedLastTable>, Placer>;
 #[derive(Debug)]
 pub(crate) struct Memory {
     /// What there is now, and what of it is locked.
-    resident: GuestFrames,
+    resident: GuestPages,
     frames: Frames,
-    hardware: Arc<Hardware>,
+    host: Arc<Host>,
     counted: (OnDemandStats, PoolStats),
 }
 
 impl Memory {
-    /// None yet, and no frames. Its tables are in the memory of `hardware`, whose devices use the frames.
+    /// None yet, and no frames. Its tables are in the memory of `host`.
     ///
     /// # Errors
     /// The host has no memory for its tables.
     pub(crate) fn on_demand(
-        hardware: &Arc<Hardware>,
+        host: &Arc<Host>,
         optimisations: HostOptimisations,
     ) -> io::Result<Self> {
         let window = AddressRange::<GuestPhysical>::new(Gpa::new(0), GUEST_BYTES);
         let window = window.ok_or(io::ErrorKind::InvalidInput)?;
         let on = optimisations == HostOptimisations::On;
-        let places = hardware.places();
+        let places = host.places();
         let frames = OnDemand::new(
-            Arc::clone(hardware.memory()),
-            hardware.second_stage(),
+            Arc::clone(host.memory()),
+            host.second_stage.clone(),
             Source::Guest(Arc::clone(places)),
             SecondStage::new(Levels::Four),
             GUEST,
@@ -70,11 +70,11 @@ impl Memory {
         let frames = frames.map_err(io::Error::other)?;
         let frames = if on { frames } else { frames.without_pool() };
         Ok(Self {
-            resident: GuestFrames::new(),
+            resident: GuestPages::new(),
             // The pool's first filling is the host's, not the guest's.
             counted: (*frames.stats(), *frames.pool().stats()),
             frames,
-            hardware: Arc::clone(hardware),
+            host: Arc::clone(host),
         })
     }
 
@@ -110,7 +110,7 @@ impl Backing for Memory {
         self.frames.maintain();
         let (stats, pool) = (*self.frames.stats(), *self.frames.pool().stats());
         let (before, before_pool) = self.counted;
-        let counters = self.hardware.counters();
+        let counters = self.host.counters();
         for (counter, now, before) in [
             (&counters.second_stage_walks, stats.walks, before.walks),
             (

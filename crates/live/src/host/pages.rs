@@ -1,4 +1,4 @@
-//! The guest's pages as the backend pins them: where they are by their client's mapping, and locked into the host's memory if that was asked for.
+//! The guest's memory as its client shares it: which pages there are, and which of them are locked into the host's memory, if that was asked for.
 //!
 //! The host takes back what it likes of the rest, while the guest runs; it is refused a page that a device reaches (PV10, attack A32).
 
@@ -13,9 +13,9 @@ use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion}
 use crate::counters::DeviceCounters;
 use crate::memory::lock::{lock, unlock};
 
-/// All of a guest's memory is mapped here, so a frame is the GPA itself.
+/// All of it is mapped in this process, so that where a page lies is its own address.
 #[derive(Debug)]
-pub(crate) struct GuestFrames {
+pub(super) struct GuestPages {
     resident: Resident,
     locked: Option<LockedPages>,
 }
@@ -29,9 +29,9 @@ struct LockedPages {
     counters: Arc<DeviceCounters>,
 }
 
-impl GuestFrames {
+impl GuestPages {
     /// No memory yet.
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             resident: Resident::new(Vec::new()),
             locked: None,
@@ -39,7 +39,7 @@ impl GuestFrames {
     }
 
     /// From now on what is pinned is locked. Nothing is pinned yet.
-    pub(crate) fn lock(&mut self, counters: Arc<DeviceCounters>) {
+    pub(super) fn lock(&mut self, counters: Arc<DeviceCounters>) {
         self.locked = Some(LockedPages {
             memory: GuestMemoryMmap::default(),
             pins: BTreeMap::new(),
@@ -48,7 +48,7 @@ impl GuestFrames {
     }
 
     /// The memory is another one; what is pinned is locked there, as far as it is there.
-    pub(crate) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
+    pub(super) fn set_memory(&mut self, memory: &GuestMemoryMmap) {
         let ranges = memory.iter().filter_map(|region| {
             let start = Gpa::new(region.start_addr().raw_value());
             AddressRange::new(start, region.len())
@@ -90,7 +90,7 @@ impl LockedPages {
     }
 }
 
-impl Backing for GuestFrames {
+impl Backing for GuestPages {
     fn contains(&self, page: Gpa) -> bool {
         self.resident.contains(page)
     }
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn a_page_is_locked_as_long_as_it_is_pinned_anywhere() {
         let counters = Arc::new(DeviceCounters::default());
-        let mut frames = GuestFrames::new();
+        let mut frames = GuestPages::new();
         frames.lock(Arc::clone(&counters));
         frames.set_memory(&memory(0x10_000, 8));
         let (page, other) = (Gpa::new(0x12_000), Gpa::new(0x13_000));
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn nothing_is_locked_unless_asked_for() {
-        let mut frames = GuestFrames::new();
+        let mut frames = GuestPages::new();
         frames.set_memory(&memory(0, 4));
         assert_eq!(frames.pin(Gpa::new(0x1000)), Ok(PhysAddr::new(0x1000)));
         frames.unpin(Gpa::new(0x1000));

@@ -5,6 +5,7 @@ mod here;
 mod options;
 mod ready;
 mod rebuild;
+mod take_over;
 mod way;
 
 pub use here::Here;

@@ -3,10 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use ringfence_types::DeviceId;
 use rustix::net::{AddressFamily, SocketType, sockopt};
@@ -18,14 +16,13 @@ use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::guest::{IOMMU, PVIOMMU};
 use crate::handover::{
-    CONTROL, Handed, HandedDevice, Limits, Own, SessionState, StateError, Take, TakeOverError,
-    Taken, Unmovable,
+    CONTROL, FunctionState, Handed, HandedDevice, Own, SessionState, StateError, Unmovable,
 };
 use crate::iommu::{Behind, Iommu, Recorder};
 use crate::isolate::{Front, Grants};
 use crate::memory::{GuestRam, Locked};
 use crate::pviommu::PvIommu;
-use crate::server::{Conversation, Event, Post, Words};
+use crate::server::{Conversation, Post, Words};
 use crate::session::Session;
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::net::Net;
@@ -34,41 +31,13 @@ use crate::virtio::rng::Rng;
 use crate::virtio::{Device, VirtioPci};
 use crate::wire::Inbox;
 
-/// Between two copies, which each cost every device a turn.
-const BREATH: Duration = Duration::from_millis(20);
-/// The longest that is copied for want of requests.
-const COPYING: Duration = Duration::from_secs(120);
-
 impl Daemon {
-    /// Takes the devices over that another process serves in the directory, from its guest's view without an interruption: it has them until they stand rebuilt
-    /// here. They are copied, and rebuilt, while they work, at least once, and until `meanwhile` requests were completed; then they are stopped.
-    ///
-    /// # Errors
-    /// [`TakeOverError`]: the other process goes on with them.
-    pub fn take_over(
-        here: Here<'_>,
-        meanwhile: u64,
-    ) -> Result<(Self, Taken), (PathBuf, TakeOverError)> {
-        let path = here.dir.join(CONTROL);
-        taken_over(here, &path, meanwhile).map_err(|error| (path, error))
-    }
-
     /// Whether what another process says it has could be served here. Nothing of it is.
     ///
     /// # Errors
     /// [`StateError`]: what is wrong with it.
     pub fn rehearse(here: Here<'_>, handed: Handed) -> Result<Rebuilt, StateError> {
         Self::rebuild(here, handed).map(Rebuilt)
-    }
-
-    /// Holds all of a take-over's conversation with the process at the other end of `first`, which lets go of its devices at the end of it, and serves
-    /// none of them.
-    ///
-    /// # Errors
-    /// [`TakeOverError`]: the other process goes on with them.
-    pub fn rehearse_take_over(first: UnixStream, here: Here<'_>) -> Result<Rebuilt, TakeOverError> {
-        let taken = converse(&Take::with(first), here, 0)?;
-        Ok(Rebuilt(taken.daemon))
     }
 
     /// The devices of `handed`, which stand still until they are [`launch`](Self::launch)ed.
@@ -112,20 +81,20 @@ impl Daemon {
             let iommu = front.as_ref().map(|(iommu, ..)| iommu);
             let process = process(&device.own, iommu, &counters, here)?;
             let way = Way::of(&device.own, iommu, &counters)?;
-            rest.push(((device, process), way, counters));
+            let (own, left) = Rest::of(device, counters, here);
+            rest.push((own, process, way, left));
         }
         let iommu = front.as_ref().map(|(iommu, ..)| iommu.clone());
         if let Some((iommu, device, counters)) = front {
-            daemon.rebuild_iommu(&iommu, device, counters, here)?;
+            let (own, left) = Rest::of(device, counters, here);
+            daemon.rebuild_iommu(&iommu, own, left)?;
         }
-        for (device, way, counters) in rest {
+        for (own, process, way, left) in rest {
             match way {
-                Way::Direct => {
-                    daemon.rebuild_device(device, Direct::default(), false, counters, here)
-                }
-                Way::Translated(dma) => daemon.rebuild_device(device, *dma, true, counters, here),
-                Way::Assigned(dma) => daemon.rebuild_device(device, dma, true, counters, here),
-                Way::Whole(dma) => daemon.rebuild_device(device, dma, false, counters, here),
+                Way::Direct => daemon.rebuild_device(own, process, Direct::default(), false, left),
+                Way::Translated(dma) => daemon.rebuild_device(own, process, *dma, true, left),
+                Way::Assigned(dma) => daemon.rebuild_device(own, process, dma, true, left),
+                Way::Whole(dma) => daemon.rebuild_device(own, process, dma, false, left),
             }?;
         }
         // What a process was told when it was granted its mappings, it has done; or it has gone.
@@ -151,22 +120,21 @@ impl Daemon {
     fn rebuild_iommu(
         &mut self,
         iommu: &Behind,
-        device: HandedDevice,
-        counters: Arc<DeviceCounters>,
-        here: Here<'_>,
+        own: Own,
+        rest: Rest<'_>,
     ) -> Result<(), StateError> {
-        let begun = device.function.common.begun();
-        match (iommu, device.own) {
+        let begun = rest.function.common.begun();
+        let counters = Arc::clone(&rest.counters);
+        // The memory first: what mappings lead to has to be there.
+        match (iommu, own) {
             (Behind::Virtio(unit), Own::Iommu { snapshot, record }) => {
-                let mut face = IommuDevice::new(unit.clone(), Arc::clone(&counters));
+                let mut face = IommuDevice::new(unit.clone(), counters);
                 if let Some(record) = record {
                     face.record(Recorder::restore(record)?);
                 }
-                face.complain(complaints(IOMMU, here.log));
-                let function = VirtioPci::new(face, unit.memory(), false, Arc::clone(&counters));
-                let parts = (device.listener, device.function, device.session);
-                // The memory first: what mappings lead to has to be there.
-                let post = rebuild_post(function, parts, here)?;
+                face.complain(complaints(IOMMU, rest.here.log));
+                self.machine.iommu = Some(IOMMU_SLOT);
+                self.stand(face, unit.memory(), false, rest)?;
                 unit.restore(&snapshot).map_err(StateError::Iommu)?;
                 // With another driver's features, or with none, requests would mean something else.
                 if !unit.has_accepted(begun.unwrap_or(0)) {
@@ -174,90 +142,75 @@ impl Daemon {
                         what: "virtio-iommu of another driver",
                     });
                 }
-                self.machine.iommu = Some(IOMMU_SLOT);
-                self.prepare(IOMMU, post, counters, here.log)
             }
             (Behind::Para(unit), Own::PvIommu(state)) => {
-                let face = PvIommuDevice::new(unit.clone(), Arc::clone(&counters));
-                let function = VirtioPci::new(face, unit.memory(), false, Arc::clone(&counters));
-                let parts = (device.listener, device.function, device.session);
-                let post = rebuild_post(function, parts, here)?;
+                let face = PvIommuDevice::new(unit.clone(), counters);
+                self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
+                self.stand(face, unit.memory(), false, rest)?;
                 if state.running != begun.is_some() {
                     return Err(StateError::Register {
                         what: "para-virtual IOMMU of another driver",
                     });
                 }
                 unit.unit().restore(&state)?;
-                self.machine.devices.push((IOMMU_SLOT, PVIOMMU));
-                self.prepare(PVIOMMU, post, counters, here.log)
             }
-            _ => Err(StateError::Register { what: "IOMMU" }),
+            _ => return Err(StateError::Register { what: "IOMMU" }),
         }
+        Ok(())
     }
 
     fn rebuild_device<A: Dma + 'static>(
         &mut self,
-        (device, process): (HandedDevice, Option<Front>),
+        own: Own,
+        process: Option<Front>,
         dma: A,
         translated: bool,
-        counters: Arc<DeviceCounters>,
-        here: Here<'_>,
+        rest: Rest<'_>,
     ) -> Result<(), StateError> {
-        let (slot, name) = place(&device.own);
-        self.machine.devices.push((slot, name));
-        let begun = device.function.common.begun();
-        let parts = (device.listener, device.function, device.session);
-        let known = Arc::clone(&counters);
-        match device.own {
-            Own::Blk {
-                file,
-                read_only,
-                sectors,
-                kind: _,
-            } => {
-                if let Some(front) = process {
-                    let function = VirtioPci::new(front, dma, translated, Arc::clone(&counters));
-                    let post = rebuild_post(function, parts, here)?;
-                    return self.prepare(name, post, counters, here.log);
-                }
-                let disk = disk(file, read_only, sectors, known, here)?;
-                let function = VirtioPci::new(disk, dma, translated, Arc::clone(&counters));
-                self.prepare(
-                    name,
-                    rebuild_post(function, parts, here)?,
-                    counters,
-                    here.log,
-                )
+        self.machine.devices.push(place(&own));
+        let counters = Arc::clone(&rest.counters);
+        match (own, process) {
+            (Own::Blk { .. }, Some(front)) => self.stand(front, dma, translated, rest),
+            (
+                Own::Blk {
+                    file,
+                    read_only,
+                    sectors,
+                    kind: _,
+                },
+                None,
+            ) => {
+                let disk = disk(file, read_only, sectors, counters, rest.here)?;
+                self.stand(disk, dma, translated, rest)
             }
-            Own::Net(state) => {
-                let mut net = Net::restore(*state, begun, known)?;
+            (Own::Net(state), _) => {
+                let begun = rest.function.common.begun();
+                let mut net = Net::restore(*state, begun, counters)?;
                 // Another process's until this daemon serves and has ended.
                 self.sockets.extend(net.link().name());
-                let function = VirtioPci::new(net, dma, translated, Arc::clone(&counters));
-                self.prepare(
-                    name,
-                    rebuild_post(function, parts, here)?,
-                    counters,
-                    here.log,
-                )
+                self.stand(net, dma, translated, rest)
             }
-            _ => {
-                let function =
-                    VirtioPci::new(Rng::new(known), dma, translated, Arc::clone(&counters));
-                self.prepare(
-                    name,
-                    rebuild_post(function, parts, here)?,
-                    counters,
-                    here.log,
-                )
-            }
+            _ => self.stand(Rng::new(counters), dma, translated, rest),
         }
+    }
+
+    /// A device stands where it stood, with a thread ready that will serve it.
+    fn stand<D: Device + Send + 'static, A: Dma + 'static>(
+        &mut self,
+        device: D,
+        dma: A,
+        translated: bool,
+        rest: Rest<'_>,
+    ) -> Result<(), StateError> {
+        let function = VirtioPci::new(device, dma, translated, Arc::clone(&rest.counters));
+        let (name, counters, log) = (rest.name, Arc::clone(&rest.counters), rest.here.log);
+        self.prepare(name, rebuild_post(function, rest)?, counters, log)
     }
 }
 
 /// Devices that were rebuilt and are not served.
 #[derive(Debug)]
-pub struct Rebuilt(Daemon);
+pub struct Rebuilt(pub(super) Daemon);
 
 impl Rebuilt {
     /// What a third process would be handed over.
@@ -282,91 +235,48 @@ impl Rebuilt {
     }
 }
 
-/// Devices that were taken over and stand still.
-struct Conversed {
-    daemon: Daemon,
-    asked: Instant,
-    /// The pause is not over yet.
-    taken: Taken,
+/// All of a device that was handed over but what is its own.
+struct Rest<'h> {
+    name: &'static str,
+    listener: OwnedFd,
+    function: FunctionState,
+    session: Option<SessionState>,
+    counters: Arc<DeviceCounters>,
+    here: Here<'h>,
 }
 
-fn taken_over(
-    here: Here<'_>,
-    control: &Path,
-    meanwhile: u64,
-) -> Result<(Daemon, Taken), TakeOverError> {
-    let Conversed {
-        mut daemon,
-        asked,
-        mut taken,
-    } = converse(&Take::connect(control)?, here, meanwhile)?;
-    daemon.launch();
-    taken.pause = asked.elapsed();
-    // They are here, whatever becomes of the next hand-over.
-    if let Err(error) = daemon.offer_hand_over(Limits::default(), here.log) {
-        (here.log)("hand-over", &Event::Kept(&error.to_string()));
+impl<'h> Rest<'h> {
+    fn of(device: HandedDevice, counters: Arc<DeviceCounters>, here: Here<'h>) -> (Own, Self) {
+        let HandedDevice {
+            own,
+            listener,
+            function,
+            session,
+            requests: _,
+        } = device;
+        let name = place(&own).1;
+        (
+            own,
+            Self {
+                name,
+                listener,
+                function,
+                session,
+                counters,
+                here,
+            },
+        )
     }
-    Ok((daemon, taken))
 }
-
-/// When it returns devices, the other process has let go of them.
-fn converse(take: &Take, here: Here<'_>, meanwhile: u64) -> Result<Conversed, TakeOverError> {
-    let begun = Instant::now();
-    let first = take.copy()?;
-    let before = first.requests();
-    // Whatever would fail, fails here, while the devices work.
-    Daemon::rehearse(here, first)?;
-    let mut copies = 1;
-    let mut completed = 0;
-    while completed < meanwhile {
-        if begun.elapsed() > COPYING {
-            return Err(TakeOverError::TimeOut);
-        }
-        thread::sleep(BREATH);
-        let handed = take.copy()?;
-        completed = handed.requests().saturating_sub(before);
-        Daemon::rehearse(here, handed)?;
-        copies += 1;
-    }
-    let copying = begun.elapsed();
-    let asked = Instant::now();
-    let (taking, handed) = take.stop()?;
-    let stopping = asked.elapsed();
-    let meanwhile = handed.requests().saturating_sub(before);
-    let daemon = Daemon::rebuild(here, handed)?;
-    let rebuilding = asked.elapsed().saturating_sub(stopping);
-    let bytes = taking.bytes;
-    taking.confirm()?;
-    Ok(Conversed {
-        daemon,
-        asked,
-        taken: Taken {
-            copies,
-            copying,
-            meanwhile,
-            pause: Duration::ZERO,
-            stopping,
-            rebuilding,
-            bytes,
-        },
-    })
-}
-
-type Parts = (
-    OwnedFd,
-    crate::handover::FunctionState,
-    Option<SessionState>,
-);
 
 fn rebuild_post<D: Device, A: Dma>(
     mut function: VirtioPci<D, A>,
-    (socket, registers, session): Parts,
-    here: Here<'_>,
+    rest: Rest<'_>,
 ) -> Result<Post<VirtioPci<D, A>>, StateError> {
-    function.restore(registers)?;
-    let rules = here.memory.clone();
-    let socket = listener(socket)?;
-    let Some(session) = session else {
+    function.restore(rest.function)?;
+    let rules = rest.here.memory.clone();
+    let socket = listener(rest.listener)?;
+    let Some(session) = rest.session else {
         return Ok(Post::new(socket, function).under(rules));
     };
     let stream = socket_of(session.stream, false)?;

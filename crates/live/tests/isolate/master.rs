@@ -107,17 +107,23 @@ fn what_is_unmapped_meanwhile_stays_away() {
 
 fn what_is_unmapped_meanwhile_stays_away_behind<I: Boundary>() {
     let image = tally();
-    let mut apart: Apart<I> = apart("goes-on", &[], &image).mapped();
+    let mut apart: Apart<I> = goes_on(&image);
     let guest = &mut apart.guest;
-    guest.disk.ring(0);
-    guest.settle();
-    assert_eq!(writes(&image), MAPPED);
     guest.disk.master(false);
     assert_eq!(I::unmap(guest, 0xb000 + AWAY, 0x1000), 0);
     guest.disk.poke(0xb000, &[0; 4096]);
     guest.disk.master(true);
     assert_eq!(writes(&image), MAPPED - 1);
     assert_eq!(guest.disk.peek(0xb000, 4096), [0; 4096]);
+}
+
+/// A process that writes wherever it can, round after round, and has written to all that is mapped.
+fn goes_on<I: Boundary>(image: &File) -> Apart<I> {
+    let mut apart: Apart<I> = apart("goes-on", &[], image).mapped();
+    apart.guest.disk.ring(0);
+    apart.guest.settle();
+    assert_eq!(writes(image), MAPPED);
+    apart
 }
 
 /// An image for a process that goes on, which has not gone round yet.
@@ -156,11 +162,8 @@ fn one_that_does_not_listen_has_nothing() {
 
 fn does_not_listen_behind<I: Boundary>() {
     let image = tally();
-    let mut apart: Apart<I> = apart("goes-on", &[], &image).mapped();
+    let mut apart: Apart<I> = goes_on(&image);
     let guest = &mut apart.guest;
-    guest.disk.ring(0);
-    guest.settle();
-    assert_eq!(writes(&image), MAPPED);
     has_nothing(guest, &image);
     assert_eq!(writes(&image), MAPPED);
 }

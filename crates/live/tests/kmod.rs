@@ -1,5 +1,5 @@
 //! The kernel module in user space: its idea of the wire format (`kmod/tests/vectors.c`), and its queue, cache and operations against a host that
-//! answers late, never or with a refusal (`kmod/tests/frontend.c`).
+//! answers late, never or with a refusal (`kmod/tests/frontend.c` and `host.c`).
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -42,7 +42,7 @@ void pvi_events_come(struct virtqueue *vq)
 
 	spin_lock_irqsave(&pvi->events_lock, flags);
 	while ((event = virtqueue_get_buf(vq, &bytes))) {
-		if (bytes >= sizeof(*event))
+		if (pvi_event_is_known(event, bytes))
 			pvi_tell(pvi, event);
 		pvi_leave(vq, event);
 	}

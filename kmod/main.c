@@ -52,17 +52,17 @@ static int pvi_read_config(struct pvi *pvi)
 	virtio_cread_le(vdev, struct pvi_config, device_first, &pvi->device_first);
 	virtio_cread_le(vdev, struct pvi_config, device_last, &pvi->device_last);
 	virtio_cread_le(vdev, struct pvi_config, version, &version);
-	if (version != PVI_VERSION) {
+	switch (pvi_config_fault(pvi->giova_first, pvi->giova_last, pvi->pages_max,
+				 pvi->device_first, pvi->device_last, version)) {
+	case PVI_CONFIG_SOUND:
+		return 0;
+	case PVI_CONFIG_VERSION:
 		dev_err(&vdev->dev, "version %u of the format is unknown\n", version);
 		return -ENODEV;
-	}
-	if (pvi->giova_first & (PVI_PAGE_BYTES - 1) || pvi->giova_last <= pvi->giova_first ||
-	    !pvi->pages_max || pvi->pages_max > PVI_PAGES_LIMIT ||
-	    pvi->device_last < pvi->device_first) {
+	default:
 		dev_err(&vdev->dev, "the configuration makes no sense\n");
 		return -EINVAL;
 	}
-	return 0;
 }
 
 static int pvi_find_queues(struct pvi *pvi)

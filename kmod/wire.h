@@ -42,6 +42,15 @@ struct pvi_config {
 	__le32 version;
 };
 
+/* What is wrong with a configuration space; of several faults the first. */
+enum pvi_config_fault {
+	PVI_CONFIG_SOUND = 0,
+	PVI_CONFIG_VERSION,
+	PVI_CONFIG_WINDOW,
+	PVI_CONFIG_PAGES_MAX,
+	PVI_CONFIG_DEVICES,
+};
+
 enum pvi_type {
 	PVI_MAP = 0,
 	PVI_UNMAP = 1,
@@ -89,6 +98,37 @@ struct pvi_event {
 #define PVI_EVENT_WRITE		2
 #define PVI_EVENT_NOT_MAPPED	1
 #define PVI_EVENT_DIRECTION	2
+
+/* Looks at the fields of a configuration space, which are the processor's by now. */
+static inline enum pvi_config_fault pvi_config_fault(__u64 giova_first, __u64 giova_last,
+						     __u32 pages_max, __u32 device_first,
+						     __u32 device_last, __u32 version)
+{
+	if (version != PVI_VERSION)
+		return PVI_CONFIG_VERSION;
+	/* A page at least, and nothing of the last one: no end wraps. */
+	if (giova_first & (PVI_PAGE_BYTES - 1) || giova_last < giova_first ||
+	    giova_last - giova_first < PVI_PAGE_BYTES - 1 || giova_last >= -PVI_PAGE_BYTES)
+		return PVI_CONFIG_WINDOW;
+	if (!pages_max || pages_max > PVI_PAGES_LIMIT)
+		return PVI_CONFIG_PAGES_MAX;
+	if (device_last < device_first)
+		return PVI_CONFIG_DEVICES;
+	return PVI_CONFIG_SOUND;
+}
+
+/* Whether the device wrote an event, and all of its words are known. */
+static inline int pvi_event_is_known(const struct pvi_event *event, size_t bytes)
+{
+	__u32 access, reason;
+
+	if (bytes < sizeof(*event))
+		return 0;
+	access = le32_to_cpu(event->access);
+	reason = le32_to_cpu(event->reason);
+	return (access == PVI_EVENT_READ || access == PVI_EVENT_WRITE) &&
+	       (reason == PVI_EVENT_NOT_MAPPED || reason == PVI_EVENT_DIRECTION);
+}
 
 static inline size_t pvi_request_bytes(enum pvi_type type, __u32 pages)
 {

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Runs the vectors of the wire format (crates/pviommu/vectors) against wire.h, in user space: what
- * is well formed is built anew from its fields and has to come out the same, byte for byte; what is
- * malformed must be nothing that wire.h builds.
+ * Runs the vectors of the wire format (crates/pviommu/vectors) against wire.h, in user space.
+ *
+ * Requests: what is well formed is built anew from its fields and has to come out the same, byte
+ * for byte; what is malformed must be nothing that wire.h builds. Configuration spaces and events:
+ * they have to say what the vectors say, or are refused as there.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -96,38 +98,61 @@ static void build_again(const char *name, const unsigned char *bytes, size_t cou
 	free(request);
 }
 
-static void check_layouts(void)
+/* Opens a file of vectors. */
+static FILE *vectors_in(const char *directory, const char *name)
 {
-	if (sizeof(struct pvi_config) != 32 || offsetof(struct pvi_config, giova_last) != 8 ||
-	    offsetof(struct pvi_config, pages_max) != 16 ||
-	    offsetof(struct pvi_config, device_first) != 20 ||
-	    offsetof(struct pvi_config, device_last) != 24 ||
-	    offsetof(struct pvi_config, version) != 28)
-		fail("configuration", "another layout");
-	if (sizeof(struct pvi_event) != 24 || offsetof(struct pvi_event, access) != 8 ||
-	    offsetof(struct pvi_event, reason) != 12 || offsetof(struct pvi_event, giova) != 16)
-		fail("event", "another layout");
+	char path[4096];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/%s", directory, name);
+	file = fopen(path, "r");
+	if (!file) {
+		perror(path);
+		exit(2);
+	}
+	line_number = 0;
+	return file;
 }
 
-int main(int argc, char **argv)
+/* Reads the next line that says something into line. */
+static int next_line(FILE *file, char *line)
 {
-	unsigned long pages_max = 0, built = 0, malformed = 0;
-	unsigned char *bytes = malloc(LINE_BYTES);
-	char *line = malloc(LINE_BYTES);
-	FILE *file = argc == 2 ? fopen(argv[1], "r") : NULL;
-
-	if (!file || !line || !bytes) {
-		fprintf(stderr, "usage: %s requests.txt\n", argv[0]);
-		return 2;
-	}
-	check_layouts();
 	while (fgets(line, LINE_BYTES, file)) {
-		char *name, *hex, *status, *config;
+		line_number++;
+		if (*line != '#' && *line != '\n')
+			return 1;
+	}
+	fclose(file);
+	return 0;
+}
+
+/* The next word of the line. */
+static char *word(const char *name)
+{
+	char *found = strtok(NULL, SPACE);
+
+	if (!found)
+		fail(name, "fields are missing");
+	return found;
+}
+
+/* The next word of the line has to be this value. */
+static void expect(const char *name, unsigned long long value)
+{
+	if (strtoull(word(name), NULL, 0) != value)
+		fail(name, "says something else");
+}
+
+static void run_requests(const char *directory, char *line, unsigned char *bytes)
+{
+	FILE *file = vectors_in(directory, "requests.txt");
+	unsigned long pages_max = 0, built = 0, malformed = 0;
+
+	while (next_line(file, line)) {
+		unsigned long status;
+		char *name, *config;
 		size_t count;
 
-		line_number++;
-		if (*line == '#' || *line == '\n')
-			continue;
 		if (!strncmp(line, "config ", 7)) {
 			config = strstr(line, " pages_max=");
 			pages_max = config ? strtoul(config + 11, NULL, 0) : 0;
@@ -136,15 +161,12 @@ int main(int argc, char **argv)
 			continue;
 		}
 		name = strtok(line, SPACE);
-		config = strtok(NULL, SPACE);
-		hex = strtok(NULL, SPACE);
-		status = strtok(NULL, SPACE);
-		if (!config || !hex || !status)
-			fail(name, "fields are missing");
-		count = bytes_of(name, hex, bytes);
-		if (strtoul(status, NULL, 0) > PVI_FAILED)
+		word(name);
+		count = bytes_of(name, word(name), bytes);
+		status = strtoul(word(name), NULL, 0);
+		if (status > PVI_FAILED)
 			fail(name, "an unknown status");
-		if (strtoul(status, NULL, 0) == PVI_MALFORMED) {
+		if (status == PVI_MALFORMED) {
 			if (is_built(bytes, count, pages_max))
 				fail(name, "malformed, and yet built");
 			malformed++;
@@ -156,5 +178,94 @@ int main(int argc, char **argv)
 		}
 	}
 	printf("%lu requests built, %lu that nobody builds\n", built, malformed);
-	return !built || !malformed;
+}
+
+static void run_configurations(const char *directory, char *line, unsigned char *bytes)
+{
+	static const char *const faults[] = {
+		[PVI_CONFIG_SOUND] = "ok",
+		[PVI_CONFIG_VERSION] = "version",
+		[PVI_CONFIG_WINDOW] = "window",
+		[PVI_CONFIG_PAGES_MAX] = "pages-max",
+		[PVI_CONFIG_DEVICES] = "devices",
+	};
+	FILE *file = vectors_in(directory, "configurations.txt");
+	unsigned long sound = 0, refused = 0;
+
+	while (next_line(file, line)) {
+		char *name = strtok(line, SPACE);
+		enum pvi_config_fault fault;
+		struct pvi_config config;
+
+		if (bytes_of(name, word(name), bytes) != sizeof(config))
+			fail(name, "another size");
+		memcpy(&config, bytes, sizeof(config));
+		fault = pvi_config_fault(le64_to_cpu(config.giova_first),
+					 le64_to_cpu(config.giova_last),
+					 le32_to_cpu(config.pages_max),
+					 le32_to_cpu(config.device_first),
+					 le32_to_cpu(config.device_last),
+					 le32_to_cpu(config.version));
+		if (strcmp(word(name), faults[fault]))
+			fail(name, faults[fault]);
+		if (fault != PVI_CONFIG_SOUND) {
+			refused++;
+			continue;
+		}
+		expect(name, le64_to_cpu(config.giova_first));
+		expect(name, le64_to_cpu(config.giova_last));
+		expect(name, le32_to_cpu(config.pages_max));
+		expect(name, le32_to_cpu(config.device_first));
+		expect(name, le32_to_cpu(config.device_last));
+		sound++;
+	}
+	printf("%lu configurations read, %lu refused\n", sound, refused);
+}
+
+static void run_events(const char *directory, char *line, unsigned char *bytes)
+{
+	FILE *file = vectors_in(directory, "events.txt");
+	unsigned long told = 0, dropped = 0;
+
+	while (next_line(file, line)) {
+		char *name = strtok(line, SPACE);
+		size_t count = bytes_of(name, word(name), bytes);
+		struct pvi_event event = { 0 };
+		int known;
+
+		if (count > sizeof(event))
+			fail(name, "another size");
+		/* What is not told was there before. */
+		event.access = cpu_to_le32(PVI_EVENT_READ);
+		event.reason = cpu_to_le32(PVI_EVENT_NOT_MAPPED);
+		memcpy(&event, bytes, count);
+		known = pvi_event_is_known(&event, count);
+		if (strcmp(word(name), known ? "ok" : "dropped"))
+			fail(name, known ? "known" : "dropped");
+		if (!known) {
+			dropped++;
+			continue;
+		}
+		expect(name, le64_to_cpu(event.devid));
+		expect(name, le32_to_cpu(event.access));
+		expect(name, le32_to_cpu(event.reason));
+		expect(name, le64_to_cpu(event.giova));
+		told++;
+	}
+	printf("%lu events read, %lu dropped\n", told, dropped);
+}
+
+int main(int argc, char **argv)
+{
+	unsigned char *bytes = malloc(LINE_BYTES);
+	char *line = malloc(LINE_BYTES);
+
+	if (argc != 2 || !line || !bytes) {
+		fprintf(stderr, "usage: %s DIRECTORY\n", argv[0]);
+		return 2;
+	}
+	run_requests(argv[1], line, bytes);
+	run_configurations(argv[1], line, bytes);
+	run_events(argv[1], line, bytes);
+	return 0;
 }

@@ -11,7 +11,7 @@ use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, WINDOW, config};
 use crate::vectors::{Setting, Vector, all};
 
 /// A host that cannot change anything.
-struct Stuck;
+pub(crate) struct Stuck;
 
 impl IoTables for Stuck {
     fn map(&mut self, _: Slot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
@@ -28,7 +28,7 @@ impl IoTables for Stuck {
 }
 
 /// Tells nobody.
-struct Nowhere;
+pub(crate) struct Nowhere;
 
 impl IoTables for Nowhere {
     fn map(&mut self, _: Slot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
@@ -51,9 +51,16 @@ fn limits(setting: &Setting) -> Limits {
     }
 }
 
-fn devices(setting: &Setting) -> impl Iterator<Item = Devid> + use<> {
+pub(crate) fn devices(setting: &Setting) -> impl Iterator<Item = Devid> + use<> {
     let config = &setting.config;
     (config.device_first().get()..=config.device_last().get()).map(Devid::new)
+}
+
+/// A host as the setting has it, over resident memory and these tables.
+pub(crate) fn over<T: IoTables>(setting: &Setting, tables: T) -> Backend<Resident, T> {
+    let memory = Resident::new(setting.memory.clone());
+    let (limits, devices) = (limits(setting), devices(setting));
+    Backend::new(setting.config, limits, devices, memory, tables).unwrap()
 }
 
 fn run(setting: &Setting, vectors: &[Vector], mut handle: impl FnMut(&[u8]) -> Status) {
@@ -66,14 +73,11 @@ fn run(setting: &Setting, vectors: &[Vector], mut handle: impl FnMut(&[u8]) -> S
 #[test]
 fn every_vector_gets_its_status_from_a_backend_over_resident_memory() {
     for (setting, vectors) in all() {
-        let memory = Resident::new(setting.memory.clone());
-        let (limits, devices) = (limits(&setting), devices(&setting));
         if setting.failing {
-            let mut backend = Backend::new(setting.config, limits, devices, memory, Stuck).unwrap();
+            let mut backend = over(&setting, Stuck);
             run(&setting, &vectors, |request| backend.handle(request));
         } else {
-            let mut backend =
-                Backend::new(setting.config, limits, devices, memory, Nowhere).unwrap();
+            let mut backend = over(&setting, Nowhere);
             run(&setting, &vectors, |request| backend.handle(request));
         }
     }

@@ -1,11 +1,17 @@
 //! Leaving and arriving (PV11): the guest's view survives, host addresses do not, and hostile streams are refused whole.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
-use ringfence_pviommu::backend::{Limits, RepairedLastTable, RestoreError};
+use ringfence_pviommu::backend::{
+    Backend, IoTables, Limits, RepairedLastTable, Resident, RestoreError,
+};
 use ringfence_pviommu::wire::{Devid, Gpa, Status, StreamWriter};
 use ringfence_types::{Access, Direction, Iova};
 
+use crate::answers;
 use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, WINDOW, cases, config, memory};
+use crate::vectors::{self, Setting, StreamEnd, StreamVector};
 
 fn busy() -> Rig {
     let mut rig = Rig::new();
@@ -128,6 +134,60 @@ fn streams_that_no_guest_made_are_refused_whole() {
             Err(RestoreError::NotEmpty(NIC))
         );
     }
+}
+
+/// Every vector comes to a host: what is taken is mapped and written again, what is refused leaves nothing.
+#[test]
+fn every_stream_of_the_vectors_is_taken_whole_or_refused_whole() {
+    let (mut taken, mut refused) = (0, BTreeSet::new());
+    for (setting, vectors) in vectors::streams() {
+        for vector in vectors {
+            if setting.failing {
+                let mut host = answers::over(&setting, answers::Stuck);
+                arrive(&mut host, &setting, &vector);
+            } else {
+                let mut host = answers::over(&setting, answers::Nowhere);
+                arrive(&mut host, &setting, &vector);
+            }
+            match vector.end {
+                StreamEnd::Refused { status, .. } => _ = refused.insert(status),
+                StreamEnd::Taken { .. } => taken += 1,
+                StreamEnd::NoStream(_) => {}
+            }
+        }
+    }
+    assert!(taken > 10, "{taken} taken");
+    let all = [
+        Status::NoDevice,
+        Status::BadGiova,
+        Status::BadGpa,
+        Status::NoRoom,
+        Status::Failed,
+    ];
+    assert_eq!(refused, BTreeSet::from(all));
+}
+
+fn arrive<T: IoTables>(
+    host: &mut Backend<Resident, T>,
+    setting: &Setting,
+    StreamVector { name, bytes, end }: &StreamVector,
+) {
+    let mut mapped = 0;
+    match (host.restore(bytes), end) {
+        (Ok(()), StreamEnd::Taken { records, written }) => {
+            mapped = records.iter().map(|(.., gpas)| gpas.len() as u64).sum();
+            assert_eq!(host.export().unwrap() == *bytes, *written, "{name}");
+        }
+        (Err(error), end) if end.is(&error) => {
+            let nothing = StreamWriter::new().finish();
+            assert_eq!(host.export().unwrap(), nothing, "{name}");
+        }
+        (Ok(()), _) => panic!("{name}: taken"),
+        (Err(error), _) => panic!("{name}: {error}"),
+    }
+    let devices = answers::devices(setting);
+    let found: u64 = devices.map(|device| host.mapped_pages(device)).sum();
+    assert_eq!(found, mapped, "{name}");
 }
 
 #[test]

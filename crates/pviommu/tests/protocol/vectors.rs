@@ -1,7 +1,10 @@
-//! `vectors/requests.txt`, read.
+//! The files in `vectors`, read. Each says in its first lines what a line of it means.
 
-use ringfence_pviommu::wire::{Config, Gpa, Status};
-use ringfence_types::{AddressRange, Iova, IovaRange};
+use ringfence_pviommu::backend::RestoreError;
+use ringfence_pviommu::wire::{
+    Config, ConfigError, Devid, Event, EventReason, Gpa, Status, StreamError, StreamErrorKind,
+};
+use ringfence_types::{Access, AddressRange, Direction, Iova, IovaRange};
 
 /// Ranges of guest memory, both ends included.
 pub(crate) type GpaRange = AddressRange<ringfence_pviommu::wire::GuestPhysical>;
@@ -86,31 +89,206 @@ fn bytes(hex: &str) -> Vec<u8> {
         .collect()
 }
 
-/// All of the file, setting by setting.
-pub(crate) fn all() -> Vec<(Setting, Vec<Vector>)> {
-    let text = include_str!("../../vectors/requests.txt");
-    let mut all: Vec<(Setting, Vec<Vector>)> = Vec::new();
-    for line in text.lines() {
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
+/// What says something.
+fn lines(text: &'static str) -> impl Iterator<Item = &'static str> {
+    let says = |line: &&str| !line.is_empty() && !line.starts_with('#');
+    text.lines().filter(says)
+}
+
+/// What stands behind its `config` line, setting by setting; `vector` makes it of name, bytes and the rest of the line.
+fn under_settings<V>(
+    text: &'static str,
+    vector: impl Fn(&'static str, Vec<u8>, &'static str) -> V,
+) -> Vec<(Setting, Vec<V>)> {
+    let mut all: Vec<(Setting, Vec<V>)> = Vec::new();
+    for line in lines(text) {
         if let Some(line) = line.strip_prefix("config ") {
             all.push((setting(line), Vec::new()));
             continue;
         }
-        let (setting, vectors) = all.last_mut().expect("a config line comes first");
-        let fields: Vec<&str> = line.split(' ').collect();
-        let [name, config, hex, status] = fields[..] else {
+        let (setting, found) = all.last_mut().expect("a config line comes first");
+        let fields: Vec<&str> = line.splitn(4, ' ').collect();
+        let [name, config, hex, rest] = fields[..] else {
             panic!("{line}");
         };
         assert_eq!(config, setting.name, "{name}");
-        let status = number(status) as u8;
-        vectors.push(Vector {
-            name: name.to_owned(),
-            bytes: bytes(hex),
-            status: Status::from_raw(status),
-        });
-        assert_eq!(Status::from_raw(status).raw(), status, "{name}");
+        found.push(vector(name, bytes(hex), rest));
     }
     all
+}
+
+/// Name, bytes and the words behind them.
+fn with_words(
+    text: &'static str,
+) -> impl Iterator<Item = (&'static str, Vec<u8>, Vec<&'static str>)> {
+    lines(text).map(|line| {
+        let mut words = line.split(' ');
+        let (name, hex) = (words.next().expect("a name"), words.next().expect(line));
+        (name, bytes(hex), words.collect())
+    })
+}
+
+/// The requests, setting by setting.
+pub(crate) fn all() -> Vec<(Setting, Vec<Vector>)> {
+    let text = include_str!("../../vectors/requests.txt");
+    under_settings(text, |name, bytes, status| {
+        let raw = number(status) as u8;
+        let status = Status::from_raw(raw);
+        assert_eq!(status.raw(), raw, "{name}");
+        Vector {
+            name: String::from(name),
+            bytes,
+            status,
+        }
+    })
+}
+
+/// Configuration spaces: their names, their bytes, and what these say.
+pub(crate) fn configurations() -> Vec<(&'static str, [u8; 32], Result<Config, ConfigError>)> {
+    let all = with_words(include_str!("../../vectors/configurations.txt"));
+    all.map(|(name, bytes, words)| {
+        let bytes: [u8; 32] = bytes.try_into().expect(name);
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("a word"));
+        let says = match words[..] {
+            ["ok", first, last, pages_max, device_first, device_last] => {
+                let [first, last] = [first, last].map(|text| Iova::new(number(text)));
+                let window = IovaRange::inclusive(first, last).expect(name);
+                let rest = [pages_max, device_first, device_last].map(|text| number(text) as u32);
+                Ok(Config::new(window, rest[0], rest[1], rest[2]).expect(name))
+            }
+            ["version"] => Err(ConfigError::Version(word(28))),
+            ["window"] => Err(ConfigError::Window),
+            ["pages-max"] => Err(ConfigError::PagesMax(word(16))),
+            ["devices"] => Err(ConfigError::Devices),
+            _ => panic!("{name}: {words:?}"),
+        };
+        (name, bytes, says)
+    })
+    .collect()
+}
+
+/// Events: their names, their bytes, and what these say.
+pub(crate) fn events() -> Vec<(&'static str, Vec<u8>, Option<Event>)> {
+    let all = with_words(include_str!("../../vectors/events.txt"));
+    all.map(|(name, bytes, words)| {
+        let says = match words[..] {
+            ["ok", device, access, reason, giova] => Some(Event {
+                device: Devid::new(number(device)),
+                access: match number(access) {
+                    1 => Access::Read,
+                    2 => Access::Write,
+                    _ => panic!("{name}"),
+                },
+                reason: match number(reason) {
+                    1 => EventReason::NotMapped,
+                    2 => EventReason::Direction,
+                    _ => panic!("{name}"),
+                },
+                giova: Iova::new(number(giova)),
+            }),
+            ["dropped"] => None,
+            _ => panic!("{name}: {words:?}"),
+        };
+        (name, bytes, says)
+    })
+    .collect()
+}
+
+/// A record: device, direction, first page, where they lead.
+pub(crate) type Said = (Devid, Direction, Iova, Vec<Gpa>);
+
+/// A migration stream.
+#[derive(Debug, Clone)]
+pub(crate) struct StreamVector {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Its bytes.
+    pub(crate) bytes: Vec<u8>,
+    /// What becomes of it.
+    pub(crate) end: StreamEnd,
+}
+
+/// What becomes of a stream.
+#[derive(Debug, Clone)]
+pub(crate) enum StreamEnd {
+    /// It is taken. A host that holds these mappings writes the same bytes, or other ones.
+    Taken { records: Vec<Said>, written: bool },
+    /// It is none.
+    NoStream(StreamError),
+    /// It is one, and a record of it is refused.
+    Refused { record: u64, status: Status },
+}
+
+impl StreamEnd {
+    /// Whether `error` is this refusal.
+    pub(crate) fn is(&self, error: &RestoreError) -> bool {
+        match (self, error) {
+            (Self::NoStream(wanted), RestoreError::Stream(error)) => wanted == error,
+            (
+                Self::Refused { record, status },
+                RestoreError::Refused {
+                    record: at,
+                    status: with,
+                    ..
+                },
+            ) => record == at && status == with,
+            _ => false,
+        }
+    }
+}
+
+fn said(record: &str) -> Said {
+    let parts: Vec<&str> = record.split(':').collect();
+    let [device, direction, first, gpas] = parts[..] else {
+        panic!("{record}");
+    };
+    let direction = match number(direction) {
+        0 => Direction::Bidirectional,
+        1 => Direction::ToDevice,
+        2 => Direction::FromDevice,
+        _ => panic!("{record}"),
+    };
+    let gpas = gpas.split(',').map(|gpa| Gpa::new(number(gpa))).collect();
+    let (device, first) = (Devid::new(number(device)), Iova::new(number(first)));
+    (device, direction, first, gpas)
+}
+
+fn refusal(record: &str, kind: &str) -> StreamEnd {
+    let record = number(record);
+    let parts: Vec<&str> = kind.split(':').collect();
+    let kind = match parts[..] {
+        ["status", raw] => {
+            let status = Status::from_raw(number(raw) as u8);
+            return StreamEnd::Refused { record, status };
+        }
+        ["magic"] => StreamErrorKind::Magic,
+        ["checksum", stated, computed] => StreamErrorKind::Checksum {
+            stated: number(stated) as u32,
+            computed: number(computed) as u32,
+        },
+        ["too-short"] => StreamErrorKind::TooShort,
+        ["too-long"] => StreamErrorKind::TooLong,
+        ["direction", raw] => StreamErrorKind::Direction(number(raw) as u32),
+        ["range"] => StreamErrorKind::Range,
+        ["order"] => StreamErrorKind::Order,
+        _ => panic!("{kind}"),
+    };
+    StreamEnd::NoStream(StreamError { record, kind })
+}
+
+/// Migration streams, setting by setting.
+pub(crate) fn streams() -> Vec<(Setting, Vec<StreamVector>)> {
+    let text = include_str!("../../vectors/streams.txt");
+    under_settings(text, |name, bytes, rest| {
+        let words: Vec<&str> = rest.split(' ').collect();
+        let end = match words[..] {
+            ["refused", record, kind] => refusal(record, kind),
+            [how @ ("written" | "taken"), ref records @ ..] => StreamEnd::Taken {
+                records: records.iter().copied().map(said).collect(),
+                written: how == "written",
+            },
+            _ => panic!("{name}: {rest}"),
+        };
+        StreamVector { name, bytes, end }
+    })
 }

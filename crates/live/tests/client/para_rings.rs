@@ -28,7 +28,7 @@ enum End {
     Status(u8),
     /// The device asks to be reset, and has mapped nothing.
     Broken,
-    /// The same, but nobody could be told that it was carried out.
+    /// The same, but it was carried out, and nobody could be told.
     Untold,
 }
 use End::{Broken, Status, Untold};
@@ -61,9 +61,9 @@ fn is_broken(guest: &mut Guest<Blk, Para>) -> bool {
 
 /// The disk is served; and what is behind the IOMMU can be mapped by another driver.
 fn goes_on(mut guest: Guest<Blk, Para>, name: &str) {
-    assert_eq!(read(&mut guest, 1, DATA), Some(0), "{name}: the disk");
+    assert_eq!(read(&mut guest, 2, DATA), Some(0), "{name}: the disk");
     guest.iommu.set(0x14, &[0]);
-    assert_eq!(read(&mut guest, 2, DATA), None, "{name}: nothing is left");
+    assert_eq!(read(&mut guest, 3, DATA), None, "{name}: nothing is left");
     guest.attach();
     assert_eq!(guest.map(NEW, PAGE, 0xc000, READ_WRITE), 0, "{name}");
 }
@@ -85,7 +85,9 @@ fn end_of(name: &str, chain: &[Descriptor], table: &[Descriptor]) -> End {
     offer(&mut guest);
     let asked = guest.iommu.counters.maps.get() - maps;
     let status = guest.iommu.peek(STATUS, 2);
-    let end = match (is_broken(&mut guest), asked) {
+    let broken = is_broken(&mut guest);
+    let mapped = read(&mut guest, 1, NEW) == Some(0);
+    let end = match (broken, asked) {
         (false, _) => {
             let used = guest.iommu.peek(REQUESTS + 0x2002, 2);
             assert_eq!(used, guest.requests.to_le_bytes(), "{name}: returned");
@@ -96,6 +98,7 @@ fn end_of(name: &str, chain: &[Descriptor], table: &[Descriptor]) -> End {
     };
     assert_eq!(status[1], 0xee, "{name}: one byte is the status");
     assert!(end == Status(status[0]) || status[0] == 0xee, "{name}");
+    assert_eq!(mapped, matches!(end, Status(0) | Untold), "{name}: mapped");
     goes_on(guest, name);
     end
 }
@@ -269,6 +272,48 @@ fn chains_that_no_driver_makes() {
     for (name, chain, table, end) in cases {
         assert_eq!(end_of(name, chain, table), *end, "{name}");
     }
+}
+
+/// A request whose status has no place is carried out before the device breaks, and so is the one that was made available behind it. The first
+/// unmaps what the second maps.
+#[test]
+fn a_status_that_cannot_be_written_undoes_nothing() {
+    let mut guest = ready();
+    assert_eq!(guest.map(NEW, PAGE, 0xc000, READ_WRITE), 0);
+    let asked = [
+        unmap(&[NEW]),
+        map(DISK, Direction::Bidirectional, &[(NEW, 0xb000)]),
+    ];
+    for ((request, status), chain) in asked.iter().zip([RAM_BYTES, STATUS]).zip(0u64..) {
+        let (at, head) = (AT + chain * PAGE, 2 * chain as u16);
+        guest.iommu.poke(at, request);
+        for (index, raw) in [
+            descriptor(at, request.len() as u32, NEXT, head + 1),
+            descriptor(status, 1, WRITE, 0),
+        ]
+        .iter()
+        .enumerate()
+        {
+            let place = REQUESTS + 16 * (2 * chain + index as u64);
+            guest.iommu.poke(place, raw);
+        }
+        let place = REQUESTS + 0x1004 + 2 * u64::from(guest.requests % 16);
+        guest.iommu.poke(place, &head.to_le_bytes());
+        guest.requests += 1;
+    }
+    let index = guest.requests.to_le_bytes();
+    guest.iommu.poke(STATUS, &[0xee]);
+    guest.iommu.poke(REQUESTS + 0x1002, &index);
+    guest.iommu.ring(0);
+    assert!(is_broken(&mut guest));
+    assert_eq!(guest.iommu.peek(STATUS, 1), [0], "the second is answered");
+    let used = guest.iommu.peek(REQUESTS + 0x2002, 2);
+    assert_eq!(used, index, "both are returned");
+    guest.iommu.poke(0xb000, &[0; 8]);
+    assert_eq!(read(&mut guest, 1, NEW), Some(0));
+    let sector: Vec<u8> = (0..8).map(|at| at / 7).collect();
+    assert_eq!(guest.iommu.peek(0xb000, 8), sector, "the second's page");
+    goes_on(guest, "a status that cannot be written");
 }
 
 #[test]

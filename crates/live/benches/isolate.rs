@@ -1,10 +1,13 @@
-//! What a device in a process of its own costs, beside the same device as a thread: a mapping that comes and goes, and a read of 4 KiB.
+//! What a device in a process of its own costs, beside the same device as a thread: a mapping that comes and goes, and a read of 4 KiB. Behind
+//! the virtio-iommu, and behind the para-virtual IOMMU, where a map's end is a grant to the process and an unmap's its revocation.
 //!
-//! Both go through the same scripted client, whose own time is in all numbers. `--quick` for fewer samples.
+//! All four go through the same scripted client, whose own time is in all numbers, and take turns. `--quick` for fewer samples.
 #![allow(missing_docs, dead_code)]
 
 #[path = "../tests/client/guest.rs"]
 mod guest;
+#[path = "../tests/client/para.rs"]
+mod para;
 #[path = "../tests/client/rig.rs"]
 mod rig;
 
@@ -13,8 +16,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use guest::*;
+use para::Para;
 use rig::*;
 use ringfence_live::caps::Caps;
+use ringfence_live::counters::DeviceCounters;
 use ringfence_live::iommu::Behind;
 use ringfence_live::isolate::{Front, Image, Program, start};
 use ringfence_live::virtio::Device;
@@ -26,75 +31,105 @@ const EACH: u16 = 64;
 /// Addresses that nothing else uses.
 const FREE: u64 = 0x100_0000 + AWAY;
 
-fn thread() -> Guest<Blk> {
-    Guest::with(|_, counters| Blk::new(disk_file(), false, counters).unwrap())
+/// A guest by its IOMMU.
+trait Boundary: Sized {
+    fn guest<D: Device>(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> D) -> Guest<D, Self>;
+    fn mapped<D: Device>(guest: Guest<D, Self>) -> Guest<D, Self>;
+    /// A request each.
+    fn map<D: Device>(guest: &mut Guest<D, Self>, bytes: u64) -> u8;
+    fn unmap<D: Device>(guest: &mut Guest<D, Self>, bytes: u64) -> u8;
 }
 
-fn process() -> Guest<Front> {
+macro_rules! requests {
+    () => {
+        fn mapped<D: Device>(guest: Guest<D, Self>) -> Guest<D, Self> {
+            guest.mapped()
+        }
+        fn map<D: Device>(guest: &mut Guest<D, Self>, bytes: u64) -> u8 {
+            guest.map(FREE, bytes, 0, READ_WRITE)
+        }
+        fn unmap<D: Device>(guest: &mut Guest<D, Self>, bytes: u64) -> u8 {
+            guest.unmap(FREE, bytes)
+        }
+    };
+}
+
+impl Boundary for Virtio {
+    fn guest<D: Device>(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> D) -> Guest<D, Self> {
+        Guest::with(|iommu, counters| make(Behind::Virtio(iommu.clone()), counters))
+    }
+    requests!();
+}
+
+impl Boundary for Para {
+    fn guest<D: Device>(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> D) -> Guest<D, Self> {
+        Guest::behind_para(|iommu, counters| make(Behind::Para(iommu.clone()), counters))
+    }
+    requests!();
+}
+
+fn thread(_: Behind, counters: Arc<DeviceCounters>) -> Blk {
+    Blk::new(disk_file(), false, counters).unwrap()
+}
+
+fn process(behind: Behind, counters: Arc<DeviceCounters>) -> Front {
     let file = disk_file();
     let program = Program {
         path: env!("CARGO_BIN_EXE_ringfence-test-simulator").into(),
         arguments: Vec::new(),
     };
-    Guest::with(|iommu, counters| {
-        let image = Image {
-            file: file.as_fd(),
-            read_only: false,
-            caps: Caps::default(),
-            errant: &[],
-        };
-        let (grants, link) = start(&program, &image, &counters).unwrap();
-        let device = DeviceId::new(ENDPOINT as u16);
-        iommu.set_apart(device, grants);
-        let disk = Blk::new(file.try_clone().unwrap(), false, Arc::clone(&counters)).unwrap();
-        Front::new(
-            disk,
-            link,
-            Behind::Virtio(iommu.clone()),
-            device,
-            counters,
-            Box::new(|_| {}),
-        )
-    })
+    let image = Image {
+        file: file.as_fd(),
+        read_only: false,
+        caps: Caps::default(),
+        errant: &[],
+    };
+    let (grants, link) = start(&program, &image, &counters).unwrap();
+    let device = DeviceId::new(ENDPOINT as u16);
+    behind.set_apart(device, grants).unwrap();
+    let disk = Blk::new(file.try_clone().unwrap(), false, Arc::clone(&counters)).unwrap();
+    Front::new(disk, link, behind, device, counters, Box::new(|_| {}))
 }
 
-/// Microseconds for each of `EACH` operations.
-fn sample(mut operation: impl FnMut()) -> f64 {
+/// Microseconds.
+fn timed(operation: impl FnOnce()) -> f64 {
     let begun = Instant::now();
-    (0..EACH).for_each(|_| operation());
-    begun.elapsed().as_secs_f64() * 1e6 / f64::from(EACH)
+    operation();
+    begun.elapsed().as_secs_f64() * 1e6
 }
 
-struct Bench<D: Device> {
-    guest: Guest<D>,
+struct Bench<D: Device, I> {
+    guest: Guest<D, I>,
     reads: u16,
 }
 
-impl<D: Device + Idle> Bench<D> {
-    fn new(guest: Guest<D>) -> Self {
+impl<D: Device + Idle, I: Boundary> Bench<D, I> {
+    fn new(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> D) -> Self {
         Self {
-            guest: guest.mapped(),
+            guest: I::mapped(I::guest(make)),
             reads: 0,
         }
     }
 
-    /// A map and its unmap, a doorbell each.
-    fn map(&mut self, pages: u64) -> f64 {
-        let bytes = pages * 4096;
-        sample(|| {
-            assert_eq!(self.guest.map(FREE, bytes, 0, READ_WRITE), 0);
-            assert_eq!(self.guest.unmap(FREE, bytes), 0);
-        })
+    /// A map, and its unmap, a doorbell each: microseconds of the one and of the other.
+    fn map(&mut self, pages: u64) -> [f64; 2] {
+        let (mut map, mut unmap) = (0.0, 0.0);
+        for _ in 0..EACH {
+            map += timed(|| assert_eq!(I::map(&mut self.guest, pages * 4096), 0));
+            unmap += timed(|| assert_eq!(I::unmap(&mut self.guest, pages * 4096), 0));
+        }
+        [map, unmap].map(|all| all / f64::from(EACH))
     }
 
     fn read(&mut self) -> f64 {
-        sample(|| {
-            self.reads = self.reads.wrapping_add(1);
-            assert_eq!(
-                read_bytes(&mut self.guest, self.reads, 0xb000 + AWAY, 4096),
-                Some(0)
-            );
-        })
+        let all = timed(|| {
+            for _ in 0..EACH {
+                self.reads = self.reads.wrapping_add(1);
+                let read = read_bytes(&mut self.guest, self.reads, 0xb000 + AWAY, 4096);
+                assert_eq!(read, Some(0));
+            }
+        });
+        all / f64::from(EACH)
     }
 
     fn trips(&mut self, operation: impl FnOnce(&mut Self)) -> (f64, f64) {
@@ -110,36 +145,86 @@ impl<D: Device + Idle> Bench<D> {
     }
 }
 
-fn median(samples: &mut [f64]) -> (f64, f64, f64) {
+/// Quartiles: the middle one first.
+fn quartiles(mut samples: Vec<f64>) -> (f64, f64, f64) {
     samples.sort_by(f64::total_cmp);
     let at = |part: usize| samples[(samples.len() - 1) * part / 4];
     (at(2), at(1), at(3))
 }
 
-/// One line: what `of` says of both, in turn.
-fn line(name: &str, samples: usize, mut of: impl FnMut() -> (f64, f64)) {
-    let (mut one, mut other): (Vec<f64>, Vec<f64>) = (0..samples).map(|_| of()).unzip();
-    let ((one, one_from, one_to), (other, from, to)) = (median(&mut one), median(&mut other));
-    println!(
-        "{name:<24} thread {one:6.1} ({one_from:.1} to {one_to:.1})  process {other:6.1} ({from:.1} to {to:.1})  ratio {:.1}, difference {:.1}",
-        other / one,
-        other - one
-    );
+/// Of each sample: the virtio-iommu's thread and process, the para-virtual IOMMU's thread and process.
+type Sample = [f64; 4];
+
+/// Two lines: what the samples say of both IOMMUs. Ratios are those of one sample each.
+fn say(name: &str, samples: &[Sample]) {
+    let of = |value: &dyn Fn(&Sample) -> f64| quartiles(samples.iter().map(value).collect());
+    for (iommu, at) in [("virtio-iommu", 0), ("para-virtual", 2)] {
+        let (one, one_from, one_to) = of(&|sample| sample[at]);
+        let (other, from, to) = of(&|sample| sample[at + 1]);
+        let (ratio, ratio_from, ratio_to) = of(&|sample| sample[at + 1] / sample[at]);
+        print!(
+            "{name:<22} {iommu}  thread {one:6.1} ({one_from:.1} to {one_to:.1})  process {other:6.1} ({from:.1} to {to:.1})  ratio {ratio:.2} ({ratio_from:.2} to {ratio_to:.2})"
+        );
+        if at > 0 {
+            let (ratio, from, to) = of(&|sample| sample[3] / sample[1]);
+            print!("  process over the virtio-iommu's {ratio:.2} ({from:.2} to {to:.2})");
+        }
+        println!();
+    }
 }
 
 fn main() {
     let quick = std::env::args().any(|word| word == "--quick" || word == "--test");
     let samples = if quick { 3 } else { 201 };
-    let (mut thread, mut process) = (Bench::new(thread()), Bench::new(process()));
+    let mut virtio = (
+        Bench::<_, Virtio>::new(thread),
+        Bench::<_, Virtio>::new(process),
+    );
+    let mut para = (
+        Bench::<_, Para>::new(thread),
+        Bench::<_, Para>::new(process),
+    );
     println!("microseconds: median (quartiles) of {samples} interleaved samples of {EACH}");
     for pages in [1, 16, 64] {
-        line(&format!("map and unmap {pages} pages"), samples, || {
-            (thread.map(pages), process.map(pages))
-        });
+        let taken: Vec<[[f64; 2]; 4]> = (0..samples)
+            .map(|_| {
+                [
+                    virtio.0.map(pages),
+                    virtio.1.map(pages),
+                    para.0.map(pages),
+                    para.1.map(pages),
+                ]
+            })
+            .collect();
+        let part = |of: fn([f64; 2]) -> f64| taken.iter().map(|each| each.map(of)).collect();
+        let (map, unmap): (Vec<Sample>, Vec<Sample>) = (part(|[map, _]| map), part(|[_, un]| un));
+        let both: Vec<Sample> = part(|[map, unmap]| map + unmap);
+        say(&format!("map, pages: {pages}"), &map);
+        say(&format!("unmap, pages: {pages}"), &unmap);
+        say(&format!("both, pages: {pages}"), &both);
     }
-    line("read 4 KiB", samples, || (thread.read(), process.read()));
-    let (rounds, calls) = process.trips(|bench| _ = bench.map(1));
-    println!("a map and an unmap, a doorbell each: {rounds} rounds, {calls} calls");
+    let reads: Vec<Sample> = (0..samples)
+        .map(|_| {
+            [
+                virtio.0.read(),
+                virtio.1.read(),
+                para.0.read(),
+                para.1.read(),
+            ]
+        })
+        .collect();
+    say("read 4 KiB", &reads);
+    trips("virtio-iommu", &mut virtio.1);
+    trips("para-virtual", &mut para.1);
+}
+
+fn trips<I: Boundary>(iommu: &str, process: &mut Bench<Front, I>) {
+    for pages in [1, 64] {
+        let (rounds, calls) = process.trips(|bench| _ = bench.map(pages));
+        println!(
+            "{iommu}: a map and an unmap, a doorbell each, pages: {pages}: {rounds} rounds, {calls} calls"
+        );
+    }
     let (rounds, calls) = process.trips(|bench| _ = bench.read());
-    println!("a read whose buffers are mapped: {rounds} rounds, {calls} calls");
+    println!("{iommu}: a read whose buffers are mapped: {rounds} rounds, {calls} calls");
 }

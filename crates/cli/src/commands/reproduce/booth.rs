@@ -344,7 +344,7 @@ mod tests {
         assert!(why("exit 1").is_err());
         // Whoever is asked to stop waits for nobody.
         stop.ask();
-        assert_eq!(why("sleep 600").unwrap_err(), "interrupted");
+        assert_eq!(why("exec sleep 600").unwrap_err(), "interrupted");
     }
 
     #[test]

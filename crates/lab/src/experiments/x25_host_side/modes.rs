@@ -10,7 +10,7 @@ use crate::experiments::finding::Findings;
 use crate::modes::Mode;
 use crate::plan::{Plan, Planner};
 
-const MODES: [&str; 3] = ["pviommu", "pviommu+rtc", "pviommu+rtc+hopt"];
+const MODES: [&str; 4] = ["pviommu", "rtc-literal", "pviommu+rtc", "pviommu+rtc+hopt"];
 
 /// What the host does for them in each mode.
 pub(super) fn in_modes(found: &mut Findings, creates: u64, pages: u64) -> Result<(), LabError> {

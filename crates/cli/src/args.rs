@@ -374,7 +374,7 @@ pub(crate) struct ReproduceGuestArgs {
     /// With these kinds of device only: assigned, emulated, simulated, many-queues
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
     pub guest_kind: Vec<Kind>,
-    /// In these configurations only: kvm-baseline, pviommu, pviommu+rtc, pviommu+rtc+hopt, virtio-strict, virtio-lazy
+    /// In these configurations only: kvm-baseline, pviommu, rtc-literal, pviommu+rtc, pviommu+rtc+hopt, virtio-strict, virtio-lazy
     #[arg(long, value_name = "CONFIGURATION", value_delimiter = ',', value_parser = configuration)]
     pub guest_configuration: Vec<Configuration>,
     /// Where the modules' sources are

@@ -18,13 +18,16 @@ pub enum Configuration {
     PviommuRtc,
     /// And with the host's pool and pointer.
     PviommuRtcHopt,
+    /// With the document's cache, defects included, in place of the repaired one.
+    RtcLiteral,
 }
 
 impl Configuration {
     /// All, in the order of reports.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::KvmBaseline,
         Self::Pviommu,
+        Self::RtcLiteral,
         Self::PviommuRtc,
         Self::PviommuRtcHopt,
         Self::VirtioStrict,
@@ -40,7 +43,13 @@ impl Configuration {
             Self::Pviommu => "pviommu",
             Self::PviommuRtc => "pviommu+rtc",
             Self::PviommuRtcHopt => "pviommu+rtc+hopt",
+            Self::RtcLiteral => "rtc-literal",
         }
+    }
+
+    /// Whether it has a defect of the document's, by which accesses are stopped that a driver meant.
+    pub const fn is_literal(self) -> bool {
+        matches!(self, Self::RtcLiteral)
     }
 
     /// The configuration that is called `name`.
@@ -122,6 +131,8 @@ pub struct GuestCounts {
     pub instructions: Option<f64>,
     /// Guest instructions of a map and its unmap, the page being one that was mapped before.
     pub map_unmap: f64,
+    /// Accesses that the IOMMU stopped since the guest began, of whichever device. None of them makes any that its driver did not mean.
+    pub stopped: f64,
     /// What the host did for a device whose pages have frames: behind the para-virtual IOMMU, or translated by the model of the hardware.
     pub host: Option<HostCounts>,
 }
@@ -150,11 +161,28 @@ pub struct HostCounts {
     pub frames_awaited: f64,
 }
 
+/// A guest whose device did not do all that it was asked to, since accesses were stopped that its driver meant. All are counted since the guest began.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct FalseFaults {
+    /// Requests that the device was given.
+    pub requests: f64,
+    /// Of these, the ones whose status could not be written.
+    pub unanswered: f64,
+    /// Of these, the ones that ended with an error.
+    pub failed: f64,
+    /// Accesses that the IOMMU stopped, of whichever device.
+    pub stopped: f64,
+    /// Guest instructions of a map and its unmap, in which no device takes part.
+    pub map_unmap: f64,
+}
+
 /// Why nothing was counted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub enum Uncounted {
     /// Nobody asked for it.
     Unasked,
+    /// There are no operations to count: a defect of the document's, and what it did.
+    FalseFaults(FalseFaults),
     /// Something went wrong, and what.
     Failed(String),
 }
@@ -171,6 +199,15 @@ pub struct GuestCell {
 }
 
 impl GuestCell {
+    /// Guest instructions of a map and its unmap, if they were counted.
+    pub const fn map_unmap(&self) -> Option<f64> {
+        match &self.counts {
+            Ok(counts) => Some(counts.map_unmap),
+            Err(Uncounted::FalseFaults(seen)) => Some(seen.map_unmap),
+            Err(_) => None,
+        }
+    }
+
     /// Whether its guest was booted, or should have been, and nothing came of it.
     pub const fn failed(&self) -> bool {
         matches!(self.counts, Err(Uncounted::Failed(_)))

@@ -5,7 +5,7 @@
 
 use super::catalogue::{Experiment, Setting, built};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::guests::{Configuration, GuestCell, GuestCounts, Guests, Kind, Uncounted};
+use super::guests::{Configuration, FalseFaults, GuestCell, GuestCounts, Guests, Kind, Uncounted};
 use super::printed::Sheet;
 use crate::error::LabError;
 
@@ -65,6 +65,21 @@ fn missing(what: String) -> FindingRow {
     row
 }
 
+const A_DMA: &str = "guest instructions a DMA (map and unmap)";
+
+/// The rows of a cell whose device was kept from its work.
+fn defeated(of: impl Fn(&str) -> String, seen: &FalseFaults, found: &mut Findings) {
+    for (what, value) in [
+        ("requests of its driver in all", seen.requests),
+        ("of them ended with an error", seen.failed),
+        ("of them without a status", seen.unanswered),
+        ("accesses stopped in all, of whichever device", seen.stopped),
+        (A_DMA, seen.map_unmap),
+    ] {
+        found.push(FindingRow::new(of(what), "", Measured::counted(value)));
+    }
+}
+
 /// The rows of one cell.
 fn cell(cell: &GuestCell, found: &mut Findings) {
     let of = |what: &str| {
@@ -77,6 +92,7 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
     let counts = match &cell.counts {
         Ok(counts) => counts,
         Err(Uncounted::Failed(_)) => return found.push(missing(of("failed"))),
+        Err(Uncounted::FalseFaults(seen)) => return defeated(of, seen, found),
         Err(Uncounted::Unasked) => return,
     };
     let operation = cell.kind.operation();
@@ -111,11 +127,14 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
             instructions,
         );
     }
-    row(
-        of("guest instructions a DMA (map and unmap)"),
-        "",
-        counts.map_unmap,
-    );
+    row(of(A_DMA), "", counts.map_unmap);
+    if cell.configuration.is_literal() {
+        row(
+            of("accesses stopped in all, of whichever device"),
+            "",
+            counts.stopped,
+        );
+    }
     let Some(host) = counts.host else { return };
     if let Some(table) = host.table {
         for (what, count) in [
@@ -215,6 +234,52 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
     Ok(())
 }
 
+/// What the document's cache costs beside the repaired one, for one kind, and what it is.
+fn literal(cells: &[GuestCell], found: &mut Findings) {
+    let map_unmap = |kind, configuration| {
+        let same = |cell: &&GuestCell| cell.kind == kind && cell.configuration == configuration;
+        cells.iter().find(same)?.map_unmap()
+    };
+    for kind in Kind::ALL {
+        let literal = map_unmap(kind, Configuration::RtcLiteral);
+        let Some((literal, repaired)) = literal.zip(map_unmap(kind, Configuration::PviommuRtc))
+        else {
+            continue;
+        };
+        let what = format!(
+            "{}: instructions a DMA, rtc-literal over pviommu+rtc",
+            kind.name()
+        );
+        found.push(FindingRow::new(
+            what,
+            "",
+            Measured::counted(literal / repaired),
+        ));
+    }
+    let of = |cell: &&GuestCell| cell.configuration == Configuration::RtcLiteral;
+    let literal: Vec<&GuestCell> = cells.iter().filter(of).collect();
+    if literal.iter().any(|cell| cell.map_unmap().is_some()) {
+        found.note(
+            "rtc-literal is unsafe: whoever maps a page gets the mapping that is there, with the direction and the length of whoever came first, and the first \
+             unmap of several users puts it away. So a device has rights and ranges of others', bounded by nothing, and lacks its own. It is here for what it \
+             costs beside the repaired cache.",
+        );
+    }
+    let kept: Vec<&str> = literal
+        .iter()
+        .filter(|cell| matches!(cell.counts, Err(Uncounted::FalseFaults(_))))
+        .map(|cell| cell.kind.name())
+        .collect();
+    if !kept.is_empty() {
+        found.note(format!(
+            "No operation of rtc-literal could be counted with: {}. The device does not do what it is asked to, and its rows say how far it came; instructions a \
+             DMA are counted without it. A disk's driver has the headers and the statuses of its requests in the same pages: where a header came first no status can \
+             be written, where a status came first no header can be read, and a header that goes on in the next page is read from whatever is mapped behind the first.",
+            kept.join("; ")
+        ));
+    }
+}
+
 /// Names the cells without counts, each reason once.
 fn uncounted(cells: &[GuestCell], found: &mut Findings) {
     let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
@@ -226,6 +291,8 @@ fn uncounted(cells: &[GuestCell], found: &mut Findings) {
                 unasked += 1;
                 continue;
             }
+            // These have rows, and a note of their own.
+            Err(Uncounted::FalseFaults(_)) => continue,
             Err(Uncounted::Failed(why)) => format!("Failed, {why}"),
         };
         let name = format!("{}, {}", one.kind.name(), one.configuration.name());
@@ -268,6 +335,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     for kind in Kind::ALL {
         claims(kind, cells, &mut found)?;
     }
+    literal(cells, &mut found);
     table_1(&mut found)?;
     uncounted(cells, &mut found);
     found.explain(
@@ -305,6 +373,7 @@ mod tests {
             hits: Some(4.0 - requests / 2.0),
             instructions: Some(20_000.0 + requests * 1000.0),
             map_unmap,
+            stopped: 0.0,
             host: None,
         }
     }
@@ -394,6 +463,71 @@ mod tests {
         };
         assert_eq!(value("found through the pointer a 4 KiB read"), 2.5);
         assert_eq!(value("that were waited for"), 7.0);
+    }
+
+    #[test]
+    fn the_documents_cache_stands_beside_ours_and_what_it_breaks_is_said() {
+        let literal = |kind, counts| GuestCell {
+            kind,
+            configuration: Configuration::RtcLiteral,
+            counts,
+        };
+        let unsafe_note = |found: &super::super::Finding| {
+            let mut notes = found.notes.iter();
+            notes.any(|note| note.contains("rtc-literal is unsafe"))
+        };
+        let mut cells = cells();
+        assert!(!unsafe_note(&found(cells.clone())));
+        let seen = FalseFaults {
+            requests: 22.0,
+            unanswered: 20.0,
+            failed: 2.0,
+            stopped: 21.0,
+            map_unmap: 517.0,
+        };
+        cells.push(literal(Kind::Emulated, Err(Uncounted::FalseFaults(seen))));
+        cells.push(literal(Kind::ManyQueue, Ok(counts(0.0, 470.0))));
+        assert!(
+            !cells
+                .iter()
+                .any(|cell| { cell.failed() && cell.configuration == Configuration::RtcLiteral })
+        );
+        let found = found(cells);
+        let value = |what: &str| {
+            let row = found.rows.iter().find(|row| row.what == what);
+            row.and_then(|row| row.measured).map(|value| value.median)
+        };
+        // No operation of the device's is made up.
+        let rows = found.rows.iter();
+        let of_it = rows.filter(|row| row.what.starts_with("emulated, rtc-literal: "));
+        assert_eq!(of_it.count(), 5);
+        for (what, wanted) in [
+            ("emulated, rtc-literal: requests of its driver in all", 22.0),
+            ("emulated, rtc-literal: of them without a status", 20.0),
+            (
+                "emulated, rtc-literal: accesses stopped in all, of whichever device",
+                21.0,
+            ),
+            (
+                "many queues, rtc-literal: accesses stopped in all, of whichever device",
+                0.0,
+            ),
+            ("many queues, rtc-literal: requests a frame sent", 0.0),
+            (
+                "emulated: instructions a DMA, rtc-literal over pviommu+rtc",
+                1.1,
+            ),
+            (
+                "many queues: instructions a DMA, rtc-literal over pviommu+rtc",
+                1.0,
+            ),
+        ] {
+            assert_eq!(value(what), Some(wanted), "{what}");
+        }
+        assert!(unsafe_note(&found));
+        let kept = "could be counted with: emulated. The";
+        assert!(found.notes.iter().any(|note| note.contains(kept)));
+        assert_eq!(found.verdict, Verdict::Reproduced);
     }
 
     #[test]

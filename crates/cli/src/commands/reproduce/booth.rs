@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 
-use ringfence_lab::experiments::guests::{Configuration, GuestCounts, Kind};
+use ringfence_lab::experiments::guests::{Configuration, GuestCounts, Kind, Uncounted};
 use ringfence_live::daemon::METRICS;
 
 use super::super::top::counters;
@@ -58,6 +58,9 @@ fn words(kind: Kind, configuration: Configuration, dir: &Path) -> Vec<String> {
         Configuration::Pviommu => vec!["--module", "pviommu", "--module-args", "cache=0"],
         Configuration::PviommuRtc | Configuration::PviommuRtcHopt => {
             vec!["--module", "pviommu", "--module-args", "cache=1"]
+        }
+        Configuration::RtcLiteral => {
+            vec!["--module", "pviommu", "--module-args", "cache=1 literal=1"]
         }
     }
     .into_iter()
@@ -148,17 +151,11 @@ impl Booth<'_> {
         &self,
         kind: Kind,
         configuration: Configuration,
-    ) -> Result<GuestCounts, String> {
-        let (name, place) = device(kind);
-        let moments = self.boot(kind, configuration)?;
-        let said: Vec<Said> = moments
-            .iter()
-            .map(|(out, metrics)| read(out, metrics, name, place))
-            .collect::<Result<_, _>>()?;
-        let [before, after] = said.as_slice() else {
-            return Err(format!("it had {} moments, not two", said.len()));
-        };
-        after.beyond(before)
+    ) -> Result<GuestCounts, Uncounted> {
+        let moments = self.boot(kind, configuration);
+        let said = moments.and_then(|moments| two(kind, &moments));
+        let [before, after] = said.map_err(Uncounted::Failed)?;
+        after.beyond(&before, OPERATIONS[1], configuration)
     }
 
     /// One guest, and its moments.
@@ -215,6 +212,18 @@ impl Booth<'_> {
             Ok(()) => Err(last.unwrap_or_else(|| format!("it ended with {status}"))),
         }
     }
+}
+
+/// What is said at the two moments of a guest.
+fn two(kind: Kind, moments: &[Moment]) -> Result<[Said; 2], String> {
+    let (name, place) = device(kind);
+    let said = moments
+        .iter()
+        .map(|(out, metrics)| read(out, metrics, name, place));
+    let said: Vec<Said> = said.collect::<Result<_, _>>()?;
+    let count = said.len();
+    said.try_into()
+        .map_err(|_| format!("it had {count} moments, not two"))
 }
 
 type Output = BufReader<ChildStdout>;
@@ -277,6 +286,8 @@ mod tests {
                 assert_eq!(has("--no-iommu"), baseline);
                 let hopt = configuration == Configuration::PviommuRtcHopt;
                 assert_eq!(has("--hopt"), hopt);
+                let literal = configuration == Configuration::RtcLiteral;
+                assert_eq!(has("cache=1 literal=1"), literal);
                 // What `guest run` refuses is not asked of it.
                 assert!(has("pviommu") || !hopt);
             }

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use ringfence_lab::experiments::guests::{
-    Configuration, GuestCell, GuestCounts, Guests, Kind, Uncounted,
+    Configuration, FalseFaults, GuestCell, GuestCounts, Guests, Kind, Uncounted,
 };
 
 use super::booth::Booth;
@@ -102,14 +102,16 @@ fn all(booth: &Booth<'_>) -> Vec<GuestCell> {
                     let counts = booth.counted(cell.kind, cell.configuration);
                     let told = match &counts {
                         Ok(counts) => line(cell.kind, counts),
-                        Err(why) => format!("failed: {why}"),
+                        Err(Uncounted::FalseFaults(seen)) => no_line(cell.kind, seen),
+                        Err(Uncounted::Failed(why)) => format!("failed: {why}"),
+                        Err(Uncounted::Unasked) => "not asked for".into(),
                     };
                     // Always: whoever waits for the table, or loses it, has at least these.
                     eprintln!(
                         "ringfence: {name}: {told} ({:.0} s)",
                         begun.elapsed().as_secs_f64()
                     );
-                    cell.counts = counts.map_err(Uncounted::Failed);
+                    cell.counts = counts;
                 }
             });
         }
@@ -133,6 +135,9 @@ fn line(kind: Kind, counts: &GuestCounts) -> String {
         text.push_str(&format!(", {instructions:.0} instructions"));
     }
     text.push_str(&format!("; a DMA: {:.0} instructions", counts.map_unmap));
+    if counts.stopped > 0.0 {
+        text.push_str(&format!("; {:.0} accesses stopped", counts.stopped));
+    }
     if let Some(host) = &counts.host {
         text.push_str(&format!(
             "; its host: {:.3} walks of the second stage, {:.3} pages through the pointer; {:.0} frames in all, {:.0} of them waited for",
@@ -140,6 +145,19 @@ fn line(kind: Kind, counts: &GuestCounts) -> String {
         ));
     }
     text
+}
+
+/// What there was in a guest without operations to count.
+fn no_line(kind: Kind, seen: &FalseFaults) -> String {
+    format!(
+        "no {} to count: of {:.0} requests {:.0} ended with an error and {:.0} unheard, {:.0} accesses stopped; a DMA: {:.0} instructions",
+        kind.operation(),
+        seen.requests,
+        seen.failed,
+        seen.unanswered,
+        seen.stopped,
+        seen.map_unmap
+    )
 }
 
 #[cfg(test)]
@@ -181,7 +199,7 @@ mod tests {
         };
         assert_eq!(booted(&args), every);
         args.guest_kind = vec![Kind::Emulated];
-        assert_eq!(booted(&args), 6);
+        assert_eq!(booted(&args), Configuration::ALL.len());
         args.guest_configuration = vec![Configuration::PviommuRtc, Configuration::VirtioStrict];
         assert_eq!(booted(&args), 2);
         args.guest_kind = Vec::new();

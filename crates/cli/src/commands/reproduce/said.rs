@@ -1,6 +1,8 @@
 //! What a guest of X21 and the counters of its devices say.
 
-use ringfence_lab::experiments::guests::{GuestCounts, HostCounts, TableWalks};
+use ringfence_lab::experiments::guests::{
+    Configuration, FalseFaults, GuestCounts, HostCounts, TableWalks, Uncounted,
+};
 
 /// What was said at one moment of a guest.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -10,6 +12,9 @@ pub(super) struct Said {
     requests: f64,
     exits: f64,
     device_exits: f64,
+    unanswered: f64,
+    failed: f64,
+    stopped: f64,
     maps: Option<f64>,
     hits: Option<f64>,
     /// Of those since the last moment.
@@ -65,7 +70,10 @@ pub(super) fn read(out: &str, metrics: &str, name: &str, place: &str) -> Result<
         operations,
         requests: of_iommu("requests"),
         exits: of_iommu("doorbells"),
-        device_exits: counter(metrics, "doorbells", name).unwrap_or(0.0),
+        device_exits: of_device("doorbells"),
+        unanswered: of_device("malformed"),
+        failed: of_device("failed"),
+        stopped: of_iommu("faults"),
         maps: debugfs(out, place, "maps"),
         hits: debugfs(out, place, "hits"),
         instructions: out
@@ -88,16 +96,38 @@ pub(super) fn read(out: &str, metrics: &str, name: &str, place: &str) -> Result<
 }
 
 impl Said {
-    /// What an operation took since the moment `before`.
-    pub(super) fn beyond(&self, before: &Self) -> Result<GuestCounts, String> {
-        let operations = self.operations - before.operations;
-        if operations <= 0.0 {
-            return Err("between its moments the device did nothing".into());
-        }
+    /// What an operation took since the moment `before`, of those `asked` for, in `configuration`.
+    pub(super) fn beyond(
+        &self,
+        before: &Self,
+        asked: u32,
+        configuration: Configuration,
+    ) -> Result<GuestCounts, Uncounted> {
+        let failed = |why: String| Err(Uncounted::Failed(why));
         let map_unmap = [before.map_unmap, self.map_unmap].into_iter().flatten();
-        let map_unmap = map_unmap
-            .reduce(f64::min)
-            .ok_or("the guest's dma_count said nothing")?;
+        let Some(map_unmap) = map_unmap.reduce(f64::min) else {
+            return failed("the guest's dma_count said nothing".into());
+        };
+        let stopped = self.stopped;
+        if stopped > 0.0 && !configuration.is_literal() {
+            return failed(format!("{stopped} accesses of its devices were stopped"));
+        }
+        // What a few took before one of them failed is not what one takes.
+        let operations = self.operations - before.operations;
+        if operations < f64::from(asked) {
+            if stopped == 0.0 {
+                return failed(format!(
+                    "between its moments the device did {operations} of {asked} operations"
+                ));
+            }
+            return Err(Uncounted::FalseFaults(FalseFaults {
+                requests: self.operations,
+                unanswered: self.unanswered,
+                failed: self.failed,
+                stopped,
+                map_unmap,
+            }));
+        }
         let each = |now: f64, then: f64| (now - then) / operations;
         let both =
             |now: Option<f64>, then: Option<f64>| now.zip(then).map(|(now, then)| each(now, then));
@@ -109,6 +139,7 @@ impl Said {
             hits: both(self.hits, before.hits),
             instructions: self.instructions,
             map_unmap,
+            stopped,
             host: self.host.zip(before.host).map(|(now, then)| HostCounts {
                 table: now.table.zip(then.table).map(|(now, then)| TableWalks {
                     walks: each(now.walks, then.walks),
@@ -154,6 +185,9 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
                 requests: 24.0,
                 exits: 25.0,
                 device_exits: 167.0,
+                unanswered: 0.0,
+                failed: 0.0,
+                stopped: 0.0,
                 maps: Some(989.0),
                 hits: Some(965.0),
                 instructions: Some(11036.0),
@@ -197,7 +231,8 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
         for tables in ["pviommu", "iommu", "blk"] {
             for translated in [true, false] {
                 let now = host(500, 80, tables, translated);
-                let counts = now.beyond(&host(300, 60, tables, translated));
+                let then = host(300, 60, tables, translated);
+                let counts = now.beyond(&then, 200, Configuration::Pviommu);
                 // In a process or behind software no table of the hardware's is walked, and behind the para-virtual IOMMU only it has frames.
                 let wanted = HostCounts {
                     table: translated.then_some(TableWalks {
@@ -224,7 +259,8 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
         many.exits += 400.0;
         many.maps = Some(989.0 + 400.0);
         many.instructions = Some(11000.0);
-        let counts = many.beyond(&few).unwrap();
+        let ours = Configuration::PviommuRtc;
+        let counts = many.beyond(&few, 100, ours).unwrap();
         assert_eq!(
             (counts.requests, counts.exits, counts.device_exits),
             (8.0, 4.0, 0.0)
@@ -234,11 +270,60 @@ at once: 4 of them, 9000 ns of work the median, 9000 the cheapest, 9001 the dear
             (counts.instructions, counts.map_unmap),
             (Some(11000.0), 469.0)
         );
-        assert!(few.beyond(&few).is_err());
+        assert!(few.beyond(&few, 1, ours).is_err());
         // Once is enough.
         many.map_unmap = None;
-        assert_eq!(many.beyond(&few).unwrap().map_unmap, 469.0);
+        assert_eq!(many.beyond(&few, 100, ours).unwrap().map_unmap, 469.0);
         few.map_unmap = None;
-        assert!(many.beyond(&few).is_err());
+        assert!(many.beyond(&few, 100, ours).is_err());
+    }
+
+    #[test]
+    fn a_guest_whose_device_did_not_do_all_is_not_counted() {
+        let few = read(OUT, &metrics("pviommu", 24), "blk", "0000:00:04.0").unwrap();
+        let stopped = |operations: f64, stopped: f64| Said {
+            operations: few.operations + operations,
+            unanswered: 20.0,
+            failed: 2.0,
+            stopped,
+            ..few.clone()
+        };
+        let (ours, literal) = (Configuration::PviommuRtc, Configuration::RtcLiteral);
+        // One read that failed, and whoever divided by it.
+        for (said, configuration) in [
+            (stopped(1.0, 0.0), ours),
+            (stopped(1.0, 0.0), literal),
+            (stopped(255.0, 0.0), ours),
+            // All that ours maps is reached.
+            (stopped(1.0, 21.0), ours),
+            (stopped(256.0, 1.0), ours),
+        ] {
+            let counts = said.beyond(&few, 256, configuration);
+            assert!(matches!(counts, Err(Uncounted::Failed(_))), "{counts:?}");
+        }
+        // Of the document's cache that is what there is to find.
+        let seen = FalseFaults {
+            requests: 168.0,
+            unanswered: 20.0,
+            failed: 2.0,
+            stopped: 21.0,
+            map_unmap: 469.0,
+        };
+        let counts = stopped(1.0, 21.0).beyond(&few, 256, literal);
+        assert_eq!(counts, Err(Uncounted::FalseFaults(seen)));
+        let counts = stopped(256.0, 1.0).beyond(&few, 256, literal).unwrap();
+        assert_eq!(counts.stopped, 1.0);
+    }
+
+    #[test]
+    fn what_was_stopped_is_read() {
+        let text = metrics("pviommu", 24)
+            + "ringfence_malformed_total{device=\"blk\"} 20\nringfence_failed_total{device=\"blk\"} 2\n\
+               ringfence_failed_total{device=\"pviommu\"} 7\nringfence_faults_total{device=\"pviommu\"} 21\nringfence_faults_total{device=\"blk\"} 0\n";
+        let said = read(OUT, &text, "blk", "0000:00:04.0").unwrap();
+        assert_eq!(
+            (said.unanswered, said.failed, said.stopped),
+            (20.0, 2.0, 21.0)
+        );
     }
 }

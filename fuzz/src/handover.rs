@@ -16,10 +16,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ringfence_live::MemoryError;
-use ringfence_live::host::HostOptimisations;
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Here, Log};
 use ringfence_live::handover::{Handed, StateError, TakeOverError};
+use ringfence_live::host::HostOptimisations;
 use ringfence_pviommu::backend::RestoreError;
 use ringfence_pviommu::wire::crc32c;
 use ringfence_virtio_iommu::SnapshotError;

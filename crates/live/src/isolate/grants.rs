@@ -21,7 +21,8 @@ use super::reach::FORMAT;
 use super::supervisor::{Breach, Supervisor};
 use super::windows::{Window, Windows};
 
-/// Most windows at a time. The kernel lets a process have 65530 mappings, and refuses to take one away from whoever has more.
+/// Most windows at a time. The kernel lets a process have 65530 mappings, and refuses to take one away, or a part of one, from whoever has more. However it joins
+/// and splits them, there is one for each window at most.
 const MAX_WINDOWS: usize = 16 * 1024;
 /// Most files that a guest's memory lies in.
 const MAX_FILES: usize = 16;
@@ -178,7 +179,14 @@ impl Grants {
             let last = taken.range(..end).next_back().map(|(_, last)| *last)?;
             (last.start.saturating_add(last.bytes) > window.start).then_some(last)
         };
-        let window = self.windows.take(bytes, overlapping);
+        // What is consecutive in memory and asked for together is granted with one call.
+        let last = self.pending.last();
+        let before =
+            last.and_then(|last| last.goes_on(bytes, part.file, part.offset, grant.permissions));
+        let window = match before {
+            Some(before) => self.windows.take_behind(&before, bytes, overlapping),
+            None => self.windows.take(bytes, overlapping),
+        };
         let window = window.ok_or(GrantError::NoRoom)?;
         let request = MapRequest {
             iova: range.start(),
@@ -375,7 +383,7 @@ impl Grants {
     pub fn settle(&mut self) -> Result<(), Undead> {
         if let Some(supervisor) = &mut self.supervisor
             && !self.pending.is_empty()
-            && let Err(breach) = supervisor.run(&self.pending)
+            && let Err(breach) = supervisor.run(&Call::join(&self.pending))
         {
             self.ended(breach);
         }

@@ -4,7 +4,7 @@
 pub const FIRST: u64 = 1 << 44;
 /// Windows end here.
 pub const END: u64 = 5 << 44;
-/// Windows do not touch, so the kernel joins no two of them, and to take one away splits none: that cannot run out of anything.
+/// Between windows, but for those that are asked for with one call. What a device reads past the end of its buffer is nobody's.
 const GAP_BYTES: u64 = 4096;
 
 /// A run of addresses.
@@ -32,6 +32,20 @@ impl Windows {
             next: FIRST,
             end: END,
         }
+    }
+
+    /// The same as [`take`](Self::take), but right behind `before` if that was given out last.
+    pub(super) fn take_behind(
+        &mut self,
+        before: &Window,
+        bytes: u64,
+        is_taken: impl Fn(&Window) -> Option<Window>,
+    ) -> Option<Window> {
+        let end = before.start.checked_add(before.bytes)?;
+        if end.checked_add(GAP_BYTES) == Some(self.next) {
+            self.next = end;
+        }
+        self.take(bytes, is_taken)
     }
 
     /// The next window of `bytes` bytes, whole pages, that `is_taken` does not say is taken. None if all of them are, or there is no room for such a
@@ -71,6 +85,23 @@ impl Windows {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_behind_the_last_one_touches_it() {
+        let mut windows = Windows::new();
+        windows.end = FIRST + 8 * 4096;
+        let free = |_: &Window| None;
+        let first = windows.take(4096, free).unwrap();
+        let second = windows.take_behind(&first, 2 * 4096, free).unwrap();
+        assert_eq!(second.start, FIRST + 4096);
+        // Not the last one any more.
+        let third = windows.take_behind(&first, 4096, free).unwrap();
+        assert_eq!(third.start, FIRST + 4 * 4096);
+        // No room behind it, and what comes first is taken.
+        let over = |window: &Window| (window.start == FIRST).then_some(first);
+        let around = windows.take_behind(&third, 4 * 4096, over).unwrap();
+        assert_eq!(around.start, FIRST + 2 * 4096);
+    }
 
     #[test]
     fn windows_come_in_turn_and_around_those_that_are_taken() {

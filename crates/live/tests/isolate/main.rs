@@ -11,6 +11,7 @@ mod rig;
 
 mod apart;
 mod breaches;
+mod joined;
 mod master;
 mod reached;
 mod started;
@@ -48,8 +49,6 @@ fn program(behaviour: &str) -> Program {
 trait Boundary: Sized {
     /// The answer to an unmap of what is not mapped.
     const NOT_MAPPED: u8;
-    /// Whether each page is a mapping of its own.
-    const BY_PAGE: bool;
     fn guest(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> Front) -> Guest<Front, Self>;
     /// The disk's rings and a page for data are mapped, and it runs.
     fn mapped(guest: Guest<Front, Self>) -> Guest<Front, Self>;
@@ -99,7 +98,6 @@ macro_rules! boundary {
 
 impl Boundary for Virtio {
     const NOT_MAPPED: u8 = 0;
-    const BY_PAGE: bool = false;
     boundary!();
 
     fn guest(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> Front) -> Guest<Front, Self> {
@@ -117,7 +115,6 @@ impl Boundary for Virtio {
 
 impl Boundary for Para {
     const NOT_MAPPED: u8 = 6;
-    const BY_PAGE: bool = true;
     boundary!();
 
     fn guest(make: impl FnOnce(Behind, Arc<DeviceCounters>) -> Front) -> Guest<Front, Self> {

@@ -18,7 +18,7 @@ use crate::{Apart, Boundary, apart};
 const LOOKS: usize = 20_000_000;
 
 /// Pages of a disk that is mapped: rings, header and status; one for data.
-const MAPPED: u64 = 10;
+pub(crate) const MAPPED: u64 = 10;
 
 fn ram<I: Boundary>(guest: &mut Guest<Front, I>) -> Vec<u8> {
     let mut bytes = vec![0; RAM_BYTES as usize];
@@ -118,7 +118,7 @@ fn what_is_unmapped_meanwhile_stays_away_behind<I: Boundary>() {
 }
 
 /// A process that writes wherever it can, round after round, and has written to all that is mapped.
-fn goes_on<I: Boundary>(image: &File) -> Apart<I> {
+pub(crate) fn goes_on<I: Boundary>(image: &File) -> Apart<I> {
     let mut apart: Apart<I> = apart("goes-on", &[], image).mapped();
     apart.guest.disk.ring(0);
     apart.guest.settle();
@@ -127,14 +127,14 @@ fn goes_on<I: Boundary>(image: &File) -> Apart<I> {
 }
 
 /// An image for a process that goes on, which has not gone round yet.
-fn tally() -> File {
+pub(crate) fn tally() -> File {
     let image = disk_file();
     image.write_all_at(&[0; 16], 0).unwrap();
     image
 }
 
 /// The pages that a process that goes on has written to in a round that was begun after this was called.
-fn writes(image: &File) -> u64 {
+pub(crate) fn writes(image: &File) -> u64 {
     let told = || {
         let mut bytes = [0; 16];
         image.read_exact_at(&mut bytes, 0).unwrap();

@@ -1,0 +1,43 @@
+//! Pages that were granted with one call go one by one.
+
+use crate::guest::{AWAY, READ_WRITE};
+use crate::master::{MAPPED, goes_on, tally, writes};
+use crate::para::Para;
+use crate::*;
+
+const START: u64 = 0x10_0000;
+const PAGES: u64 = 16;
+
+fn unmap(apart: &mut Apart<Para>, page: u64) {
+    let start = START + AWAY + page * 0x1000;
+    assert_eq!(apart.guest.unmap(start, 0x1000), 0);
+}
+
+/// The process writes wherever it can: every second page is out of its reach, the others are not.
+#[test]
+fn one_of_them_goes_and_its_neighbours_stay() {
+    let image = tally();
+    let mut apart: Apart<Para> = goes_on(&image);
+    let bytes = PAGES * 0x1000;
+    let mapped = apart
+        .guest
+        .map(START + AWAY, bytes, START - bytes, READ_WRITE);
+    assert_eq!(mapped, 0);
+    assert_eq!(writes(&image), MAPPED + PAGES);
+    for page in (0..PAGES).step_by(2) {
+        unmap(&mut apart, page);
+    }
+    assert_eq!(writes(&image), MAPPED + PAGES / 2);
+    // The holes are filled, and go before what was between them.
+    for page in (0..PAGES).step_by(2) {
+        let (start, to) = (START + AWAY + page * 0x1000, START - bytes + page * 0x1000);
+        let mapped = apart.guest.map(start, 0x1000, to, READ_WRITE);
+        assert_eq!(mapped, 0);
+    }
+    assert_eq!(writes(&image), MAPPED + PAGES);
+    for page in (0..PAGES).rev() {
+        unmap(&mut apart, page);
+        assert_eq!(writes(&image), MAPPED + page);
+    }
+    assert!(apart.breach().is_none());
+}

@@ -133,6 +133,8 @@ pub struct GuestCounts {
     pub map_unmap: f64,
     /// Accesses that the IOMMU stopped since the guest began, of whichever device. None of them makes any that its driver did not mean.
     pub stopped: f64,
+    /// Requests of the device since the guest began whose status could not be written.
+    pub unanswered: f64,
     /// What the host did for a device whose pages have frames: behind the para-virtual IOMMU, or translated by the model of the hardware.
     pub host: Option<HostCounts>,
 }

@@ -65,14 +65,15 @@ fn missing(what: String) -> FindingRow {
     row
 }
 
+const UNHEARD: &str = "requests without a status in all";
 const A_DMA: &str = "guest instructions a DMA (map and unmap)";
 
 /// The rows of a cell whose device was kept from its work.
 fn defeated(of: impl Fn(&str) -> String, seen: &FalseFaults, found: &mut Findings) {
     for (what, value) in [
         ("requests of its driver in all", seen.requests),
-        ("of them ended with an error", seen.failed),
-        ("of them without a status", seen.unanswered),
+        ("requests that ended with an error in all", seen.failed),
+        (UNHEARD, seen.unanswered),
         ("accesses stopped in all, of whichever device", seen.stopped),
         (A_DMA, seen.map_unmap),
     ] {
@@ -129,11 +130,15 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
     }
     row(of(A_DMA), "", counts.map_unmap);
     if cell.configuration.is_literal() {
-        row(
-            of("accesses stopped in all, of whichever device"),
-            "",
-            counts.stopped,
-        );
+        for (what, value) in [
+            (
+                "accesses stopped in all, of whichever device",
+                counts.stopped,
+            ),
+            (UNHEARD, counts.unanswered),
+        ] {
+            row(of(what), "", value);
+        }
     }
     let Some(host) = counts.host else { return };
     if let Some(table) = host.table {
@@ -265,17 +270,23 @@ fn literal(cells: &[GuestCell], found: &mut Findings) {
              costs beside the repaired cache.",
         );
     }
-    let kept: Vec<&str> = literal
-        .iter()
-        .filter(|cell| matches!(cell.counts, Err(Uncounted::FalseFaults(_))))
-        .map(|cell| cell.kind.name())
-        .collect();
-    if !kept.is_empty() {
+    let names = |wanted: fn(&GuestCell) -> bool| {
+        let cells = literal.iter().filter(|cell| wanted(cell));
+        let names: Vec<&str> = cells.map(|cell| cell.kind.name()).collect();
+        (!names.is_empty()).then(|| names.join("; "))
+    };
+    let why = "A disk's driver has the headers and the statuses of its requests in the same pages: where a header came first no status can be written, and the driver takes the 0 \
+               that stands there for success; where a status came first no header can be read.";
+    if let Some(names) = names(|cell| matches!(&cell.counts, Err(Uncounted::FalseFaults(_)))) {
         found.note(format!(
-            "No operation of rtc-literal could be counted with: {}. The device does not do what it is asked to, and its rows say how far it came; instructions a \
-             DMA are counted without it. A disk's driver has the headers and the statuses of its requests in the same pages: where a header came first no status can \
-             be written, where a status came first no header can be read, and a header that goes on in the next page is read from whatever is mapped behind the first.",
-            kept.join("; ")
+            "No operation of rtc-literal could be counted with: {names}. The device does not do what it is asked to, and its rows say how far it came; instructions a \
+             DMA are counted without it. {why}"
+        ));
+    }
+    if let Some(names) = names(|cell| matches!(&cell.counts, Ok(counts) if counts.unanswered > 0.0))
+    {
+        found.note(format!(
+            "With rtc-literal requests were done and nobody heard how they ended: {names}. An error would have been taken for success. {why}"
         ));
     }
 }
@@ -374,6 +385,7 @@ mod tests {
             instructions: Some(20_000.0 + requests * 1000.0),
             map_unmap,
             stopped: 0.0,
+            unanswered: 0.0,
             host: None,
         }
     }
@@ -487,6 +499,12 @@ mod tests {
         };
         cells.push(literal(Kind::Emulated, Err(Uncounted::FalseFaults(seen))));
         cells.push(literal(Kind::ManyQueue, Ok(counts(0.0, 470.0))));
+        let unheard = GuestCounts {
+            stopped: 203.0,
+            unanswered: 203.0,
+            ..counts(0.0, 517.0)
+        };
+        cells.push(literal(Kind::Simulated, Ok(unheard)));
         assert!(
             !cells
                 .iter()
@@ -503,7 +521,10 @@ mod tests {
         assert_eq!(of_it.count(), 5);
         for (what, wanted) in [
             ("emulated, rtc-literal: requests of its driver in all", 22.0),
-            ("emulated, rtc-literal: of them without a status", 20.0),
+            (
+                "emulated, rtc-literal: requests without a status in all",
+                20.0,
+            ),
             (
                 "emulated, rtc-literal: accesses stopped in all, of whichever device",
                 21.0,
@@ -511,6 +532,10 @@ mod tests {
             (
                 "many queues, rtc-literal: accesses stopped in all, of whichever device",
                 0.0,
+            ),
+            (
+                "simulated, rtc-literal: requests without a status in all",
+                203.0,
             ),
             ("many queues, rtc-literal: requests a frame sent", 0.0),
             (
@@ -525,8 +550,12 @@ mod tests {
             assert_eq!(value(what), Some(wanted), "{what}");
         }
         assert!(unsafe_note(&found));
-        let kept = "could be counted with: emulated. The";
-        assert!(found.notes.iter().any(|note| note.contains(kept)));
+        for said in [
+            "could be counted with: emulated. The",
+            "nobody heard how they ended: simulated. An",
+        ] {
+            assert!(found.notes.iter().any(|note| note.contains(said)), "{said}");
+        }
         assert_eq!(found.verdict, Verdict::Reproduced);
     }
 

@@ -136,7 +136,10 @@ fn line(kind: Kind, counts: &GuestCounts) -> String {
     }
     text.push_str(&format!("; a DMA: {:.0} instructions", counts.map_unmap));
     if counts.stopped > 0.0 {
-        text.push_str(&format!("; {:.0} accesses stopped", counts.stopped));
+        text.push_str(&format!(
+            "; {:.0} accesses stopped, {:.0} requests unheard",
+            counts.stopped, counts.unanswered
+        ));
     }
     if let Some(host) = &counts.host {
         text.push_str(&format!(

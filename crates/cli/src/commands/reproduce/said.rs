@@ -140,6 +140,7 @@ impl Said {
             instructions: self.instructions,
             map_unmap,
             stopped,
+            unanswered: self.unanswered,
             host: self.host.zip(before.host).map(|(now, then)| HostCounts {
                 table: now.table.zip(then.table).map(|(now, then)| TableWalks {
                     walks: each(now.walks, then.walks),

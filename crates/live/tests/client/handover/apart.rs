@@ -263,7 +263,7 @@ fn a_turn_comes_to_its_end_and_the_next_is_begun_by_whoever_goes_on() {
 fn a_process_that_does_not_come_to_its_turns_end_stays_where_it_is() {
     let dir = Dir::new("apart-late");
     let limits = Limits {
-        stop: Duration::from_millis(50),
+        stop: Duration::from_secs(1),
         ..Limits::default()
     };
     let first = serving(&dir, &devices(&dir, "waits", false), limits);

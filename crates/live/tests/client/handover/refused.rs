@@ -114,7 +114,7 @@ fn a_second_that_goes_away_changes_nothing() {
 fn a_second_that_says_nothing_or_nonsense_is_not_waited_for() {
     let dir = Dir::new("silent");
     let limits = Limits {
-        rebuild: Duration::from_millis(300),
+        rebuild: Duration::from_secs(1),
         ..Limits::default()
     };
     let first = daemon(&dir, limits);
@@ -152,7 +152,7 @@ fn a_second_that_says_nothing_or_nonsense_is_not_waited_for() {
 fn a_device_that_does_not_come_to_its_turns_end_stays_and_so_do_all() {
     let dir = Dir::new("stuck");
     let limits = Limits {
-        stop: Duration::from_millis(500),
+        stop: Duration::from_secs(1),
         ..Limits::default()
     };
     let first = daemon(&dir, limits);

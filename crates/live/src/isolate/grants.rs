@@ -88,6 +88,8 @@ pub struct Grants {
     taken: BTreeMap<u64, Window>,
     granted: BTreeMap<Iova, Grant>,
     pending: Vec<Call>,
+    /// What was granted last, if nothing has changed or taken effect since.
+    latest: Option<Call>,
     /// The device's function is no master of the bus: the process has none of it.
     held: bool,
     memory: GuestMemoryMmap,
@@ -109,6 +111,7 @@ impl Grants {
             taken: BTreeMap::new(),
             granted: BTreeMap::new(),
             pending: Vec::new(),
+            latest: None,
             held: true,
             memory: GuestMemoryMmap::default(),
             files: Vec::new(),
@@ -156,6 +159,7 @@ impl Grants {
             if let Err(error) = self.map_part(&mut grant, &part) {
                 // Nothing of it was asked of the process yet.
                 self.pending.truncate(before);
+                self.latest = None;
                 for part in &grant.parts {
                     self.clear(&part.range);
                     self.taken.remove(&part.window.start);
@@ -180,9 +184,9 @@ impl Grants {
             (last.start.saturating_add(last.bytes) > window.start).then_some(last)
         };
         // What is consecutive in memory and asked for together is granted with one call.
-        let last = self.pending.last();
-        let before =
-            last.and_then(|last| last.goes_on(bytes, part.file, part.offset, grant.permissions));
+        let before = self
+            .latest
+            .and_then(|last| last.goes_on(bytes, part.file, part.offset, grant.permissions));
         let window = match before {
             Some(before) => self.windows.take_behind(&before, bytes, overlapping),
             None => self.windows.take(bytes, overlapping),
@@ -204,6 +208,7 @@ impl Grants {
             call,
         });
         self.ask(call);
+        self.latest = Some(call);
         Ok(())
     }
 
@@ -273,6 +278,7 @@ impl Grants {
         let Some(grant) = self.granted.remove(&iova) else {
             return;
         };
+        self.latest = None;
         for Placed { range, window, .. } in grant.parts {
             // First the table: a device that looks from now on finds nothing, and does not fault.
             self.clear(&range);
@@ -288,6 +294,7 @@ impl Grants {
 
     /// Takes everything away.
     pub fn unmap_all(&mut self) {
+        self.latest = None;
         for grant in std::mem::take(&mut self.granted).into_values() {
             for Placed { window, .. } in grant.parts {
                 self.taken.remove(&window.start);
@@ -388,6 +395,7 @@ impl Grants {
             self.ended(breach);
         }
         self.pending.clear();
+        self.latest = None;
         if self.supervisor.is_none() && !self.life.end() {
             return Err(Undead);
         }

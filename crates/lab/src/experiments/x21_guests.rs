@@ -3,9 +3,11 @@
 //! The document measures time on three network cards; here nothing is assigned to a guest but by a model, so what is counted is what causes that time:
 //! requests, exits and instructions of the guest. Whoever has booted the guests passes the counts in.
 
+mod literal;
+
 use super::catalogue::{Experiment, Setting, built};
 use super::finding::{Demand, FindingRow, Findings, Measured, Printed};
-use super::guests::{Configuration, FalseFaults, GuestCell, GuestCounts, Guests, Kind, Uncounted};
+use super::guests::{Configuration, GuestCell, GuestCounts, Guests, Kind, Uncounted};
 use super::printed::Sheet;
 use crate::error::LabError;
 
@@ -65,21 +67,7 @@ fn missing(what: String) -> FindingRow {
     row
 }
 
-const UNHEARD: &str = "requests without a status in all";
 const A_DMA: &str = "guest instructions a DMA (map and unmap)";
-
-/// The rows of a cell whose device was kept from its work.
-fn defeated(of: impl Fn(&str) -> String, seen: &FalseFaults, found: &mut Findings) {
-    for (what, value) in [
-        ("requests of its driver in all", seen.requests),
-        ("requests that ended with an error in all", seen.failed),
-        (UNHEARD, seen.unanswered),
-        ("accesses stopped in all, of whichever device", seen.stopped),
-        (A_DMA, seen.map_unmap),
-    ] {
-        found.push(FindingRow::new(of(what), "", Measured::counted(value)));
-    }
-}
 
 /// The rows of one cell.
 fn cell(cell: &GuestCell, found: &mut Findings) {
@@ -90,16 +78,18 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
             cell.configuration.name()
         )
     };
-    let counts = match &cell.counts {
-        Ok(counts) => counts,
-        Err(Uncounted::Failed(_)) => return found.push(missing(of("failed"))),
-        Err(Uncounted::FalseFaults(seen)) => return defeated(of, seen, found),
-        Err(Uncounted::Unasked) => return,
-    };
-    let operation = cell.kind.operation();
     let mut row = |what: String, unit, value| {
         found.push(FindingRow::new(what, unit, Measured::counted(value)))
     };
+    let counts = match &cell.counts {
+        Ok(counts) => counts,
+        Err(Uncounted::Failed(_)) => return found.push(missing(of("failed"))),
+        Err(Uncounted::FalseFaults(seen)) => {
+            return literal::defeated(seen).for_each(|(what, value)| row(of(what), "", value));
+        }
+        Err(Uncounted::Unasked) => return,
+    };
+    let operation = cell.kind.operation();
     row(of(&format!("requests a {operation}")), "", counts.requests);
     row(
         of(&format!("exits for them a {operation}")),
@@ -130,13 +120,7 @@ fn cell(cell: &GuestCell, found: &mut Findings) {
     }
     row(of(A_DMA), "", counts.map_unmap);
     if cell.configuration.is_literal() {
-        for (what, value) in [
-            (
-                "accesses stopped in all, of whichever device",
-                counts.stopped,
-            ),
-            (UNHEARD, counts.unanswered),
-        ] {
+        for (what, value) in literal::stopped(counts.stopped, counts.unanswered) {
             row(of(what), "", value);
         }
     }
@@ -239,58 +223,6 @@ fn claims(kind: Kind, cells: &[GuestCell], found: &mut Findings) -> Result<(), L
     Ok(())
 }
 
-/// What the document's cache costs beside the repaired one, for one kind, and what it is.
-fn literal(cells: &[GuestCell], found: &mut Findings) {
-    let map_unmap = |kind, configuration| {
-        let same = |cell: &&GuestCell| cell.kind == kind && cell.configuration == configuration;
-        cells.iter().find(same)?.map_unmap()
-    };
-    for kind in Kind::ALL {
-        let literal = map_unmap(kind, Configuration::RtcLiteral);
-        let Some((literal, repaired)) = literal.zip(map_unmap(kind, Configuration::PviommuRtc))
-        else {
-            continue;
-        };
-        let what = format!(
-            "{}: instructions a DMA, rtc-literal over pviommu+rtc",
-            kind.name()
-        );
-        found.push(FindingRow::new(
-            what,
-            "",
-            Measured::counted(literal / repaired),
-        ));
-    }
-    let of = |cell: &&GuestCell| cell.configuration == Configuration::RtcLiteral;
-    let literal: Vec<&GuestCell> = cells.iter().filter(of).collect();
-    if literal.iter().any(|cell| cell.map_unmap().is_some()) {
-        found.note(
-            "rtc-literal is unsafe: whoever maps a page gets the mapping that is there, with the direction and the length of whoever came first, and the first \
-             unmap of several users puts it away. So a device has rights and ranges of others', bounded by nothing, and lacks its own. It is here for what it \
-             costs beside the repaired cache.",
-        );
-    }
-    let names = |wanted: fn(&GuestCell) -> bool| {
-        let cells = literal.iter().filter(|cell| wanted(cell));
-        let names: Vec<&str> = cells.map(|cell| cell.kind.name()).collect();
-        (!names.is_empty()).then(|| names.join("; "))
-    };
-    let why = "A disk's driver has the headers and the statuses of its requests in the same pages: where a header came first no status can be written, and the driver takes the 0 \
-               that stands there for success; where a status came first no header can be read.";
-    if let Some(names) = names(|cell| matches!(&cell.counts, Err(Uncounted::FalseFaults(_)))) {
-        found.note(format!(
-            "No operation of rtc-literal could be counted with: {names}. The device does not do what it is asked to, and its rows say how far it came; instructions a \
-             DMA are counted without it. {why}"
-        ));
-    }
-    if let Some(names) = names(|cell| matches!(&cell.counts, Ok(counts) if counts.unanswered > 0.0))
-    {
-        found.note(format!(
-            "With rtc-literal requests were done and nobody heard how they ended: {names}. An error would have been taken for success. {why}"
-        ));
-    }
-}
-
 /// Names the cells without counts, each reason once.
 fn uncounted(cells: &[GuestCell], found: &mut Findings) {
     let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
@@ -346,7 +278,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     for kind in Kind::ALL {
         claims(kind, cells, &mut found)?;
     }
-    literal(cells, &mut found);
+    literal::beside_the_repaired(cells, &mut found);
     table_1(&mut found)?;
     uncounted(cells, &mut found);
     found.explain(
@@ -372,7 +304,7 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
 #[cfg(test)]
 mod tests {
     use super::super::finding::Verdict;
-    use super::super::guests::{HostCounts, TableWalks};
+    use super::super::guests::{FalseFaults, HostCounts, TableWalks};
     use super::*;
 
     fn counts(requests: f64, map_unmap: f64) -> GuestCounts {

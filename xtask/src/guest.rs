@@ -13,6 +13,7 @@ const FETCH: &str = "tests/guest/fetch.sh";
 const LIVE: &str = "tests/guest/live.sh";
 const PVIOMMU: &str = "tests/guest/pviommu.sh";
 const HANDOVER: &str = "tests/guest/handover.sh";
+const SOAK: &str = "tests/guest/soak.sh";
 const CHECKPATCH: &str = "kmod/tests/checkpatch.sh";
 /// Hand-overs in a row where it is a person who asks.
 const HANDOVERS: u32 = 20;
@@ -54,6 +55,11 @@ pub(crate) fn pviommu(repo: &Repo) -> anyhow::Result<String> {
 /// Devices that go from one process to the next, so many times in a row.
 pub(crate) fn handover(repo: &Repo, times: u32) -> anyhow::Result<String> {
     cases(repo, HANDOVER, &[("GUEST_HANDOVERS", times.to_string())])
+}
+
+/// Hostile clients beside a working guest, for `seconds` a case.
+pub(crate) fn soak(repo: &Repo, seconds: u32) -> anyhow::Result<String> {
+    cases(repo, SOAK, &[("SOAK_SECONDS", seconds.to_string())])
 }
 
 fn cases(repo: &Repo, name: &str, options: &[(&str, String)]) -> anyhow::Result<String> {

@@ -23,6 +23,9 @@ const FUZZ_SECONDS: u64 = 60;
 /// How often each guest's devices change hands in `test`; the script alone does it 20 times.
 const HANDOVERS: u32 = 5;
 
+/// Seconds of each of the soak's two cases in `test`; the script alone takes 60.
+const SOAK_SECONDS: u32 = 30;
+
 /// How long the stable random run takes where libFuzzer runs too.
 const BRIEF_SECONDS: u64 = 5;
 
@@ -53,6 +56,9 @@ pub(crate) fn test() -> Vec<Step> {
         Step::new("guests behind the para-virtual IOMMU", guest::pviommu),
         Step::new("guests whose devices change hands", |repo| {
             guest::handover(repo, HANDOVERS)
+        }),
+        Step::new("guests beside hostile clients", |repo| {
+            guest::soak(repo, SOAK_SECONDS)
         }),
         Step::new("fuzz corpora", fuzz::corpora).after(FUZZ),
         Step::new("fuzzing", |repo| fuzz_all(repo, None, FUZZ_SECONDS)).after(LIBFUZZER),

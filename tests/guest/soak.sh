@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Hostile clients beside a working guest: see docs/GUEST.md, "Soak", and soak.py.
+#
+#   tests/guest/soak.sh                       build, all cases, one line each; exit code 0 or 1
+#   SOAK_SECONDS=600 tests/guest/soak.sh      each case takes this long (default 60)
+#   RINGFENCE, GUEST_KERNELS, GUEST_CACHE, GUEST_LIMIT: see guests.sh; one case at a time
+set -uo pipefail
+
+readonly SECONDS_EACH=${SOAK_SECONDS:-60}
+readonly DEFAULT_LIMIT=$((SECONDS_EACH + 180))
+export GUEST_JOBS=1
+. "$(dirname "$0")/guests.sh"
+
+# Reads of 4 KiB around the guest's cache until a line comes. A shell gives a background command an empty input.
+readonly READS='exec 3<&0; (read line <&3; : >/tmp/stop) &
+dd if=/dev/vda bs=4k count=64 iflag=direct 2>/dev/null | md5sum >/tmp/before
+echo begun
+while [ ! -e /tmp/stop ]; do dd if=/dev/vda of=/dev/null bs=4k count=256 iflag=direct 2>/dev/null || exit 3; done
+dd if=/dev/vda bs=4k count=64 iflag=direct 2>/dev/null | md5sum | cmp - /tmp/before || exit 4
+dmesg | grep -i -e "page fault" -e "I/O error" -e "timed out"; true'
+
+pids=()
+end_all() {
+    local pid
+    for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null; done
+    for pid in "${pids[@]}"; do wait "$pid"; done
+}
+# soak KERNEL SERVE-OPTIONS... -- PREPARE-OPTIONS...
+soak() {
+    trap 'end_all; exit 1' TERM INT
+    soak_one "$@"
+    local code=$?
+    end_all
+    return $code
+}
+soak_one() {
+    local kernel=$1 serve=() run=$case/run other=$case/other guest_daemon other_daemon qemu arguments
+    shift
+    while [[ $1 != -- ]]; do serve+=("$1"); shift; done
+    shift
+    head -c 64M /dev/urandom >"$case/image"
+    truncate -s 4M "$case/second"
+    "$ringfence" serve --dir "$run" --blk "$case/image" --rng --net "socket=$case/wire" "${serve[@]}" \
+        >"$case/arguments" 2>"$case/complaints" &
+    guest_daemon=$!
+    pids+=($guest_daemon)
+    "$ringfence" serve --dir "$other" --blk "$case/second" --vhost-user virtio >"$case/unused" 2>>"$case/complaints" &
+    other_daemon=$!
+    pids+=($other_daemon)
+    "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" --initramfs "$case/initramfs" "$@" -- sh -c "$READS" >"$case/prepared" || return 1
+    . "$case/prepared"
+    until [[ -s $case/arguments && -s $case/unused ]]; do kill -0 $guest_daemon $other_daemon || return 1; sleep 0.05; done
+    # The guest has the disk and the IOMMU; the other devices are the attackers'.
+    arguments=$(grep -v -e 'rng\.sock' -e 'net\.sock' "$case/arguments")
+    mkfifo "$case/input"
+    eval "taskset -c 0 timeout --kill-after=10 $LIMIT $QEMU $arguments" -display none -kernel '"$KERNEL"' -initrd '"$INITRAMFS"' \
+        -append '"$APPEND"' -serial 'file:"$case/console"' -chardev 'stdio,id=command,signal=off' -serial chardev:command \
+        -serial 'file:"$case/status"' <"$case/input" >"$case/out" &
+    qemu=$!
+    pids+=($qemu)
+    exec {input}>"$case/input"
+    until grep -q '^begun' "$case/out"; do kill -0 $qemu || { tail -n 5 "$case/console"; return 1; }; sleep 0.2; done
+    python3 "$here/soak.py" --seconds "$SECONDS_EACH" --guest "$run:$guest_daemon" --other "$other:$other_daemon" --peer "$case/wire" || return 1
+    echo stop >&$input
+    wait $qemu || return 1
+    exec {input}>&-
+    cat "$case/out"
+    grep -q '^status 0' "$case/status" || return 1
+    ! grep -hi -e 'page fault' -e 'I/O error' -e 'timed out' "$case/out" "$case/console" | grep -v 'clocksource: ' || return 1
+    kill -INT $guest_daemon $other_daemon
+    wait $guest_daemon && wait $other_daemon || return 1
+    # Refused clients do not fill the log.
+    (($(stat -c %s "$case/complaints") < 262144)) || { echo "the daemons wrote $(stat -c %s "$case/complaints") bytes"; return 1; }
+    grep -h '^requests\|^daemon' "$log" | paste -sd ';' >"$case/note"
+}
+
+choose_kernels
+kernel=${KERNELS%% *}
+try "virtio-iommu: $kernel" soak "$kernel" -- --strict
+try "virtio-iommu, disk in a process: $kernel" soak "$kernel" --isolate -- --strict
+all_passed

@@ -175,14 +175,7 @@ impl Batch for Retired {
         let Some((domain, range)) = &self.scope else {
             return true;
         };
-        let levels = !matches!(
-            request,
-            Invalidation::Pages {
-                levels: CachedLevels::Leaves,
-                ..
-            }
-        );
-        levels && request.covers(*domain, range)
+        request.covers(*domain, range, CachedLevels::All)
     }
 }
 

@@ -48,15 +48,28 @@ pub enum CachedLevels {
 }
 
 impl Invalidation {
-    /// Whether completing this invalidation purges all leaf translations of `range` in `domain`.
+    /// The levels that this invalidation purges wherever it purges anything.
     #[inline]
-    pub fn covers(&self, domain: DomainId, range: &PfnRange) -> bool {
+    pub const fn levels(&self) -> CachedLevels {
+        match self {
+            Self::Pages { levels, .. } => *levels,
+            // A ring is a flat table: no walk cache holds anything of it.
+            Self::Domain(_) | Self::Global | Self::Context(_) | Self::Ring { .. } => {
+                CachedLevels::All
+            }
+        }
+    }
+
+    /// Completion of this invalidation purges all cached entries of `range` in `domain` that
+    /// `levels` names. A caller that took a table page away asks for [`CachedLevels::All`].
+    #[inline]
+    pub fn covers(&self, domain: DomainId, range: &PfnRange, levels: CachedLevels) -> bool {
         match self {
             Self::Pages {
                 domain: d,
                 range: r,
                 ..
-            } => *d == domain && r.contains(range),
+            } => *d == domain && r.contains(range) && self.levels() >= levels,
             Self::Domain(d) => *d == domain,
             Self::Global => true,
             Self::Context(_) => false,
@@ -181,7 +194,33 @@ mod tests {
                 false,
             ),
         ] {
-            assert_eq!(request.covers(asked, &range), covered, "{name}");
+            for levels in [CachedLevels::Leaves, CachedLevels::All] {
+                assert_eq!(request.covers(asked, &range, levels), covered, "{name}");
+            }
+        }
+    }
+
+    /// VT-d section 6.5.2.3: with invalidation hint IH = 1 the walk caches stay.
+    #[test]
+    fn an_invalidation_of_leaves_does_not_cover_a_table_page() {
+        use CachedLevels::{All, Leaves};
+        let domain = DomainId::new(3);
+        let range = PfnRange::new(crate::Pfn::new(16), 4).unwrap();
+        let pages = |levels| Invalidation::Pages {
+            domain,
+            range,
+            levels,
+        };
+        for (request, asked, covered) in [
+            (pages(Leaves), Leaves, true),
+            (pages(Leaves), All, false),
+            (pages(All), Leaves, true),
+            (pages(All), All, true),
+            (Invalidation::Domain(domain), All, true),
+            (Invalidation::Global, All, true),
+        ] {
+            let found = request.covers(domain, &range, asked);
+            assert_eq!(found, covered, "{request:?} for {asked:?}");
         }
     }
 }

@@ -6,7 +6,9 @@
 //! There is no other way to a [`Flushed`]: an IOVA that is freed before its invalidation has completed does
 //! not compile.
 
-use crate::{DomainId, Invalidation, InvalidationError, Invalidator, PfnRange, Ticket};
+use crate::{
+    CachedLevels, DomainId, Invalidation, InvalidationError, Invalidator, PfnRange, Ticket,
+};
 
 /// A range whose entries are cleared in the table while the IOTLB may still hold them.
 ///
@@ -80,10 +82,19 @@ pub trait Batch {
     fn covered_by(&self, request: &Invalidation) -> bool;
 }
 
+/// Its leaf translations. Table pages that left with the range are a batch of their own.
 impl Batch for Unmapped {
     #[inline]
     fn covered_by(&self, request: &Invalidation) -> bool {
-        request.covers(self.domain, &self.range)
+        request.covers(self.domain, &self.range, CachedLevels::Leaves)
+    }
+}
+
+/// The cached entries that must go with a range, in a pair with that range.
+impl Batch for CachedLevels {
+    #[inline]
+    fn covered_by(&self, request: &Invalidation) -> bool {
+        request.levels() >= *self
     }
 }
 

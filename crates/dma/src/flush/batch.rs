@@ -127,7 +127,7 @@ impl Batch for RangeBatch {
     #[inline]
     fn covered_by(&self, request: &Invalidation) -> bool {
         match (self.domain, self.hull()) {
-            (Some(domain), Some(hull)) => request.covers(domain, &hull),
+            (Some(domain), Some(hull)) => request.covers(domain, &hull, self.levels),
             (None, Some(_)) => matches!(request, Invalidation::Global),
             _ => true,
         }

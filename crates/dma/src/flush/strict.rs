@@ -79,18 +79,18 @@ impl<T: TablePages> Gone<T> {
             levels,
             tables: (),
         };
-        let batch = (self.unmapped, self.tables);
+        let batch = ((self.unmapped, levels), self.tables);
         let pending = match Pending::submit(platform.invalidator(), request, batch) {
             Ok(pending) => pending,
-            Err(((unmapped, _), error)) => return Err((error, left(unmapped))),
+            Err((((unmapped, _), _), error)) => return Err((error, left(unmapped))),
         };
         match pending.wait(platform.invalidator()) {
             Ok(flushed) => {
                 let (range, tables) = flushed.split();
                 T::release(tables, platform);
-                Ok(range)
+                Ok(range.split().0)
             }
-            Err((pending, error)) => Err((error, left(pending.abandon().0))),
+            Err((pending, error)) => Err((error, left(pending.abandon().0.0))),
         }
     }
 }
@@ -99,6 +99,8 @@ impl<T: TablePages, S: Space<Gone = Gone<T>>, B> Flush<S, B> for Strict {
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = Released<B>;
+
+    const GATHERS: bool = !T::ANY;
 
     fn per_domain(&self) {}
 

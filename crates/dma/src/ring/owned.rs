@@ -5,8 +5,8 @@ use core::mem::ManuallyDrop;
 
 use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingTable, RingWords};
 use ringfence_types::{
-    Batch, DeviceId, Direction, DomainId, Flushed, Invalidation, InvalidationError, Invalidator,
-    Pending, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot,
+    Batch, CachedLevels, DeviceId, Direction, DomainId, Flushed, Invalidation, InvalidationError,
+    Invalidator, Pending, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot,
 };
 
 use super::cursor::Cursor;
@@ -85,7 +85,7 @@ impl Cleared {
 
 impl Batch for Cleared {
     fn covered_by(&self, request: &Invalidation) -> bool {
-        request.covers(self.domain, &self.ring.pages())
+        request.covers(self.domain, &self.ring.pages(), CachedLevels::Leaves)
     }
 }
 

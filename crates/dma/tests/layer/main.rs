@@ -1,6 +1,7 @@
 //! The mapping layer against fakes that punish misuse: no hardware here, which it never meets but in memory.
 
 mod bad_input;
+mod batches;
 mod bounce;
 mod coherent;
 mod custody;

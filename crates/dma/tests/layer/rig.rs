@@ -16,8 +16,8 @@ use ringfence_memory::fake::FaultyFrames;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, Reclaim, ReclaimingTable, SecondStage, Table};
 use ringfence_types::{
-    DeviceId, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Iova, Nanos, Pfn,
-    PfnRange, PhysAddr, PhysMemory, PhysRange, Ticket, WholeDomain,
+    CachedLevels, DeviceId, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Iova,
+    Nanos, Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange, Ticket, WholeDomain,
 };
 
 pub(crate) const PAGE: u64 = 4096;
@@ -80,7 +80,7 @@ impl Invalidator for Port {
             }
             _ => self.warm.retain(|(domain, page)| {
                 let page = PfnRange::new(Pfn::new(*page), 1).unwrap();
-                !request.covers(*domain, &page)
+                !request.covers(*domain, &page, CachedLevels::Leaves)
             }),
         }
         Ok(Ticket::new(number as u64))

@@ -7,7 +7,8 @@ use std::sync::Mutex as Plain;
 use ringfence_dma::Platform;
 use ringfence_memory::{Arena, Frames};
 use ringfence_types::{
-    DomainId, Invalidation, InvalidationError, Invalidator, Lock, Nanos, Pfn, PfnRange, Ticket,
+    CachedLevels, DomainId, Invalidation, InvalidationError, Invalidator, Lock, Nanos, Pfn,
+    PfnRange, Ticket,
 };
 use shuttle::sync::Mutex;
 use shuttle::thread;
@@ -57,7 +58,8 @@ impl Invalidator for Port {
             .cached
             .iter()
             .filter(|(domain, page)| {
-                request.covers(*domain, &PfnRange::new(Pfn::new(*page), 1).unwrap())
+                let page = PfnRange::new(Pfn::new(*page), 1).unwrap();
+                request.covers(*domain, &page, CachedLevels::Leaves)
             })
             .copied()
             .collect();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ringfence_types::{DomainId, Invalidation, Nanos, PfnRange};
+use ringfence_types::{CachedLevels, DomainId, Invalidation, Nanos, PfnRange};
 
 /// Windows that are open, and what the closed ones add up to.
 #[derive(Debug, Clone, Default)]
@@ -86,7 +86,8 @@ impl Windows {
     }
 
     fn close_kept(&mut self, request: &Invalidation, now: Nanos) {
-        let covered = |window: &Window| request.covers(window.domain, &window.range);
+        let covered =
+            |window: &Window| request.covers(window.domain, &window.range, CachedLevels::Leaves);
         let gone: Vec<_> = match request {
             // Most are of a run of pages: as many look-ups as it has, if that is less than all.
             Invalidation::Pages { domain, range, .. } if range.pages() < self.kept.len() as u64 => {
@@ -129,7 +130,7 @@ impl Windows {
         }
         let (longest, byte_ns) = (&mut self.longest_ns, &mut self.byte_ns);
         self.open.retain(|window| {
-            if !request.covers(window.domain, &window.range) {
+            if !request.covers(window.domain, &window.range, CachedLevels::Leaves) {
                 return true;
             }
             let length = now.since(window.since);

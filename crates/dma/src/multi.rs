@@ -6,7 +6,7 @@ use core::fmt;
 
 use ringfence_types::{Direction, InvalidationError, IovaRange, PhysRange};
 
-use crate::flush::{Flush, Home, Retiring};
+use crate::flush::{Flush, Home, Outcome, Retiring};
 use crate::mapping::Live;
 use crate::space::{Remains, Space};
 use crate::{
@@ -108,7 +108,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     }
 
     /// Takes many mappings down; `each` receives the buffers that are back. Where the policy flushes at every unmap, one
-    /// invalidation covers them all; otherwise as if each were unmapped by itself.
+    /// invalidation covers them all; otherwise as if each were unmapped by itself. That includes the bound of a burst: the mapping that
+    /// would be one too many is refused, and the ones after it come back untouched.
     ///
     /// # Errors
     /// See [`MultiError`].
@@ -127,11 +128,13 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             owed: Vec::new(),
             invalidation: None,
         };
-        let mut items = Vec::with_capacity(mappings.len());
+        let mut items = Vec::with_capacity(if F::GATHERS { mappings.len() } else { 0 });
         let mut mappings = mappings.into_iter();
         for mapping in mappings.by_ref() {
             match self.clear(cpu, platform, at, mapping) {
-                Ok(item) => items.push(item),
+                Ok(item) if F::GATHERS => items.push(item),
+                // At once, so that the policy counts it before it is asked for room for the next.
+                Ok(item) => self.retire_one(cpu, platform, at, item, &mut each, &mut failed),
                 // No device reaches it any more.
                 Err(UnmapError {
                     reason: UnmapReason::Detached(buffer),
@@ -164,6 +167,33 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             Ok(())
         } else {
             Err(failed)
+        }
+    }
+
+    /// Hands one cleared mapping to the flush policy, and its buffer to `each` if it is back.
+    fn retire_one<P: Platform>(
+        &self,
+        cpu: &mut Cpu<S, F, B>,
+        platform: &mut P,
+        at: &Attachment,
+        item: Retiring<S, B>,
+        each: impl FnMut(B),
+        failed: &mut MultiError<B>,
+    ) {
+        let Some((shared, flush)) = self.policies(&mut cpu.flush, at) else {
+            return;
+        };
+        let home = Home {
+            seats: &self.seats,
+            cpus: &mut cpu.spaces,
+            here: at.tenant.index(),
+        };
+        match self.flush.retire(shared, flush, home, platform, item) {
+            Ok(outcome) => outcome.into_buffer().into_iter().for_each(each),
+            Err((error, owed)) => {
+                failed.invalidation = Some(error);
+                failed.owed.push(owed);
+            }
         }
     }
 

@@ -30,8 +30,10 @@ impl Burst {
         }
     }
 
-    /// Bursts that withhold at most `most` buffers, and one at least. A driver that unmaps more without ending the burst is refused
-    /// ([`UnmapReason::BurstFull`](crate::UnmapReason::BurstFull)), so that the layer does not grow without bound where an end is forgotten.
+    /// Bursts that withhold at most `most` buffers, and one at least, for each processor, ring and
+    /// direction. Every kind of unmap refuses the mapping that would be one too many
+    /// ([`UnmapReason::BurstFull`](crate::UnmapReason::BurstFull)) and leaves it mapped: the driver ends
+    /// the burst and tries again.
     pub const fn with_most(self, most: usize) -> Self {
         Self {
             most: if most == 0 { 1 } else { most },

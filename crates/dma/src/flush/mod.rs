@@ -250,6 +250,12 @@ pub trait Flush<S: Space, B> {
     /// How the buffer comes back from unmap.
     type Outcome: Outcome<B>;
 
+    /// [`retire_many`](Self::retire_many) takes any number of mappings over by one invalidation.
+    /// Otherwise [`Dma::unmap_multi`](crate::Dma::unmap_multi) retires each mapping before it clears
+    /// the next one, so that [`admits`](Self::admits) has counted it. A policy that gathers
+    /// withholds nothing and admits everything.
+    const GATHERS: bool = false;
+
     /// The shared part of one more domain.
     fn per_domain(&self) -> Self::PerDomain;
 

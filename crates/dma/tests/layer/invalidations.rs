@@ -393,6 +393,66 @@ fn a_burst_that_never_ends_is_bounded() {
     }
 }
 
+/// The bound holds for the mappings of one call as for those of many, in each direction by itself.
+/// What does not fit stays mapped, and fits once the burst has ended.
+#[test]
+fn a_burst_of_one_call_is_bounded() {
+    const MOST: usize = 5;
+    let directions = [Direction::FromDevice, Direction::ToDevice];
+    for (longest, count, fit) in [(2, 20, 2 * MOST), (100, 20, 2 * MOST), (2, 6, 6)] {
+        let burst = Burst::new(longest).with_most(MOST);
+        let mut rig = Rig::<Tree, Plain, _, u64>::new(burst);
+        let Rig {
+            board,
+            dma,
+            cpu,
+            at,
+        } = &mut rig;
+        let live: Vec<_> = (0..count)
+            .map(|id| {
+                let (buffer, direction) = (
+                    memory(0x10_0000 + id * PAGE, 64),
+                    directions[id as usize % 2],
+                );
+                dma.map_single(cpu, board, at, id, buffer, direction)
+                    .unwrap()
+                    .0
+            })
+            .collect();
+        let mut rest = live;
+        let mut back = Vec::new();
+        let mut sizes = Vec::new();
+        while !rest.is_empty() {
+            let left = dma.unmap_multi(cpu, board, at, rest, |_| panic!("before the end"));
+            rest = left.map_or_else(
+                |error| {
+                    let refused = error.refused.expect("a full burst");
+                    let (range, UnmapReason::BurstFull(buffer)) = (refused.range, refused.reason)
+                    else {
+                        panic!("not for room");
+                    };
+                    let id = *buffer.buffer();
+                    let direction = directions[id as usize % 2];
+                    let again = Mapping::claim(at, range, direction, id);
+                    [again].into_iter().chain(error.rest).collect()
+                },
+                |()| Vec::new(),
+            );
+            let before = back.len();
+            for direction in directions {
+                let of = back.len();
+                dma.end_burst(cpu, board, at, direction, |b| back.push(b))
+                    .unwrap();
+                assert!(back.len() - of <= MOST, "{} in one burst", back.len() - of);
+            }
+            sizes.push(back.len() - before);
+        }
+        assert_eq!(sizes.first(), Some(&fit), "bursts of {longest}");
+        back.sort_unstable();
+        assert_eq!(back, (0..count).collect::<Vec<_>>());
+    }
+}
+
 /// Batches that are never to be full of themselves take no memory in advance.
 #[test]
 fn batches_may_be_as_long_as_can_be_counted() {

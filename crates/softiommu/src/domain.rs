@@ -18,8 +18,9 @@ const PAGE: u64 = PageSize::Size4K.bytes();
 /// Pages of a batch whose entries are asked for before the first of them is cleared: about as many lines as a processor waits for at a time.
 const AHEAD: usize = 16;
 
-/// One I/O address space. Belongs to a [`SoftIommu`](crate::SoftIommu), which attaches endpoints to it.
-pub struct Domain<M> {
+/// One I/O address space. It never leaves its [`SoftIommu`](crate::SoftIommu), which attaches endpoints to it and knows whom to
+/// wait for; what others get is a [`DomainMut`](crate::DomainMut).
+pub(crate) struct Domain<M> {
     id: DomainId,
     table: Arc<Table>,
     tables: Tables,
@@ -38,22 +39,17 @@ impl<M> Domain<M> {
         })
     }
 
-    /// Its identifier.
-    pub fn id(&self) -> DomainId {
+    pub(crate) fn id(&self) -> DomainId {
         self.id
     }
 
-    /// Tables in use, 4 KiB each, the root included. Never more than [`Limits::tables`](crate::Limits::tables).
-    pub fn tables(&self) -> usize {
+    pub(crate) fn tables(&self) -> usize {
         self.tables.in_use()
     }
 
-    /// Maps the whole pages of `range` to the memory from `memory` on. When this returns, every access that is ordered after it
-    /// is translated: by a doorbell, a channel, or whatever else tells a device's thread of its work.
-    ///
-    /// All of the range is mapped, or nothing is. Waits for readers only where tables ran out and empty ones can be had back.
+    /// [`DomainMut::map`](crate::DomainMut::map).
     #[inline]
-    pub fn map(
+    pub(crate) fn map(
         &mut self,
         range: IovaRange,
         memory: PhysAddr,
@@ -186,12 +182,9 @@ impl<M> Domain<M> {
         page
     }
 
-    /// Unmaps whatever is mapped of the whole pages of `range`. When this returns, no translation of them is to be had, and no
-    /// slice that any reader got from one is left. Returns how many pages were mapped.
-    ///
-    /// Waits for the readers that are online: the next checkpoint of each.
+    /// [`DomainMut::unmap`](crate::DomainMut::unmap).
     #[inline]
-    pub fn unmap(&mut self, range: IovaRange) -> Result<u64, UnmapError> {
+    pub(crate) fn unmap(&mut self, range: IovaRange) -> Result<u64, UnmapError> {
         if pinned::any() {
             return Err(PinHeld.into());
         }
@@ -205,9 +198,9 @@ impl<M> Domain<M> {
         Ok(self.gone(pages))
     }
 
-    /// As [`unmap`](Self::unmap) of each of `ranges`, with one wait for all.
+    /// [`DomainMut::unmap_all`](crate::DomainMut::unmap_all).
     #[inline]
-    pub fn unmap_all<R>(&mut self, ranges: R) -> Result<u64, UnmapError>
+    pub(crate) fn unmap_all<R>(&mut self, ranges: R) -> Result<u64, UnmapError>
     where
         R: IntoIterator<Item = IovaRange, IntoIter: Clone>,
     {

@@ -148,7 +148,31 @@ fn settle_awake<'a>(gates: impl Iterator<Item = &'a Gate>) {
     }
 }
 
+/// As [`settle`], without the wait: a reader at `gates` holds what the caller took away (W1) until its next checkpoint, which is due,
+/// and every reader that goes online from now on finds it gone. For a caller that may not wait.
+#[cold]
+pub(crate) fn expire<'a>(gates: impl Iterator<Item = &'a Gate> + Clone) {
+    // P1.
+    light_fence();
+    if gates.clone().all(Gate::is_parked) {
+        // Nobody is online, and whoever comes has a heavy fence first: see V3.
+        return;
+    }
+    // W2.
+    fence(Ordering::SeqCst);
+    for gate in gates.filter(|gate| !gate.is_parked()) {
+        gate.advance();
+    }
+}
+
 impl Gate {
+    /// Makes the checkpoint of every reader due. Returns the epoch that a reader passes on to there.
+    fn advance(&self) -> u64 {
+        // W4. Relaxed: the fence W2 before it makes it a release.
+        let before = self.shared.0.epoch.fetch_add(1, Ordering::Relaxed);
+        before.wrapping_add(1)
+    }
+
     #[inline]
     fn is_parked(&self) -> bool {
         // P2. Relaxed: the caller parked it, or another one before it did, and has seen then that nobody was online.
@@ -170,13 +194,7 @@ impl Gate {
     #[cold]
     fn wait(&self) {
         self.idle.0.store(0, Ordering::Relaxed);
-        // W4. Relaxed: the fence W2 before it makes it a release.
-        let wanted = self
-            .shared
-            .0
-            .epoch
-            .fetch_add(1, Ordering::Relaxed)
-            .wrapping_add(1);
+        let wanted = self.advance();
         for slot in self.online() {
             let mut looks = 0;
             loop {

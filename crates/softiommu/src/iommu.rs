@@ -8,9 +8,10 @@ use std::sync::Arc;
 use ringfence_types::{DeviceId, DomainId};
 
 use crate::domain::Domain;
+use crate::domain_mut::DomainMut;
 use crate::endpoint::{Attachment, Endpoint, View};
 use crate::error::{IommuError, PinHeld};
-use crate::gate::settle;
+use crate::gate::{Gate, expire, settle};
 use crate::pinned;
 use crate::reader::Reader;
 use crate::table::Width;
@@ -113,7 +114,7 @@ impl<M> SoftIommu<M> {
     }
 
     /// Makes an empty domain.
-    pub fn create_domain(&mut self, domain: DomainId) -> Result<&mut Domain<M>, IommuError> {
+    pub fn create_domain(&mut self, domain: DomainId) -> Result<DomainMut<'_, M>, IommuError> {
         if self.domains.len() >= self.limits.domains {
             return Err(IommuError::TooManyDomains(domain));
         }
@@ -122,25 +123,46 @@ impl<M> SoftIommu<M> {
             Entry::Occupied(_) => Err(IommuError::DomainExists(domain)),
             Entry::Vacant(free) => {
                 let made = Domain::new(domain, width, tables);
-                Ok(free.insert(made.ok_or(IommuError::NoMemory(domain))?))
+                let made = free.insert(made.ok_or(IommuError::NoMemory(domain))?);
+                Ok(DomainMut::new(made))
             }
         }
     }
 
     /// Removes a domain that no endpoint is attached to, and its mappings.
     pub fn remove_domain(&mut self, domain: DomainId) -> Result<(), IommuError> {
-        if self.domain(domain)?.has_endpoints() {
+        if self.existing(domain)?.has_endpoints() {
             return Err(IommuError::DomainInUse(domain));
         }
         self.domains.remove(&domain);
         Ok(())
     }
 
-    /// The domain, to map and unmap in.
+    /// The domain, to map and unmap in. What comes back is a handle: the domain itself stays in its unit, which waits for the
+    /// domain's readers.
+    ///
+    /// ```compile_fail,E0308
+    /// use ringfence_softiommu::SoftIommu;
+    /// use ringfence_types::DomainId;
+    ///
+    /// // The domains of two units cannot change places.
+    /// fn swap(a: &mut SoftIommu<()>, b: &mut SoftIommu<()>, id: DomainId) {
+    ///     if let (Ok(a), Ok(b)) = (a.domain(id), b.domain(id)) {
+    ///         std::mem::swap(a, b);
+    ///     }
+    /// }
+    /// ```
     #[inline]
-    pub fn domain(&mut self, domain: DomainId) -> Result<&mut Domain<M>, IommuError> {
+    pub fn domain(&mut self, domain: DomainId) -> Result<DomainMut<'_, M>, IommuError> {
+        match self.domains.get_mut(&domain) {
+            Some(domain) => Ok(DomainMut::new(domain)),
+            None => Err(IommuError::NoDomain(domain)),
+        }
+    }
+
+    fn existing(&self, domain: DomainId) -> Result<&Domain<M>, IommuError> {
         self.domains
-            .get_mut(&domain)
+            .get(&domain)
             .ok_or(IommuError::NoDomain(domain))
     }
 
@@ -194,7 +216,7 @@ impl<M> SoftIommu<M> {
         device: DeviceId,
         domain: DomainId,
     ) -> Result<(), IommuError> {
-        let table = Arc::clone(self.domain(domain)?.table());
+        let table = Arc::clone(self.existing(domain)?.table());
         if self.attached_to(device) == Some(domain) {
             return Ok(());
         }
@@ -236,11 +258,16 @@ impl<M> SoftIommu<M> {
         }
     }
 
-    /// Waits for the readers of all endpoints, those that were removed since the last wait included.
-    pub(crate) fn settle(&mut self) {
+    /// The gates of all endpoints, and of those that were removed since the last wait.
+    fn gates(&self) -> impl Iterator<Item = &Gate> + Clone {
         let present = self.endpoints.values().map(|attached| &attached.endpoint);
         let changed = self.changed.iter().map(|(endpoint, _)| endpoint);
-        settle(present.chain(changed).map(|endpoint| endpoint.gate()));
+        present.chain(changed).map(|endpoint| endpoint.gate())
+    }
+
+    /// Waits for the readers of all endpoints, those that were removed since the last wait included.
+    pub(crate) fn settle(&mut self) {
+        settle(self.gates());
         for (_, domain) in mem::take(&mut self.changed) {
             if let Some((id, domain)) =
                 domain.and_then(|id| self.domains.get_mut(&id).map(|d| (id, d)))
@@ -263,14 +290,16 @@ pub(crate) fn may_wait() -> Result<(), PinHeld> {
 }
 
 impl<M> Drop for SoftIommu<M> {
-    /// Readers that outlive the unit are denied everything. Where the thread holds a burst open itself, that is so from their next
-    /// checkpoint on; otherwise when this returns.
+    /// Readers that outlive the unit are denied everything: when this returns, or where the thread that drops it is in a burst itself
+    /// and may not wait, from the next pin of each reader on. Slices that were taken before that pin stay good until then.
     fn drop(&mut self) {
         for attached in self.endpoints.values() {
             attached.endpoint.show(self.view(Attachment::Blocked));
         }
         if may_wait().is_ok() {
             self.settle();
+        } else {
+            expire(self.gates());
         }
     }
 }

@@ -15,7 +15,7 @@
 //! iommu.add_endpoint(DISK)?;
 //! let mut reader = iommu.reader(DISK)?;
 //!
-//! let domain = iommu.create_domain(DomainId::new(1))?;
+//! let mut domain = iommu.create_domain(DomainId::new(1))?;
 //! let page = IovaRange::new(Iova::new(0x1000), 0x1000).ok_or("wraps")?;
 //! domain.map(page, PhysAddr::new(0x7000), Permissions::READ)?;
 //! iommu.attach(DISK, DomainId::new(1))?;
@@ -41,6 +41,7 @@
 mod ahead;
 mod chunks;
 mod domain;
+mod domain_mut;
 mod endpoint;
 mod error;
 mod gate;
@@ -61,7 +62,7 @@ mod tables;
 mod walk;
 mod zeroed;
 
-pub use domain::Domain;
+pub use domain_mut::DomainMut;
 pub use error::{IommuError, MapError, MapReason, PinHeld, UnmapError};
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::AccessError;

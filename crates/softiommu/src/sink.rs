@@ -132,7 +132,7 @@ impl<M> Sink for IommuSink<M> {
 
     fn map(&mut self, domain: DomainId, mapping: &Mapping) -> Result<(), SinkError> {
         let domain = self.domain(domain)?;
-        let domain = self.unit.domain(domain).map_err(changed)?;
+        let mut domain = self.unit.domain(domain).map_err(changed)?;
         domain
             .map(mapping.iova, mapping.physical, mapping.permissions)
             .map_err(|error| mapped(&error))

@@ -78,7 +78,7 @@ fn nobody_sees_what_is_written_after_unmap() {
     }
     let mut view = unit.reader(DISK).unwrap();
     for frame in (0..FRAMES).cycle().take(MOVES) {
-        let domain = unit.domain(DOMAIN).unwrap();
+        let mut domain = unit.domain(DOMAIN).unwrap();
         let to = PhysAddr::new(frame as u64 * PAGE);
         domain.map(page(7), to, Permissions::READ).unwrap();
         if frame % 3 == 0 {
@@ -124,7 +124,7 @@ fn unmap_returns_while_a_burst_goes_on() {
     while !online.load(Ordering::Acquire) {
         hint::spin_loop();
     }
-    let domain = unit.domain(DOMAIN).unwrap();
+    let mut domain = unit.domain(DOMAIN).unwrap();
     domain
         .map(page(0), PhysAddr::ZERO, Permissions::READ)
         .unwrap();
@@ -147,7 +147,7 @@ fn nothing_returns_while_a_pin_is_held() {
     ];
     for (name, change) in changes {
         let mut unit = unit(1);
-        let domain = unit.domain(DOMAIN).unwrap();
+        let mut domain = unit.domain(DOMAIN).unwrap();
         domain
             .map(page(0), PhysAddr::ZERO, Permissions::READ)
             .unwrap();

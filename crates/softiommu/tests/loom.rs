@@ -11,6 +11,8 @@
 mod chunks;
 #[path = "../src/domain.rs"]
 mod domain;
+#[path = "../src/domain_mut.rs"]
+mod domain_mut;
 #[path = "../src/endpoint.rs"]
 mod endpoint;
 #[path = "../src/error.rs"]
@@ -82,7 +84,7 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread::{self, JoinHandle};
 use ringfence_types::{Access, DeviceId, DomainId, Fault, Iova, IovaRange, Permissions, PhysAddr};
 
-pub use domain::Domain;
+pub use domain_mut::DomainMut;
 pub use error::{IommuError, MapError, MapReason, PinHeld, UnmapError};
 pub use iommu::{Limits, SoftIommu};
 pub use pieces::Pieces;
@@ -139,7 +141,7 @@ fn unit(tables: usize) -> (Unit, Arc<Pages>) {
     };
     let mut unit = SoftIommu::new(limits, Arc::clone(&pages));
     unit.add_endpoint(DISK).unwrap();
-    let domain = unit.create_domain(DOMAIN).unwrap();
+    let mut domain = unit.create_domain(DOMAIN).unwrap();
     domain.map(page(0), memory(0), Permissions::READ).unwrap();
     unit.attach(DISK, DOMAIN).unwrap();
     (unit, pages)
@@ -148,7 +150,7 @@ fn unit(tables: usize) -> (Unit, Arc<Pages>) {
 /// As [`unit`], and page 1 is mapped to memory page 1.
 fn unit_of_two_pages() -> (Unit, Arc<Pages>) {
     let (mut unit, pages) = unit(2);
-    let domain = unit.domain(DOMAIN).unwrap();
+    let mut domain = unit.domain(DOMAIN).unwrap();
     domain.map(page(1), memory(1), Permissions::READ).unwrap();
     (unit, pages)
 }
@@ -224,7 +226,7 @@ fn nobody_looks_at_a_page_after_unmap_of_several() {
     explore(FEW, || {
         let (mut unit, pages) = unit(2);
         let device = one_burst(unit.reader(DISK).unwrap());
-        let domain = unit.domain(DOMAIN).unwrap();
+        let mut domain = unit.domain(DOMAIN).unwrap();
         domain.unmap_all([page(0), page(1)]).unwrap();
         pages.poison(0);
         device.join().unwrap();
@@ -271,7 +273,7 @@ fn a_table_forgets_its_range_before_it_has_another() {
             assert_ne!(access(&pin, page(2)), Ok(0));
             assert_ne!(access(&pin, page(1)), Ok(1));
         });
-        let domain = unit.domain(DOMAIN).unwrap();
+        let mut domain = unit.domain(DOMAIN).unwrap();
         domain.unmap(page(0)).unwrap();
         pages.poison(0);
         domain.map(page(3), memory(1), Permissions::READ).unwrap();
@@ -286,7 +288,7 @@ fn links_are_forgotten(next: impl Fn(&mut Reader<Arc<Pages>>) + Copy + Send + Sy
         let (mut unit, pages) = unit(2);
         let mut reader = unit.reader(DISK).unwrap();
         let device = thread::spawn(move || next(&mut reader));
-        let domain = unit.domain(DOMAIN).unwrap();
+        let mut domain = unit.domain(DOMAIN).unwrap();
         domain.unmap(page(0)).unwrap();
         pages.poison(0);
         domain.map(page(3), memory(1), Permissions::READ).unwrap();
@@ -324,7 +326,7 @@ fn a_page_is_ready_before_it_is_seen() {
             let _ = access(&burst.pin(), page(1));
         });
         pages.poison(1);
-        let domain = unit.domain(DOMAIN).unwrap();
+        let mut domain = unit.domain(DOMAIN).unwrap();
         domain.map(page(1), memory(1), Permissions::READ).unwrap();
         device.join().unwrap();
     });
@@ -350,6 +352,37 @@ fn nobody_looks_at_a_page_after_detach() {
         pages.poison(0);
         device.join().unwrap();
     });
+}
+
+/// The unit goes while the thread that drops it is in a burst, and does not wait: who takes a pin afterwards, in the burst that is open
+/// or in a new one, translates nothing.
+fn denied_after_drop((unit, _): (Unit, Arc<Pages>)) {
+    let (mut reader, mut own) = (unit.reader(DISK).unwrap(), unit.reader(DISK).unwrap());
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&dropped);
+    let device = thread::spawn(move || {
+        let mut burst = reader.online();
+        let over = seen.load(Ordering::Acquire) == 1;
+        let result = access(&burst.pin(), page(0));
+        assert!(!over || result.is_err());
+        drop(burst);
+    });
+    let mut burst = own.online();
+    drop(unit);
+    assert!(access(&burst.pin(), page(0)).is_err());
+    dropped.store(1, Ordering::Release);
+    drop(burst);
+    device.join().unwrap();
+}
+
+#[test]
+fn who_comes_after_drop_is_denied() {
+    explore(FEW, || denied_after_drop(unit(2)));
+}
+
+#[test]
+fn who_comes_to_a_parked_gate_after_drop_is_denied() {
+    explore(FEW, || denied_after_drop(parked()));
 }
 
 /// Two readers: unmap waits for both.
@@ -401,7 +434,7 @@ fn who_comes_while_a_gate_is_parked_is_seen() {
     explore(FEW, || {
         let (mut unit, pages) = unit_of_two_pages();
         let device = two_bursts(unit.reader(DISK).unwrap());
-        let domain = unit.domain(DOMAIN).unwrap();
+        let mut domain = unit.domain(DOMAIN).unwrap();
         domain.unmap(page(1)).unwrap();
         domain.unmap(page(0)).unwrap();
         pages.poison(0);

@@ -339,7 +339,7 @@ fn tables_that_were_taken_back_are_linked_again() {
 #[test]
 fn what_does_not_consist_of_pages_is_refused() {
     let mut both = Both::new();
-    let domain = both.unit.domain(DOMAINS[0]).unwrap();
+    let mut domain = both.unit.domain(DOMAINS[0]).unwrap();
     for (start, bytes) in [(1, PAGE), (0, PAGE - 1), (0, 1), (PAGE, PAGE + 1)] {
         let asked = IovaRange::new(Iova::new(start), bytes).unwrap();
         let error = domain
@@ -371,7 +371,7 @@ fn every_width_translates_to_its_end_and_no_further() {
         let mut unit = SoftIommu::new(limits, ());
         unit.add_endpoint(DEVICES[0]).unwrap();
         let mut reader = unit.reader(DEVICES[0]).unwrap();
-        let domain = unit.create_domain(DOMAINS[0]).unwrap();
+        let mut domain = unit.create_domain(DOMAINS[0]).unwrap();
         let last = (u64::MAX >> (64 - bits)) / PAGE;
         domain
             .map(range(last, 1), PhysAddr::new(PAGE), Permissions::READ)
@@ -387,7 +387,7 @@ fn every_width_translates_to_its_end_and_no_further() {
             assert_eq!(fault.reason, FaultReason::AddressBeyondWidth, "{bits}");
         }
         drop(burst);
-        let domain = unit.domain(DOMAINS[0]).unwrap();
+        let mut domain = unit.domain(DOMAINS[0]).unwrap();
         let all = IovaRange::inclusive(Iova::ZERO, Iova::new(u64::MAX)).unwrap();
         assert_eq!(domain.unmap(all), Ok(1), "{bits}");
     }
@@ -420,7 +420,7 @@ fn whoever_holds_a_pin_changes_nothing() {
             Err(IommuError::PinHeld(_))
         ));
         assert!(matches!(unit.set_memory(()), Err(IommuError::PinHeld(_))));
-        let domain = unit.domain(DOMAINS[0]).unwrap();
+        let mut domain = unit.domain(DOMAINS[0]).unwrap();
         assert!(matches!(
             domain.unmap(range(0, 1)),
             Err(UnmapError::PinHeld(_))

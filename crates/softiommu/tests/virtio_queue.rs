@@ -80,7 +80,7 @@ fn guest_memory() -> GuestMemoryMmap {
 fn unit(input: Permissions, output: Permissions) -> SoftIommu<GuestMemoryMmap> {
     let mut unit = SoftIommu::new(Limits::default(), guest_memory());
     unit.add_endpoint(DISK).unwrap();
-    let domain = unit.create_domain(DOMAIN).unwrap();
+    let mut domain = unit.create_domain(DOMAIN).unwrap();
     // Neighbours in the device's eyes, and nowhere near each other; the input's middle is one run over both regions.
     let pages = [
         (RINGS, [3, 29, 5, 7], Permissions::READ_WRITE),
@@ -253,7 +253,7 @@ fn memory_that_is_not_there_is_no_memory() {
     let mut unit = unit(Permissions::READ, Permissions::READ);
     let far = IovaRange::new(Iova::new(0x5000), PAGE).unwrap();
     let nowhere = PhysAddr::new(1 << 40);
-    let domain = unit.domain(DOMAIN).unwrap();
+    let mut domain = unit.domain(DOMAIN).unwrap();
     domain.map(far, nowhere, Permissions::READ).unwrap();
     let mut reader = unit.reader(DISK).unwrap();
     assert_eq!(

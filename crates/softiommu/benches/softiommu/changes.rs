@@ -66,7 +66,7 @@ pub(crate) fn changes(live: u64, samples: usize) {
     let mut bare = Bare::new(live);
     let mut tlb = iotlb(live);
     let ranges = pages_of(&addresses(live));
-    let (alone, idle) = (
+    let (mut alone, mut idle) = (
         alone.domain(DOMAIN).expect("there"),
         idle.domain(DOMAIN).expect("there"),
     );
@@ -90,12 +90,12 @@ pub(crate) fn changes(live: u64, samples: usize) {
             }),
             side("no reader", || {
                 for range in &ranges {
-                    again(alone, *range);
+                    again(&mut alone, *range);
                 }
             }),
             side("two idle readers", || {
                 for range in &ranges {
-                    again(idle, *range);
+                    again(&mut idle, *range);
                 }
             }),
         ],

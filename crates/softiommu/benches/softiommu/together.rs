@@ -20,7 +20,7 @@ use crate::unit::{DISK, DOMAIN, PAGE, addresses, again, eight, page, pages_of, u
 pub(crate) fn waking(samples: usize, other: Processor) {
     let mut unit = unit(1);
     let mut reader = unit.reader(DISK).expect("room");
-    let domain = unit.domain(DOMAIN).expect("there");
+    let mut domain = unit.domain(DOMAIN).expect("there");
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         for title in ["no other thread runs", "another thread runs"] {
@@ -28,7 +28,7 @@ pub(crate) fn waking(samples: usize, other: Processor) {
                 .map(|_| {
                     // More than it takes to park.
                     for _ in 0..2 * ACCESSES {
-                        again(domain, page(0));
+                        again(&mut domain, page(0));
                     }
                     let start = Instant::now();
                     black_box(reader.online().pin().device());

@@ -1,6 +1,6 @@
 //! What is translated: units, vm-memory's `Iotlb`, and addresses that both have.
 
-use ringfence_softiommu::{Domain, Limits, SoftIommu};
+use ringfence_softiommu::{DomainMut, Limits, SoftIommu};
 use ringfence_types::{DeviceId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
 use std::hint::black_box;
 use vm_memory::iommu::Iotlb;
@@ -31,7 +31,7 @@ pub(crate) fn memory() -> GuestMemoryMmap {
 pub(crate) fn unit(live: u64) -> SoftIommu<GuestMemoryMmap> {
     let mut unit = SoftIommu::new(Limits::default(), memory());
     unit.add_endpoint(DISK).expect("room");
-    let domain = unit.create_domain(DOMAIN).expect("room");
+    let mut domain = unit.create_domain(DOMAIN).expect("room");
     for n in 0..live {
         let to = PhysAddr::new(frame(n) * PAGE);
         domain
@@ -73,7 +73,7 @@ pub(crate) fn eight(at: u64) -> IovaRange {
     IovaRange::new(Iova::new(at), 8).expect("no wrap")
 }
 
-pub(crate) fn again(domain: &mut Domain<GuestMemoryMmap>, range: IovaRange) {
+pub(crate) fn again(domain: &mut DomainMut<'_, GuestMemoryMmap>, range: IovaRange) {
     let unmapped = domain.unmap(range);
     let mapped = domain.map(range, PhysAddr::new(PAGE), Permissions::READ_WRITE);
     black_box((unmapped.is_ok(), mapped.is_ok()));

@@ -10,7 +10,7 @@ use super::error::IotlbError;
 use super::message::Message;
 use super::misses::{Asked, MissId, Misses, Outcome};
 use super::regions::Regions;
-use crate::domain::Domain;
+use crate::domain_mut::DomainMut;
 use crate::error::{IommuError, MapError, MapReason};
 use crate::iommu::{Limits, SoftIommu, may_wait};
 use crate::reader::{Reader, permissions};
@@ -409,7 +409,7 @@ impl<M> Iotlb<M> {
         }
     }
 
-    fn domain(&mut self) -> Result<&mut Domain<M>, IotlbError> {
+    fn domain(&mut self) -> Result<DomainMut<'_, M>, IotlbError> {
         Ok(self.unit.domain(DOMAIN)?)
     }
 }

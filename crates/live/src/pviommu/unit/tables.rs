@@ -132,7 +132,7 @@ impl IoTables for Domains {
             })?;
         }
         let domain = self.iommu.domain(domain_of(device));
-        let mapped = domain.map_err(|_| IoError::Failed).and_then(|domain| {
+        let mapped = domain.map_err(|_| IoError::Failed).and_then(|mut domain| {
             let mapped = domain.map(range, memory, permissions);
             mapped.map_err(|error| match error.reason {
                 MapReason::OutOfTables => IoError::NoRoom,
@@ -155,7 +155,7 @@ impl IoTables for Domains {
         let pages = self.leaving.iter().filter(of_device);
         let ranges = pages.filter_map(|(_, giova)| IovaRange::new(*giova, PAGE_BYTES));
         let domain = self.iommu.domain(domain_of(device));
-        let domain = domain.map_err(|_| IoError::Failed)?;
+        let mut domain = domain.map_err(|_| IoError::Failed)?;
         domain.unmap_all(ranges).map_err(|_| IoError::Failed)?;
         let Self { apart, leaving, .. } = self;
         let mut apart = apart.get_mut(&device);

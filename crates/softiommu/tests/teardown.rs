@@ -1,0 +1,109 @@
+//! Readers that outlive their unit.
+#![allow(missing_docs)]
+
+use std::sync::mpsc::channel;
+use std::thread;
+
+use ringfence_softiommu::{Limits, Reader, SoftIommu};
+use ringfence_types::{Access, DeviceId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
+
+const DISK: DeviceId = DeviceId::new(0x20);
+const DOMAIN: DomainId = DomainId::new(1);
+
+fn page() -> IovaRange {
+    IovaRange::new(Iova::new(0x1000), 0x1000).unwrap()
+}
+
+/// A unit in which [`page`] is mapped for the disk.
+fn unit() -> SoftIommu<()> {
+    let mut unit = SoftIommu::new(Limits::default(), ());
+    unit.add_endpoint(DISK).unwrap();
+    unit.create_domain(DOMAIN).unwrap();
+    unit.attach(DISK, DOMAIN).unwrap();
+    map(&mut unit);
+    unit
+}
+
+fn map(unit: &mut SoftIommu<()>) {
+    let mapped = unit
+        .domain(DOMAIN)
+        .unwrap()
+        .map(page(), PhysAddr::new(0x5000), Permissions::READ);
+    mapped.unwrap();
+}
+
+/// Drops a unit, in a burst of this thread's own if `in_a_burst`, while another thread is in a burst: whether
+/// either reaches the page at its next pin.
+fn reached_after_drop(mut unit: SoftIommu<()>, in_a_burst: bool) -> (bool, bool) {
+    let reached = |reader: &mut Reader<()>| {
+        reader
+            .online()
+            .pin()
+            .translate(page(), Access::Read)
+            .is_ok()
+    };
+    let (mut here, mut there) = (unit.reader(DISK).unwrap(), unit.reader(DISK).unwrap());
+    assert!(reached(&mut here) && reached(&mut there));
+    // A change with nobody online, so that what was reached before is no reason to look again.
+    map_and_unmap(&mut unit);
+    thread::scope(|scope| {
+        let (online, is_online) = channel();
+        let (drop_over, is_dropped) = channel::<()>();
+        let other = scope.spawn(move || {
+            let mut burst = there.online();
+            online.send(()).unwrap();
+            // Without a burst of the dropper's own, drop waits for this one to end.
+            if in_a_burst {
+                is_dropped.recv().unwrap();
+                burst.pin().translate(page(), Access::Read).is_ok()
+            } else {
+                drop(burst);
+                is_dropped.recv().unwrap();
+                there.online().pin().translate(page(), Access::Read).is_ok()
+            }
+        });
+        is_online.recv().unwrap();
+        if in_a_burst {
+            let mut burst = here.online();
+            assert!(burst.pin().translate(page(), Access::Read).is_ok());
+            drop(unit);
+            drop_over.send(()).unwrap();
+            let here = burst.pin().translate(page(), Access::Read).is_ok();
+            (here, other.join().unwrap())
+        } else {
+            drop(unit);
+            drop_over.send(()).unwrap();
+            (reached(&mut here), other.join().unwrap())
+        }
+    })
+}
+
+fn map_and_unmap(unit: &mut SoftIommu<()>) {
+    let other = IovaRange::new(Iova::new(0x8000), 0x1000).unwrap();
+    let mut domain = unit.domain(DOMAIN).unwrap();
+    domain
+        .map(other, PhysAddr::ZERO, Permissions::READ)
+        .unwrap();
+    assert_eq!(domain.unmap(other), Ok(1));
+}
+
+#[test]
+fn readers_are_denied_when_drop_returns() {
+    assert_eq!(reached_after_drop(unit(), false), (false, false));
+}
+
+/// A thread in a burst cannot wait for readers; each finds out at its next pin nevertheless.
+#[test]
+fn readers_are_denied_from_their_next_pin_when_the_dropping_thread_is_in_a_burst() {
+    assert_eq!(reached_after_drop(unit(), true), (false, false));
+}
+
+/// The same where the gate was parked before both came.
+#[test]
+fn readers_of_a_parked_gate_are_denied_after_drop() {
+    let mut unit = unit();
+    for _ in 0..10_000 {
+        map_and_unmap(&mut unit);
+    }
+    assert_eq!(reached_after_drop(unit, true), (false, false));
+}

@@ -144,7 +144,8 @@ impl<M> Iotlb<M> {
     /// holds anything of the range.
     ///
     /// # Errors
-    /// The message is to be acknowledged as failed. Nothing has changed, but for pages that had to go for others.
+    /// The message is to be acknowledged as failed. Nothing has changed, but for pages that had to go: for others, or because a refused
+    /// update says something else of them.
     pub fn receive(&mut self, message: &Message) -> Result<(), IotlbError> {
         may_wait()?;
         match *message {
@@ -226,14 +227,69 @@ impl<M> Iotlb<M> {
         Ok(())
     }
 
+    /// Whether it is followed or refused, an update leaves nothing older of the pages that it touches: neither where they were, nor a right
+    /// that it does not give.
     fn update(
         &mut self,
         range: IovaRange,
         user: u64,
         permissions: Permissions,
     ) -> Result<(), IotlbError> {
-        let not_shared = IotlbError::NotShared { range, user };
-        let memory = self.regions.find(user, range.bytes()).ok_or(not_shared)?;
+        let memory = self.regions.find(user, range.bytes());
+        let outdated = self.outdated(range, memory, permissions);
+        let (memory, first, last) = match self.whole_pages(range, user, memory) {
+            Ok(found) => found,
+            Err(refused) => {
+                self.forget(outdated)?;
+                return Err(refused);
+            }
+        };
+        let pages = self.kept(first, last);
+        let answered = self
+            .misses
+            .answered(first, last, |page, wanted| self.allows(page, wanted));
+        let grants: BTreeMap<u64, (PhysAddr, Permissions)> = pages
+            .into_iter()
+            .map(|page| {
+                let memory = place(range, memory, page);
+                (
+                    page,
+                    (memory, self.granted(page, memory, permissions, answered)),
+                )
+            })
+            .collect();
+        self.make_room(&grants, outdated)?;
+        for (page, (memory, permissions)) in grants {
+            if !self.resident.contains_key(&page) {
+                self.install(page, memory, permissions)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The pages that an update of `range` touches and contradicts, in part or as a whole. They are looked for among the pages that are
+    /// there, however many it has. All of them where it does not say what memory they have.
+    fn outdated(&self, range: IovaRange, memory: Option<PhysAddr>, said: Permissions) -> Vec<u64> {
+        let touched = page_of(range.start())..=page_of(range.last());
+        let contradicted = |page: u64, resident: &Resident| {
+            let same = memory.is_some_and(|memory| place(range, memory, page) == resident.memory);
+            !same || resident.permissions.union(said) != said
+        };
+        self.resident
+            .range(touched)
+            .filter(|(page, resident)| contradicted(**page, resident))
+            .map(|(page, _)| *page)
+            .collect()
+    }
+
+    /// The memory, and the first and last page, of an update that can be followed.
+    fn whole_pages(
+        &self,
+        range: IovaRange,
+        user: u64,
+        memory: Option<PhysAddr>,
+    ) -> Result<(PhysAddr, u64, u64), IotlbError> {
+        let memory = memory.ok_or(IotlbError::NotShared { range, user })?;
         let no_page = IotlbError::NoPage { range, memory };
         let start = range.start().get();
         if !(start ^ memory.get()).is_multiple_of(PAGE.bytes()) {
@@ -258,29 +314,7 @@ impl<M> Iotlb<M> {
                 reason,
             }));
         }
-
-        let pages = self.kept(first, last);
-        let place = |page: u64| memory.wrapping_add((page << PAGE.shift()).wrapping_sub(start));
-        let answered = self
-            .misses
-            .answered(first, last, |page, wanted| self.allows(page, wanted));
-        let grants: BTreeMap<u64, (PhysAddr, Permissions)> = pages
-            .into_iter()
-            .map(|page| {
-                let memory = place(page);
-                (
-                    page,
-                    (memory, self.granted(page, memory, permissions, answered)),
-                )
-            })
-            .collect();
-        self.make_room(&grants)?;
-        for (page, (memory, permissions)) in grants {
-            if !self.resident.contains_key(&page) {
-                self.install(page, memory, permissions)?;
-            }
-        }
-        Ok(())
+        Ok((memory, first, last))
     }
 
     /// What is believed of an update that says `said`: no more than was asked, now or since the page came. QEMU looks up whether it may be read, or
@@ -316,12 +350,17 @@ impl<M> Iotlb<M> {
         pages
     }
 
-    /// Takes away what stands in the way of `pages`: what they were before, and what came first if there is no room. Waits once.
+    /// Takes away what is `outdated`, and what stands in the way of `pages`: what they were before, and what came first if there is no
+    /// room. Waits once.
     fn make_room(
         &mut self,
         pages: &BTreeMap<u64, (PhysAddr, Permissions)>,
+        outdated: Vec<u64>,
     ) -> Result<(), IotlbError> {
-        let mut gone = Vec::new();
+        let mut gone = outdated;
+        for page in &gone {
+            self.resident.remove(page);
+        }
         for (page, grant) in pages {
             if let Some(resident) = self.resident.get(page)
                 && (resident.memory, resident.permissions) != *grant
@@ -353,6 +392,14 @@ impl<M> Iotlb<M> {
         }
         self.arrivals.extend(asked_again);
         self.take_away(gone)
+    }
+
+    /// Takes pages away, from the account and from readers.
+    fn forget(&mut self, pages: Vec<u64>) -> Result<(), IotlbError> {
+        for page in &pages {
+            self.resident.remove(page);
+        }
+        self.take_away(pages)
     }
 
     fn take_away(&mut self, pages: Vec<u64>) -> Result<(), IotlbError> {
@@ -416,6 +463,12 @@ impl<M> Iotlb<M> {
 
 fn held() -> IotlbError {
     IotlbError::PinHeld(crate::error::PinHeld)
+}
+
+/// Where `page` is if `range` begins at `memory`.
+fn place(range: IovaRange, memory: PhysAddr, page: u64) -> PhysAddr {
+    let start = range.start().get();
+    memory.wrapping_add((page << PAGE.shift()).wrapping_sub(start))
 }
 
 fn page_of(iova: Iova) -> u64 {

@@ -1,0 +1,244 @@
+//! Updates of any size and alignment against a model: what the front-end said last of each page is the
+//! most that a reader reaches there.
+
+use std::collections::BTreeMap;
+
+use ringfence_softiommu::Reader;
+use ringfence_softiommu::iotlb::{Asked, Iotlb, IotlbLimits, Message, MissId};
+use ringfence_types::{Access, Iova, IovaRange, Permissions};
+
+use super::model::{DISK, FRAMES, PAGE, PAGES, Random, fault, range, regions, update, user};
+
+/// Less than most updates have pages.
+const AHEAD: usize = 4;
+
+/// `a_page_that_is_told_of_again_is_what_was_said_last` for an update of more pages than `ahead`.
+#[test]
+fn every_page_of_a_large_update_is_what_was_said_last() {
+    let limits = IotlbLimits {
+        ahead: AHEAD,
+        ..IotlbLimits::default()
+    };
+    let mut iotlb = Iotlb::new(limits, DISK, (), regions()).unwrap();
+    let mut reader = iotlb.reader().unwrap();
+    for page in 0..8 {
+        let told = update(page, 1, page, Permissions::READ_WRITE);
+        iotlb.receive(&told).unwrap();
+    }
+    // All eight lie elsewhere now, and may only be read.
+    let told = update(0, 8, 16, Permissions::READ);
+    iotlb.receive(&told).unwrap();
+    let mut burst = reader.online();
+    let pin = burst.pin();
+    for page in 0..8 {
+        let written = pin.translate(range(page, 1), Access::Write);
+        assert!(written.is_err(), "page {page} may still be written");
+        if let Ok(pieces) = pin.translate(range(page, 1), Access::Read) {
+            let frame = pieces.first().start().get() / PAGE;
+            assert_eq!(frame, 16 + page, "page {page} is where it was");
+        }
+    }
+}
+
+/// An update that is refused says something of its pages, too.
+#[test]
+fn a_refused_update_leaves_nothing_older() {
+    let rights = Permissions::READ_WRITE;
+    let from = |start, bytes, user| Message::Update {
+        range: IovaRange::new(Iova::new(start), bytes).unwrap(),
+        user,
+        permissions: rights,
+    };
+    for (name, told) in [
+        ("not shared", from(PAGE, PAGE, user(FRAMES / 2) - PAGE)),
+        ("not congruent", from(PAGE, 2 * PAGE, user(9) + 8)),
+        ("less than a page", from(PAGE + 8, 8, user(9) + 8)),
+        ("beyond the width", from(PAGE, 1 << 48, user(9))),
+    ] {
+        let mut iotlb = Iotlb::new(IotlbLimits::default(), DISK, (), regions()).unwrap();
+        let mut reader = iotlb.reader().unwrap();
+        iotlb.receive(&update(0, 2, 3, rights)).unwrap();
+        iotlb.receive(&told).unwrap_err();
+        let mut burst = reader.online();
+        let pin = burst.pin();
+        assert!(pin.translate(range(0, 1), Access::Read).is_ok(), "{name}");
+        assert!(pin.translate(range(1, 1), Access::Read).is_err(), "{name}");
+    }
+}
+
+/// The most that a reader may reach: frame and rights of each page.
+#[derive(Default)]
+struct Said(BTreeMap<u64, (u64, Permissions)>);
+
+impl Said {
+    fn forget(&mut self, range: IovaRange) {
+        for page in pages(range) {
+            self.0.remove(&page);
+        }
+    }
+
+    /// An update says that `range` lies at `frame` from the frame's byte `skew` on.
+    fn update(&mut self, range: IovaRange, frame: u64, permissions: Permissions) {
+        let first = range.start().get() / PAGE;
+        for page in pages(range) {
+            let start = range.start().get() <= page * PAGE;
+            let last = range.last().get() >= page * PAGE + (PAGE - 1);
+            let here = frame + (page - first);
+            // What it says of a part of a page ends the other part, unless both agree.
+            let most = match self.0.get(&page) {
+                _ if start && last => Some(permissions),
+                Some((at, had)) if *at == here => {
+                    Permissions::from_bits(had.bits() & permissions.bits())
+                }
+                _ => None,
+            };
+            match most {
+                Some(most) => self.0.insert(page, (here, most)),
+                None => self.0.remove(&page),
+            };
+        }
+    }
+}
+
+fn pages(range: IovaRange) -> impl Iterator<Item = u64> {
+    range.start().get() / PAGE..=range.last().get() / PAGE
+}
+
+struct Session {
+    iotlb: Iotlb<()>,
+    reader: Reader<()>,
+    said: Said,
+    random: Random,
+    misses: Vec<MissId>,
+    /// Updates that contradict a resident page behind those that they install.
+    beyond: usize,
+}
+
+impl Session {
+    fn new(seed: u64) -> Self {
+        let limits = IotlbLimits {
+            pages: 16,
+            ahead: AHEAD,
+            tables: 8,
+            misses: 4,
+            ..IotlbLimits::default()
+        };
+        let iotlb = Iotlb::new(limits, DISK, (), regions()).unwrap();
+        Self {
+            reader: iotlb.reader().unwrap(),
+            iotlb,
+            said: Said::default(),
+            random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            misses: Vec::new(),
+            beyond: 0,
+        }
+    }
+
+    fn update(&mut self) {
+        let random = &mut self.random;
+        let page = random.below(PAGES);
+        // Half of them large; a quarter begin and end inside a page.
+        let large = random.below(2) == 0;
+        let count = 1 + random.below(if large { PAGES - page } else { 2 });
+        let skew = [0, 0, 0, 8][random.below(4) as usize];
+        let short = [0, 0, 0, 16][random.below(4) as usize];
+        let frame = random.below(FRAMES);
+        let bits = 1 + random.below(3);
+        let permissions = Permissions::from_bits(bits).unwrap();
+        // One in eight is not congruent: it is refused, whatever its size.
+        let odd = [0, 24][usize::from(random.below(8) == 0)];
+        let bytes = count * PAGE - skew - short;
+        let range = IovaRange::new(Iova::new(page * PAGE + skew), bytes).unwrap();
+        let message = Message::Update {
+            range,
+            user: user(frame) + skew + odd,
+            permissions,
+        };
+        let before = self.reachable();
+        let shared = regions().find(user(frame) + skew + odd, bytes).is_some();
+        let _ = self.iotlb.receive(&message);
+        if shared && odd == 0 {
+            self.said.update(range, frame, permissions);
+        } else {
+            self.said.forget(range);
+        }
+        let contradicted = |page: &u64| {
+            let now = self.said.0.get(page);
+            before
+                .get(page)
+                .is_some_and(|at| now.map(|now| now.0) != Some(*at))
+        };
+        let behind = pages(range).skip(AHEAD).filter(contradicted).count();
+        self.beyond += behind;
+    }
+
+    /// Frame of each page that may be read.
+    fn reachable(&mut self) -> BTreeMap<u64, u64> {
+        let mut burst = self.reader.online();
+        let pin = burst.pin();
+        let found = |page| pin.translate(range(page, 1), Access::Read).ok();
+        (0..PAGES)
+            .filter_map(|page| Some((page, found(page)?.first().start().get() / PAGE)))
+            .collect()
+    }
+
+    fn step(&mut self) {
+        match self.random.below(8) {
+            0..=4 => self.update(),
+            5 => {
+                let page = self.random.below(PAGES);
+                let count = 1 + self.random.below(PAGES - page);
+                let told = Message::Invalidate(Some(range(page, count)));
+                self.iotlb.receive(&told).unwrap();
+                self.said.forget(range(page, count));
+            }
+            6 => {
+                let access = [Access::Read, Access::Write][self.random.below(2) as usize];
+                let wanted = fault(self.random.below(PAGES), access);
+                if let Ok(Asked::Send(miss, _)) = self.iotlb.miss(&wanted) {
+                    self.misses.push(miss);
+                }
+            }
+            _ => {
+                if let Some(miss) = self.misses.pop() {
+                    self.iotlb.replied(miss, true).unwrap();
+                }
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        let mut burst = self.reader.online();
+        let pin = burst.pin();
+        for page in 0..PAGES {
+            for access in [Access::Read, Access::Write] {
+                let Ok(pieces) = pin.translate(range(page, 1), access) else {
+                    continue;
+                };
+                let frame = pieces.first().start().get() / PAGE;
+                let said = self.said.0.get(&page);
+                let right = said.is_some_and(|(at, most)| *at == frame && most.allows(access));
+                assert!(
+                    right,
+                    "{access} of page {page}: frame {frame}, said {said:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_reached_but_what_was_said_last() {
+    let mut beyond = 0;
+    for seed in 1..200 {
+        println!("seed {seed}");
+        let mut session = Session::new(seed);
+        for _ in 0..200 {
+            session.step();
+            session.check();
+        }
+        beyond += session.beyond;
+    }
+    // The test shows nothing if no large update contradicts what is resident behind its look-ahead.
+    assert!(beyond > 1000, "{beyond}");
+}

@@ -10,19 +10,25 @@
 //! | 3 reply | byte 0: bit 0 done, else which miss | |
 //! | 4 memory | byte 0: pages shared | |
 //!
-//! What must hold: whatever is translated lies in memory that is shared; what was invalidated is not translated before it is told of anew; limits hold.
+//! What must hold: whatever is translated lies in memory that is shared, at the place and with no more rights than the last update of its page
+//! said, whatever the size of that update; what was invalidated is not translated before it is told of anew; limits hold.
+
+use std::collections::BTreeMap;
 
 use ringfence_softiommu::Reader;
 use ringfence_softiommu::iotlb::{
     Asked, Iotlb, IotlbError, IotlbLimits, Message, MessageError, MissId, Outcome, Region, Regions,
 };
-use ringfence_types::{Access, DeviceId, Fault, FaultReason, Iova, IovaRange, PhysAddr};
+use ringfence_types::{
+    Access, DeviceId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr,
+};
 
 use crate::Reached;
 
 /// What the corpus reaches: every answer and every error but those that only the embedder can cause.
 pub const OUTCOMES: &[&str] = &[
     "updated",
+    "outdated",
     "invalidated",
     "sent",
     "waiting",
@@ -45,6 +51,8 @@ pub const OUTCOMES: &[&str] = &[
 const DISK: DeviceId = DeviceId::new(0x20);
 const PAGE: u64 = 1 << 12;
 const USER: u64 = 0x7f00_0000_0000;
+/// Pages whose last update is remembered: those that short messages name, and some behind them.
+const WINDOW: u64 = 512;
 const LIMITS: IotlbLimits = IotlbLimits {
     pages: 16,
     ahead: 4,
@@ -60,6 +68,8 @@ struct Session<'a> {
     misses: Vec<MissId>,
     /// Pages shared, from frame 0 on.
     shared: u64,
+    /// Frame and rights that the last update gave each page of the window.
+    said: BTreeMap<u64, (u64, Permissions)>,
     reached: Reached<'a>,
 }
 
@@ -72,6 +82,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
         reader,
         misses: Vec::new(),
         shared: 64,
+        said: BTreeMap::new(),
         reached,
     };
     let mut data = data;
@@ -132,6 +143,7 @@ impl Session<'_> {
                 let (&pages, data) = data.split_first()?;
                 self.shared = u64::from(pages).max(1);
                 let told = self.iotlb.set_memory((), regions(self.shared));
+                self.said.clear();
                 assert_eq!((told, self.iotlb.pages()), (Ok(()), 0));
                 Some(data)
             }
@@ -151,7 +163,10 @@ impl Session<'_> {
         };
         // A whole range of everything has no length of its own.
         assert!(Message::decode(&message.encode()) == Ok(message));
-        match (self.iotlb.receive(&message), message) {
+        let before = self.iotlb.pages();
+        let received = self.iotlb.receive(&message);
+        self.judge(&message, before);
+        match (received, message) {
             (Ok(()), Message::Invalidate(range)) => {
                 (self.reached)("invalidated");
                 let range = range.or(IovaRange::inclusive(Iova::ZERO, Iova::new(u64::MAX)));
@@ -163,6 +178,79 @@ impl Session<'_> {
             }
             (Ok(()), _) => (self.reached)("updated"),
             (Err(error), _) => (self.reached)(name(&error)),
+        }
+    }
+
+    /// Nothing of the pages that a message touches is left but what it says, or less.
+    fn judge(&mut self, message: &Message, before: usize) {
+        let (range, told) = match *message {
+            Message::Update {
+                range,
+                user,
+                permissions,
+            } => (Some(range), Some((user, permissions))),
+            Message::Invalidate(range) => (range, None),
+            Message::Miss { .. } | Message::AccessFail { .. } => return,
+        };
+        let all = IovaRange::inclusive(Iova::ZERO, Iova::new(u64::MAX));
+        let range = range.or(all).expect("a range");
+        let pages = range.start().get() / PAGE..=(range.last().get() / PAGE).min(WINDOW - 1);
+        for page in pages.clone() {
+            let most = told.and_then(|(user, said)| self.most(page, range, user, said));
+            match most {
+                Some(most) => self.said.insert(page, most),
+                None => self.said.remove(&page),
+            };
+        }
+        let first = *pages.start();
+        if told.is_some() && pages.count() > LIMITS.ahead && self.iotlb.pages() < before {
+            (self.reached)("outdated");
+        }
+        for page in first..WINDOW.min(first + 2 * LIMITS.pages as u64) {
+            self.check(page);
+        }
+    }
+
+    /// Frame and rights that an update leaves `page`, which it touches.
+    fn most(
+        &self,
+        page: u64,
+        range: IovaRange,
+        user: u64,
+        said: Permissions,
+    ) -> Option<(u64, Permissions)> {
+        let offset = user.checked_sub(USER)?;
+        let end = offset.checked_add(range.last().get() - range.start().get())?;
+        let place = (page * PAGE)
+            .wrapping_add(offset)
+            .wrapping_sub(range.start().get());
+        if end >= self.shared * PAGE || !place.is_multiple_of(PAGE) {
+            return None;
+        }
+        let place = place / PAGE;
+        let (start, last) = (page * PAGE, page * PAGE + (PAGE - 1));
+        if range.start().get() <= start && last <= range.last().get() {
+            return Some((place, said));
+        }
+        // Of a part of a page: what was said of the other part holds where both agree.
+        let (frame, had) = self.said.get(&page)?;
+        let both = Permissions::from_bits(had.bits() & said.bits())?;
+        (*frame == place).then_some((place, both))
+    }
+
+    fn check(&mut self, page: u64) {
+        for access in [Access::Read, Access::Write] {
+            let byte = IovaRange::new(Iova::new(page * PAGE), 1).expect("one byte");
+            let mut burst = self.reader.online();
+            if let Ok(pieces) = burst.pin().translate(byte, access) {
+                let frame = pieces.first().start().get() / PAGE;
+                let said = self.said.get(&page);
+                let right = said.is_some_and(|(at, most)| *at == frame && most.allows(access));
+                assert!(
+                    right,
+                    "{access} of page {page}: frame {frame}, said {said:?}"
+                );
+            }
         }
     }
 

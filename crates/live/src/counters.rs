@@ -14,6 +14,14 @@ impl Counter {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
 
+    /// Adds what another process counted. A process may say any number, so the counter stays at its maximum.
+    fn add_told(&self, amount: u64) {
+        let add = |value: u64| Some(value.saturating_add(amount));
+        let _ = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    }
+
     /// Its value, and from here on zero.
     fn take(&self) -> u64 {
         self.0.swap(0, Ordering::Relaxed)
@@ -53,16 +61,19 @@ impl Histogram {
 
     /// How many there are.
     pub fn count(&self) -> u64 {
-        self.counts.iter().map(Counter::get).sum()
+        self.counts
+            .iter()
+            .map(Counter::get)
+            .fold(0, u64::saturating_add)
     }
 
     /// In the format of Prometheus: how many took at most each bound, the sum in seconds, how many there are.
     fn write(&self, text: &mut String, name: &str, device: &str) {
-        let mut total = 0;
+        let mut total: u64 = 0;
         let mut bound: u64 = 1 << SHORTEST;
         let (last, bounded) = self.counts.split_last().unwrap_or((&NONE, &[]));
         for count in bounded {
-            total += count.get();
+            total = total.saturating_add(count.get());
             let seconds = bound as f64 / 1e9;
             let _ = writeln!(
                 text,
@@ -71,7 +82,7 @@ impl Histogram {
             bound <<= 1;
         }
         // As read here: the sum of what is above, whatever is added meanwhile.
-        total += last.get();
+        total = total.saturating_add(last.get());
         let _ = writeln!(
             text,
             "{name}_bucket{{device=\"{device}\",le=\"+Inf\"}} {total}"
@@ -102,7 +113,7 @@ macro_rules! counters {
 
             /// Adds what [`take`](Self::take) gave. What there is too much is left out.
             pub(crate) fn add_all(&self, numbers: &[u64]) {
-                self.numbers().zip(numbers).for_each(|(counter, number)| counter.add(*number));
+                self.numbers().zip(numbers).for_each(|(counter, number)| counter.add_told(*number));
             }
 
             fn numbers(&self) -> impl Iterator<Item = &Counter> {
@@ -263,6 +274,23 @@ mod tests {
         ] {
             assert!(text.lines().any(|other| other == line), "{line}\n{text}");
         }
+    }
+
+    /// A process that counts for this one may say any number, any number of times.
+    #[test]
+    fn what_a_process_says_ends_at_the_maximum() {
+        let counters = DeviceCounters::default();
+        let numbers = vec![u64::MAX; counters.numbers().count()];
+        counters.add_all(&numbers);
+        counters.add_all(&numbers);
+        assert!(counters.numbers().all(|counter| counter.get() == u64::MAX));
+        assert_eq!(counters.service.count(), u64::MAX);
+        let text = prometheus(&[("blk", &counters)]);
+        let last = format!(
+            "ringfence_service_seconds_count{{device=\"blk\"}} {}",
+            u64::MAX
+        );
+        assert!(text.lines().any(|line| line == last), "{text}");
     }
 
     #[test]

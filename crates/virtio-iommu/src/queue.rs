@@ -78,7 +78,8 @@ impl Queues {
     /// Handles the requests that are available, at most as many as the queue is long, in batches, and returns each buffer when its batch is complete: the driver spins on the used ring, and what
     /// it unmapped is out of reach when it sees the answer. `seen` is shown every request and what became of it, before the answer is published.
     ///
-    /// A chain that cannot be read, or whose reply cannot be written, is returned with used length 0.
+    /// A chain that cannot be read, that has more descriptors than the queue, or whose reply cannot be written, is returned with used
+    /// length 0.
     ///
     /// Whoever offers `VIRTIO_F_EVENT_IDX` asks `Queue::enable_notification` afterwards, as always with that crate: what is written there says
     /// when the next notification is wanted, and only the caller knows whether one is.
@@ -120,7 +121,7 @@ impl Queues {
                 let head = chain.head_index();
                 let reply_bytes = batch.max_reply_bytes();
                 let mut request = [0; MAX_REQUEST_BYTES];
-                let (read, given) = self.gather(chain, memory, &mut request, reply_bytes);
+                let (read, given) = self.gather(chain, memory, &mut request, reply_bytes, most);
                 let request = request.get(..read).unwrap_or_default();
                 self.reply.resize(reply_bytes, 0);
                 let reply = self.reply.get_mut(..given).unwrap_or_default();
@@ -151,13 +152,14 @@ impl Queues {
         queue: &mut Queue,
         memory: &M,
     ) -> Result<Served, ServeError> {
+        let longest = usize::from(queue.size());
         let mut buffers = 0;
         while device.events_waiting() > 0 {
             let Some(chain) = queue.iter(memory)?.next() else {
                 break;
             };
             let head = chain.head_index();
-            let (_, given) = self.gather(chain, memory, &mut [], FAULT_BYTES);
+            let (_, given) = self.gather(chain, memory, &mut [], FAULT_BYTES, longest);
             self.reply.resize(given.max(self.reply.len()), 0);
             let buffer = self.reply.get_mut(..given).unwrap_or_default();
             let used = device.next_event(buffer).ok().flatten().unwrap_or(0);
@@ -183,7 +185,8 @@ impl Queues {
     }
 
     /// Reads the device-readable part of `chain` into `request` and notes where the device-writable one is: how many bytes were read, and
-    /// how many can be written, at most `most`. If a part cannot be read, there is nothing to write either.
+    /// how many can be written, at most `most`. If a part cannot be read, or the chain has more than `longest` descriptors, there is nothing to write
+    /// either. (An indirect table may hold 65536 descriptors of no bytes: virtio 1.3, section 2.7.5.3.1 forbids what is longer than the queue.)
     #[inline]
     fn gather<'m, M: GuestMemory>(
         &mut self,
@@ -191,11 +194,15 @@ impl Queues {
         memory: &'m M,
         request: &mut [u8],
         most: usize,
+        longest: usize,
     ) -> (usize, usize) {
         self.writable.clear();
         let mut read = 0;
         let mut given = 0;
-        for descriptor in chain {
+        for (before, descriptor) in chain.enumerate() {
+            if before >= longest {
+                return (0, 0);
+            }
             let bytes = descriptor.len() as usize;
             if descriptor.is_write_only() {
                 let bytes = bytes.min(most.saturating_sub(given));

@@ -309,3 +309,48 @@ fn regions_are_told_apart() {
         assert_eq!(answer, [0; 4]);
     }
 }
+
+/// Virtio 1.3, section 2.7.5.3.1: no chain is longer than the queue, an indirect one included. A longer one costs the device no
+/// more than that, and has no effect.
+#[test]
+fn an_indirect_chain_longer_than_the_queue_is_returned_unread() {
+    let memory = memory();
+    let table: u64 = 0x3_0000;
+    let attach = [1, 0, 0, 0, 7, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for (descriptors, used_length) in [(SIZE, 4), (SIZE + 1, 0), (0xf00, 0)] {
+        let ring = MockSplitQueue::create(&memory, GuestAddress(0), SIZE);
+        let mut queue: Queue = ring.create_queue().expect("a queue");
+        let mut device = device(());
+        memory
+            .write_slice(&attach, GuestAddress(READABLE))
+            .expect("room");
+        // The request first, descriptors of no bytes behind it, the tail last.
+        for at in 0..descriptors {
+            let last = at + 1 == descriptors;
+            let (place, bytes, flags) = match at {
+                0 => (READABLE, attach.len() as u32, NEXT),
+                _ if last => (WRITABLE, 4, WRITE),
+                _ => (READABLE, 0, NEXT),
+            };
+            let descriptor = Descriptor::new(place, bytes, flags, at + 1);
+            let to = GuestAddress(table + u64::from(at) * 16);
+            memory
+                .write_obj(RawDescriptor::from(descriptor), to)
+                .expect("room");
+        }
+        let bytes = u32::from(descriptors) * 16;
+        let indirect = Descriptor::new(table, bytes, INDIRECT, 0);
+        ring.add_desc_chains(&[RawDescriptor::from(indirect)], 0)
+            .expect("a chain");
+        let mut queues = Queues::default();
+        let served = queues
+            .serve_requests(&mut device, &mut queue, &memory, |_, _| {})
+            .expect("sound rings");
+        assert_eq!(served.buffers, 1);
+        let length: u32 = memory
+            .read_obj(GuestAddress(queue.used_ring() + 8))
+            .expect("an element");
+        assert_eq!(length, used_length, "{descriptors} descriptors");
+        assert_eq!(device.domains(), usize::from(used_length != 0));
+    }
+}

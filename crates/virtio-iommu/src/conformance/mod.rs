@@ -172,5 +172,5 @@ statements! {
     37 requests::complete_when_published: "a request is complete before its used index is published";
     38 requests::extremes: "virt_end = 2^64 - 1 and an end before the start neither panic nor wrap";
     39 unmap::outstanding: "after the reply to UNMAP no translation and no outstanding access reaches the page";
-    40 requests::caps: "caps on mappings, domains and endpoints are enforced with NOMEM";
+    40 requests::caps: "caps on mappings and domains are enforced with NOMEM";
 }

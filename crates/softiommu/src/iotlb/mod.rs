@@ -14,7 +14,7 @@
 //!
 //! # Bounds
 //! Pages, tables, misses under way and remembered invalidations are bounded ([`IotlbLimits`]). Of an update that is larger, the pages that are missed are kept, and
-//! some that follow; where there is no room, what came first goes first. The front-end can map only what it has shared: an update outside the regions is refused.
+//! some that follow; a page of it that is there already, and that it contradicts, goes, wherever in the update it lies; where there is no room, what came first goes first. The front-end can map only what it has shared: an update outside the regions is refused.
 //!
 //! Sources: vhost-user protocol, "IOMMU support" and "Memory access" ([QEMU's interop documents](https://www.qemu.org/docs/master/interop/vhost-user.html));
 //! `struct vhost_iotlb_msg` of Linux's uapi `linux/vhost_types.h`.

@@ -123,9 +123,10 @@ impl<M> Exchange<M> {
         })
     }
 
-    /// The IOTLB, for its readers.
-    pub fn iotlb(&mut self) -> &mut Iotlb<M> {
-        &mut self.iotlb
+    /// The IOTLB, for its readers. Only this conversation changes it: the IOTLBs of two conversations that changed places would miss each
+    /// other's invalidations.
+    pub fn iotlb(&self) -> &Iotlb<M> {
+        &self.iotlb
     }
 
     /// A reader was refused an access, and has gone offline: when this returns, it may try again.

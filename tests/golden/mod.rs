@@ -39,21 +39,22 @@ const HEAD: [&str; 23] = [
 ];
 
 fn cells(row: &Row) -> [String; 23] {
+    let violations = row.violations.unwrap();
     [
         row.mode.clone(),
         row.safety.clone(),
         row.maps.to_string(),
         row.unmaps.to_string(),
-        format!("{:.3}", row.search_len_mean),
+        format!("{:.3}", row.search_len_mean.unwrap()),
         row.search_len_max.to_string(),
         row.invalidations.to_string(),
         row.accesses.to_string(),
-        row.attempts.to_string(),
-        row.violations.stale.to_string(),
-        row.violations.never.to_string(),
-        row.violations.direction.to_string(),
-        row.violations.foreign.to_string(),
-        row.colocated.to_string(),
+        row.attempts.unwrap().to_string(),
+        violations.stale.to_string(),
+        violations.never.to_string(),
+        violations.direction.to_string(),
+        violations.foreign.to_string(),
+        row.colocated.unwrap().to_string(),
         row.false_faults.to_string(),
         row.stale_window_max_ns.to_string(),
         row.release_delay_max_ns.to_string(),

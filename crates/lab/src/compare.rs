@@ -150,7 +150,7 @@ pub fn compare<R: Read>(
         let metered = runner.metered.finish(&alive);
         let hostile = runner.hostile.as_mut().map(|judge| judge.finish(&alive));
         let meter = runner.meter.as_ref();
-        let components = meter.map(|meter| meter.finish()).unwrap_or_default();
+        let components = meter.map(|meter| meter.finish());
         let status = if !of_trace.is_ok() && metered.first_refusal.is_none() {
             of_trace.clone()
         } else {

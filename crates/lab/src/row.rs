@@ -9,8 +9,9 @@ use crate::modes::{Mode, Safety};
 use crate::oracle::Tally;
 use crate::replay::Outcomes;
 
-/// Version of the JSON form. Fields may be added under the same version, never removed or given another meaning.
-pub const SCHEMA: u32 = 1;
+/// Version of the JSON form. Fields may be added under the same version, never removed or given another
+/// meaning. Version 2 writes null for a number that was not measured.
+pub const SCHEMA: u32 = 2;
 
 /// Violations by class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -39,7 +40,7 @@ impl From<Tally> for Violations {
     }
 }
 
-/// A trace in a mode. `docs/JSON.md` says what every field means.
+/// A trace in a mode. `docs/JSON.md` says what every field means. A field that is `None` was not measured.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Row {
     /// Name of the trace.
@@ -57,41 +58,43 @@ pub struct Row {
     pub maps: u64,
     /// Mappings ended.
     pub unmaps: u64,
-    /// Average cycles of a map, executed and charged.
-    pub map_cycles: f64,
-    /// Average cycles of an unmap, executed and charged.
-    pub unmap_cycles: f64,
-    /// The same by component.
-    pub components: Components,
+    /// Average cycles of a map, executed and charged. `None` without a timed replay or a map.
+    pub map_cycles: Option<f64>,
+    /// Average cycles of an unmap, executed and charged. `None` without a timed replay or an unmap.
+    pub unmap_cycles: Option<f64>,
+    /// The same by component. `None` without a timed replay or a map.
+    pub components: Option<Components>,
+    /// Cycles that the profile charges for a map and an unmap, timed or not. `None` without both.
+    pub charged_cycles: Option<f64>,
     /// Share of map and unmap cycles that was charged by the profile.
-    pub charged_share: f64,
+    pub charged_share: Option<f64>,
     /// c / (c + map + unmap).
-    pub relative_throughput: f64,
-    /// Average length of the allocator's search.
-    pub search_len_mean: f64,
+    pub relative_throughput: Option<f64>,
+    /// Average length of the allocator's search. `None` without a map.
+    pub search_len_mean: Option<f64>,
     /// Longest search.
     pub search_len_max: u32,
     /// Invalidation commands.
     pub invalidations: u64,
-    /// Hits of the IOTLB in the metered pass, as a share of its lookups.
-    pub iotlb_hit_rate: f64,
-    /// Hits of the walk caches of level 1, 2, 3 as shares of their lookups.
-    pub walk_cache_hit_rate: [f64; 3],
-    /// Words read from tables per walk.
-    pub walk_references: f64,
+    /// Hits of the IOTLB in the metered pass, as a share of its lookups. `None` without a lookup.
+    pub iotlb_hit_rate: Option<f64>,
+    /// Hits of the walk caches of level 1, 2, 3 as shares of their lookups. `None` without a lookup.
+    pub walk_cache_hit_rate: [Option<f64>; 3],
+    /// Words read from tables per walk. `None` without a walk.
+    pub walk_references: Option<f64>,
     /// Most mappings alive at once.
     pub live_max: u64,
     /// Bytes of tables, at most.
     pub table_bytes: u64,
     /// Accesses of the device in the metered pass: one a page of each mapping.
     pub accesses: u64,
-    /// Accesses of the attackers in the hostile pass.
-    pub attempts: u64,
-    /// Accesses let through outside live grants, both passes.
-    pub violations: Violations,
-    /// Accesses let through beside a buffer on its page.
-    pub colocated: u64,
-    /// Accesses stopped inside a live grant.
+    /// Accesses of the attackers in the hostile pass. `None` without that pass.
+    pub attempts: Option<u64>,
+    /// Accesses let through outside live grants, both passes. `None` without the hostile pass.
+    pub violations: Option<Violations>,
+    /// Accesses let through beside a buffer on its page. `None` without the hostile pass.
+    pub colocated: Option<u64>,
+    /// Accesses stopped inside a live grant, in the passes that were run.
     pub false_faults: u64,
     /// Longest time from unmap's return to the end of the invalidation, on the trace's clock.
     pub stale_window_max_ns: u64,
@@ -129,8 +132,9 @@ pub struct Row {
     pub exposed_byte_seconds: f64,
     /// From the end of the trace to the invalidation of the last mapping that a cache kept.
     pub exposed_after_end_ns: u64,
-    /// Accesses of the attackers let through outside live grants after the trace's end; not among `violations`.
-    pub reached_after_end: u64,
+    /// Accesses of the attackers let through outside live grants after the trace's end; not among
+    /// `violations`. `None` without the hostile pass.
+    pub reached_after_end: Option<u64>,
     /// Mappings that a cache still kept when the time of its bound was over.
     pub overdue: u64,
 }
@@ -145,8 +149,8 @@ pub struct Parts<'a> {
     pub metered: &'a Outcomes,
     /// The hostile pass.
     pub hostile: Option<&'a Outcomes>,
-    /// The meter.
-    pub components: Components,
+    /// The meter; `None` without a timed replay.
+    pub components: Option<Components>,
     /// The c of `relative_throughput`.
     pub c_none: f64,
     /// Cycles charged for an invalidation.
@@ -159,15 +163,42 @@ pub struct Parts<'a> {
     pub status: Status,
 }
 
-fn ratio(part: u64, whole: u64) -> f64 {
-    if whole == 0 {
-        0.0
-    } else {
-        part as f64 / whole as f64
-    }
+/// `None` where there is nothing to take a share of.
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
 }
 
 impl Row {
+    /// A row of zeros as a run over a trace with maps and unmaps gives one: `timed` with repetitions,
+    /// `hostile` with the hostile pass. It says which fields have a value.
+    pub fn of_run(timed: bool, hostile: bool) -> Self {
+        let cycles = timed.then_some(0.0);
+        let count = hostile.then_some(0);
+        Self {
+            bound: Some(String::new()),
+            map_cycles: cycles,
+            unmap_cycles: cycles,
+            components: timed.then(Components::default),
+            charged_cycles: Some(0.0),
+            charged_share: cycles,
+            relative_throughput: cycles,
+            search_len_mean: Some(0.0),
+            iotlb_hit_rate: Some(0.0),
+            walk_cache_hit_rate: [Some(0.0); 3],
+            walk_references: Some(0.0),
+            attempts: count,
+            violations: hostile.then(Violations::default),
+            colocated: count,
+            reached_after_end: count,
+            ..Self::default()
+        }
+    }
+
+    /// Cycles of a map and an unmap together, if both were measured.
+    pub fn cycles(&self) -> Option<f64> {
+        Some(self.map_cycles? + self.unmap_cycles?)
+    }
+
     /// Puts a row together.
     pub fn new(parts: &Parts<'_>) -> Self {
         let Parts {
@@ -175,21 +206,30 @@ impl Row {
             mode,
             metered,
             hostile,
-            mut components,
+            components,
             c_none,
             invalidation_cycles,
             kick_cycles,
             ..
         } = *parts;
         let traffic = metered.traffic;
-        let cycles = &mut components.cycles;
-        cycles.unmap_invalidation_charged =
-            ratio(metered.invalidations * invalidation_cycles, metered.unmaps);
-        cycles.map_kick_charged = ratio(traffic.kicks_in_maps * kick_cycles, metered.maps);
-        cycles.unmap_kick_charged = ratio(traffic.kicks_in_unmaps * kick_cycles, metered.unmaps);
-        let charged =
-            cycles.unmap_invalidation_charged + cycles.map_kick_charged + cycles.unmap_kick_charged;
-        let (map, unmap) = (components.cycles.map(), components.cycles.unmap());
+        let (maps, unmaps) = (metered.maps, metered.unmaps);
+        let invalidation = ratio(metered.invalidations * invalidation_cycles, unmaps);
+        let map_kick = ratio(traffic.kicks_in_maps * kick_cycles, maps);
+        let unmap_kick = ratio(traffic.kicks_in_unmaps * kick_cycles, unmaps);
+        let components = components.filter(|_| maps > 0).map(|mut components| {
+            let cycles = &mut components.cycles;
+            cycles.unmap_invalidation_charged = invalidation.unwrap_or(0.0);
+            cycles.map_kick_charged = map_kick.unwrap_or(0.0);
+            cycles.unmap_kick_charged = unmap_kick.unwrap_or(0.0);
+            components
+        });
+        let sum = |parts: [Option<f64>; 3]| parts.into_iter().sum::<Option<f64>>();
+        let charged = sum([invalidation, map_kick, unmap_kick]);
+        let map = components.map(|components| components.cycles.map());
+        let unmap = components.filter(|_| unmaps > 0);
+        let unmap = unmap.map(|components| components.cycles.unmap());
+        let both = map.zip(unmap).map(|(map, unmap)| map + unmap);
         let mut tally = metered.tally;
         if let Some(hostile) = hostile {
             tally.add(&hostile.tally);
@@ -228,13 +268,13 @@ impl Row {
             map_cycles: map,
             unmap_cycles: unmap,
             components,
-            charged_share: if map + unmap > 0.0 {
-                charged / (map + unmap)
-            } else {
-                0.0
-            },
-            relative_throughput: c_none / (c_none + map + unmap),
-            search_len_mean: ratio(metered.search_steps, metered.maps),
+            charged_cycles: charged,
+            charged_share: charged
+                .zip(both)
+                .filter(|(_, both)| *both > 0.0)
+                .map(|(charged, both)| charged / both),
+            relative_throughput: both.map(|both| c_none / (c_none + both)),
+            search_len_mean: ratio(metered.search_steps, maps),
             search_len_max: metered.search_max,
             invalidations: metered.invalidations,
             iotlb_hit_rate: ratio(hardware.iotlb_hits, hardware.lookups()),
@@ -246,9 +286,9 @@ impl Row {
             live_max: metered.live_max,
             table_bytes: metered.table_bytes,
             accesses: metered.tally.accesses,
-            attempts: hostile.map_or(0, |hostile| hostile.attempts),
-            violations: tally.into(),
-            colocated: tally.colocated,
+            attempts: hostile.map(|hostile| hostile.attempts),
+            violations: hostile.map(|_| tally.into()),
+            colocated: hostile.map(|_| tally.colocated),
             false_faults: tally.false_faults,
             stale_window_max_ns: metered.stale_max_ns,
             stale_byte_seconds: metered.stale_byte_seconds,
@@ -267,7 +307,7 @@ impl Row {
             exposed_max_ns: metered.exposure.max_ns,
             exposed_byte_seconds: metered.exposure.byte_seconds,
             exposed_after_end_ns: metered.exposure.after_end_ns,
-            reached_after_end: hostile.map_or(0, |hostile| hostile.exposure.reached_after_end),
+            reached_after_end: hostile.map(|hostile| hostile.exposure.reached_after_end),
             overdue: metered.exposure.overdue,
         }
     }

@@ -61,6 +61,24 @@ pub enum ConditionError {
         /// Fields that can be compared.
         known: Vec<String>,
     },
+    /// The field has no number in a row: the run did not measure it.
+    NotMeasured {
+        /// The condition.
+        condition: String,
+        /// The trace and the mode of the row; none before the run.
+        row: Option<(String, String)>,
+        /// The option that has it measured.
+        advice: &'static str,
+    },
+    /// A row stands for no map: every condition would pass without a look.
+    NoMaps {
+        /// The condition.
+        condition: String,
+        /// The trace.
+        trace: String,
+        /// The mode.
+        mode: String,
+    },
     /// The condition is about a mode that did not run.
     NoSuchMode {
         /// As given.
@@ -90,6 +108,26 @@ impl fmt::Display for ConditionError {
                     f.write_str("docs/JSON.md lists all")
                 }
             }
+            Self::NotMeasured {
+                condition,
+                row,
+                advice,
+            } => {
+                write!(f, "{condition:?} is about what was not measured")?;
+                if let Some((trace, mode)) = row {
+                    write!(f, " for {trace}, {mode}")?;
+                }
+                write!(f, "; {advice}")
+            }
+            Self::NoMaps {
+                condition,
+                trace,
+                mode,
+            } => write!(
+                f,
+                "{condition:?} has nothing to look at: {mode} mapped nothing of {trace}; \
+                 give a trace with maps, or name rows with MODE:"
+            ),
             Self::NoSuchMode { mode, ran } => {
                 let hint = hint(mode, ran);
                 write!(
@@ -175,7 +213,8 @@ impl Condition {
     /// The rows for which the condition holds.
     ///
     /// # Errors
-    /// The condition is about a field or a mode that the rows do not have: it would never hold, which its author did not mean.
+    /// The condition is about a field or a mode that the rows do not have, about a number that was not
+    /// measured, or about a row without a map: it would never hold, which its author did not mean.
     pub fn holds(&self, rows: &[Row]) -> Result<Vec<Unmet>, ConditionError> {
         let mut found = Vec::new();
         let mut seen = false;
@@ -185,7 +224,15 @@ impl Condition {
             }
             seen = true;
             let object = serde_json::to_value(row).unwrap_or_default();
-            let value = number(&object, &self.field).ok_or_else(|| self.no_such_field(&object))?;
+            if row.maps == 0 {
+                return Err(ConditionError::NoMaps {
+                    condition: self.text.clone(),
+                    trace: row.trace.clone(),
+                    mode: row.mode.clone(),
+                });
+            }
+            let value = number(&object, &self.field);
+            let value = value.ok_or_else(|| self.no_number(Some(row)))?;
             if self.compare(value) {
                 found.push(Unmet {
                     trace: row.trace.clone(),
@@ -204,30 +251,53 @@ impl Condition {
         }
     }
 
-    /// Refuses a condition about a field or a mode that a run of `modes` will not have, before the run.
+    /// Refuses a condition about a field or a mode that a run of `modes` will not have, before the run:
+    /// `timed` with repetitions, `hostile` with the hostile pass.
     ///
     /// # Errors
     /// As [`Condition::holds`].
-    pub fn check(&self, modes: &[String]) -> Result<(), ConditionError> {
+    pub fn check(
+        &self,
+        modes: &[String],
+        timed: bool,
+        hostile: bool,
+    ) -> Result<(), ConditionError> {
         if let Some(mode) = self.mode.as_ref().filter(|mode| !modes.contains(mode)) {
             return Err(ConditionError::NoSuchMode {
                 mode: mode.clone(),
                 ran: modes.to_vec(),
             });
         }
-        let object = serde_json::to_value(Row::default()).unwrap_or_default();
-        match number(&object, &self.field) {
-            Some(_) => Ok(()),
-            None => Err(self.no_such_field(&object)),
+        match self.has_number(timed, hostile) {
+            true => Ok(()),
+            false => Err(self.no_number(None)),
         }
     }
 
-    fn no_such_field(&self, object: &Value) -> ConditionError {
-        let mut known = Vec::new();
-        names(object, "", &mut known);
-        ConditionError::NoSuchField {
-            field: self.field.clone(),
-            known,
+    fn has_number(&self, timed: bool, hostile: bool) -> bool {
+        number(&object(timed, hostile), &self.field).is_some()
+    }
+
+    /// Why there is no number in a row, or in all of them.
+    fn no_number(&self, row: Option<&Row>) -> ConditionError {
+        if !self.has_number(true, true) {
+            let mut known = Vec::new();
+            names(&object(true, true), "", &mut known);
+            return ConditionError::NoSuchField {
+                field: self.field.clone(),
+                known,
+            };
+        }
+        ConditionError::NotMeasured {
+            condition: self.text.clone(),
+            row: row.map(|row| (row.trace.clone(), row.mode.clone())),
+            advice: if !self.has_number(false, true) {
+                "--repeat N measures cycles, for a trace with maps and unmaps"
+            } else if !self.has_number(true, false) {
+                "it wants the attacker: leave --no-hostile out"
+            } else {
+                "name rows that have it with MODE:"
+            },
         }
     }
 
@@ -241,6 +311,11 @@ impl Condition {
             Op::NotEqual => value != self.number,
         }
     }
+}
+
+/// A row of a run, in its JSON form.
+fn object(timed: bool, hostile: bool) -> Value {
+    serde_json::to_value(Row::of_run(timed, hostile)).unwrap_or_default()
 }
 
 /// The number at a dotted path.
@@ -289,13 +364,14 @@ mod tests {
         Row {
             trace: "t".into(),
             mode: mode.into(),
-            relative_throughput: 0.25,
-            violations: Violations {
+            maps: 1,
+            relative_throughput: Some(0.25),
+            violations: Some(Violations {
                 stale: violations,
                 total: violations,
                 ..Violations::default()
-            },
-            ..Row::default()
+            }),
+            ..Row::of_run(true, true)
         }
     }
 
@@ -331,6 +407,32 @@ mod tests {
     }
 
     #[test]
+    fn what_was_not_measured_is_no_zero() {
+        let one = |text: &str| Condition::parse_all(text).unwrap().remove(0);
+        let untimed = Row {
+            maps: 1,
+            ..Row::of_run(false, true)
+        };
+        let error = one("map_cycles>=0").holds(&[row("fence", 0), untimed]);
+        assert!(
+            matches!(error, Err(ConditionError::NotMeasured { row: Some(_), .. })),
+            "{error:?}"
+        );
+        let without_maps = Row {
+            maps: 0,
+            ..row("fence", 0)
+        };
+        let error = one("violations>0").holds(&[without_maps.clone()]);
+        assert!(
+            matches!(error, Err(ConditionError::NoMaps { .. })),
+            "{error:?}"
+        );
+        // A condition about another row does not look at that one.
+        let rows = [without_maps, row("defer", 3)];
+        assert_eq!(one("defer:violations>0").holds(&rows).unwrap().len(), 1);
+    }
+
+    #[test]
     fn what_could_never_hold_is_refused() {
         for text in ["", "violations", ">0", ":x>0", "violations>0,", "a!b"] {
             let got = Condition::parse_all(text);
@@ -348,15 +450,29 @@ mod tests {
         }
         let one = |text: &str| Condition::parse_all(text).unwrap().remove(0);
         let modes = ["fence".to_owned()];
-        assert!(one("fence:colocated>0").check(&modes).is_ok());
+        assert!(one("fence:colocated>0").check(&modes, true, true).is_ok());
         for text in ["violation>0", "mode>0", "walk_cache_hit_rate.3>0"] {
-            let error = one(text).check(&modes).unwrap_err();
+            let error = one(text).check(&modes, true, true).unwrap_err();
             assert!(
                 matches!(error, ConditionError::NoSuchField { .. }),
                 "{text}"
             );
         }
-        let error = one("strict:violations>0").check(&modes).unwrap_err();
+        for (text, timed, hostile) in [
+            ("map_cycles>0", false, true),
+            ("components.executed>0", false, true),
+            ("violations>0", true, false),
+            ("violations.stale>=0", true, false),
+            ("attempts==0", true, false),
+        ] {
+            let error = one(text).check(&modes, timed, hostile).unwrap_err();
+            let advice = if timed { "--no-hostile" } else { "--repeat" };
+            assert!(error.to_string().contains(advice), "{text}: {error}");
+            assert!(one(text).check(&modes, true, true).is_ok(), "{text}");
+        }
+        let error = one("strict:violations>0")
+            .check(&modes, true, true)
+            .unwrap_err();
         assert!(matches!(error, ConditionError::NoSuchMode { .. }));
     }
 }

@@ -3,16 +3,13 @@
 use serde::Serialize;
 use serde_json::Value;
 
+use super::text::visible;
 use ringfence_lab::row::Row;
 
-/// All rows under one header. Nested fields are named with dots: `violations.total`, `components.map_table`, `walk_cache_hit_rate.0`.
+/// All rows under one header; the cell of what was not measured is empty. Nested fields are named with dots: `violations.total`, `components.map_table`, `walk_cache_hit_rate.0`.
 pub fn csv(rows: &[Row]) -> String {
     // The header comes from a row with every optional field present, so that it does not depend on the rows.
-    let full = Row {
-        bound: Some(String::new()),
-        ..Row::default()
-    };
-    table_of(&full, rows)
+    table_of(&Row::of_run(true, true), rows)
 }
 
 /// A line for each of `rows` under the names of the fields of `full`.
@@ -64,10 +61,11 @@ fn leaves(value: &Value, prefix: &str, out: &mut Vec<(String, String)>) {
 }
 
 fn quoted(text: &str) -> String {
+    let text = visible(text);
     if text.contains([',', '"', '\n', '\r']) {
         format!("\"{}\"", text.replace('"', "\"\""))
     } else {
-        text.to_owned()
+        text.into_owned()
     }
 }
 

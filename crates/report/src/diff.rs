@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::condition::{names, number};
 use super::grid::{Cell, Column, Grid, Look, Tone};
-use super::number::{count, cycles};
+use super::number::{count, cycles, or_dash};
+use super::text::visible;
 use ringfence_lab::row::SCHEMA;
 
 /// Why two files cannot be compared.
@@ -57,16 +58,50 @@ pub struct RowDiff {
     pub trace: String,
     /// The mode.
     pub mode: String,
-    /// Cycles of a map and an unmap in the first report.
-    pub before: f64,
+    /// Cycles of a map and an unmap in the first report; none where it did not measure them.
+    pub before: Option<f64>,
     /// The same in the second.
-    pub after: f64,
-    /// `after / before`; absent where the first report measured nothing.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<f64>,
+    /// `after / before`; none where one of them was not measured, or the first is not above 0.
     pub ratio: Option<f64>,
     /// What should be the same in two runs over the same trace and is not: everything but cycles and what follows from them.
     pub changes: Vec<Change>,
+    /// Fields on which a verdict rests that at least one of the reports did not measure.
+    pub not_measured: Vec<&'static str>,
 }
+
+/// Why two reports do not say whether something got worse: a row, and what it lacks. No row: the reports
+/// have none in common.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NotComparable(pub Option<(String, Vec<&'static str>)>);
+
+impl fmt::Display for NotComparable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            None => f.write_str("the reports have no row in common"),
+            Some((row, fields)) => write!(
+                f,
+                "{row}: {} not measured in both reports; compare with --repeat above 0 and with the attacker",
+                fields.join(", ")
+            ),
+        }
+    }
+}
+
+impl std::error::Error for NotComparable {}
+
+/// What a verdict rests on.
+const JUDGED: [&str; 5] = [
+    "map_cycles",
+    "unmap_cycles",
+    "violations",
+    "false_faults",
+    "colocated",
+];
+
+/// Cycles of a map and an unmap that are within the noise of a clock. A ratio to less says nothing: modes
+/// that do nothing cost about 0.
+const NOISE_CYCLES: f64 = 10.0;
 
 /// What changed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -136,11 +171,27 @@ impl Diff {
         Ok(diff)
     }
 
-    /// Rows that cost more than `percent` per cent more than before, or expose more.
-    pub fn worse_by(&self, percent: f64) -> Vec<&RowDiff> {
+    /// Rows that cost more than `percent` per cent more than before, expose more, or are in the first
+    /// report only: each in a line.
+    ///
+    /// # Errors
+    /// The reports have no row in common, or in a row of both one has not measured what the verdict
+    /// rests on: cycles, or what got through.
+    pub fn worse_by(&self, percent: f64) -> Result<Vec<String>, NotComparable> {
+        if self.rows.is_empty() {
+            return Err(NotComparable(None));
+        }
+        for row in &self.rows {
+            if !row.not_measured.is_empty() {
+                let name = format!("{}, {}", row.trace, row.mode);
+                return Err(NotComparable(Some((name, row.not_measured.clone()))));
+            }
+        }
         let rows = self.rows.iter();
-        rows.filter(|row| row.costs_more_by(percent) || row.exposes_more())
-            .collect()
+        let worse = rows.filter(|row| row.costs_more_by(percent) || row.exposes_more());
+        let lost = self.only_before.iter();
+        let lost = lost.map(|row| format!("{row}: the second report does not have it"));
+        Ok(worse.map(RowDiff::to_string).chain(lost).collect())
     }
 
     /// The table for people.
@@ -158,9 +209,9 @@ impl Diff {
             grid.rows.push(vec![
                 Cell::new(&row.trace),
                 Cell::toned(&row.mode, Tone::Strong),
-                Cell::new(cycles(row.before)),
-                Cell::new(cycles(row.after)),
-                Cell::new(row.ratio.map_or("-".into(), |ratio| format!("{ratio:.3}"))),
+                Cell::new(or_dash(row.before, cycles)),
+                Cell::new(or_dash(row.after, cycles)),
+                Cell::new(or_dash(row.ratio, |ratio| format!("{ratio:.3}"))),
                 match changed.is_empty() {
                     true => Cell::toned("-", Tone::Faint),
                     false => Cell::toned(changed.join(", "), Tone::Bad),
@@ -170,7 +221,8 @@ impl Diff {
         let mut out = grid.render(look);
         for (rows, which) in [(&self.only_before, "first"), (&self.only_after, "second")] {
             if !rows.is_empty() {
-                out.push_str(&format!("only in the {which}: {}\n", rows.join(", ")));
+                let rows = rows.join(", ");
+                out.push_str(&format!("only in the {which}: {}\n", visible(&rows)));
             }
         }
         out
@@ -179,10 +231,10 @@ impl Diff {
 
 impl RowDiff {
     fn of(trace: String, mode: String, old: &Value, new: &Value) -> Self {
-        let sum = |row: &Value| {
-            number(row, "map_cycles").unwrap_or(0.0) + number(row, "unmap_cycles").unwrap_or(0.0)
-        };
+        let sum = |row: &Value| Some(number(row, "map_cycles")? + number(row, "unmap_cycles")?);
         let (before, after) = (sum(old), sum(new));
+        let lacks = |field: &&str| number(old, field).is_none() || number(new, field).is_none();
+        let not_measured = JUDGED.into_iter().filter(lacks).collect();
         let mut fields = Vec::new();
         names(old, "", &mut fields);
         let changes = fields
@@ -203,14 +255,20 @@ impl RowDiff {
             mode,
             before,
             after,
-            ratio: (before > 0.0).then(|| after / before),
+            ratio: before
+                .zip(after)
+                .filter(|(before, _)| *before > 0.0)
+                .map(|(before, after)| after / before),
             changes,
+            not_measured,
         }
     }
 
     fn costs_more_by(&self, percent: f64) -> bool {
-        self.ratio
-            .is_some_and(|ratio| ratio > 1.0 + percent / 100.0)
+        self.before.zip(self.after).is_some_and(|(before, after)| {
+            let base = before.max(NOISE_CYCLES);
+            after > base * (1.0 + percent / 100.0)
+        })
     }
 
     /// Whether more got through, or more was wrongly stopped, than before.
@@ -229,7 +287,12 @@ impl fmt::Display for RowDiff {
         write!(f, "{}, {}: ", self.trace, self.mode)?;
         match self.ratio {
             Some(ratio) => write!(f, "{ratio:.3} times the cycles")?,
-            None => f.write_str("cycles not measured before")?,
+            None => write!(
+                f,
+                "{} cycles, {} before",
+                or_dash(self.after, cycles),
+                or_dash(self.before, cycles)
+            )?,
         }
         for change in &self.changes {
             write!(f, ", {change}")?;
@@ -270,13 +333,70 @@ mod tests {
         Row {
             trace: "t".into(),
             mode: mode.into(),
-            map_cycles: cycles,
-            violations: Violations {
+            map_cycles: Some(cycles),
+            violations: Some(Violations {
                 stale: violations,
                 total: violations,
                 ..Violations::default()
-            },
-            ..Row::default()
+            }),
+            ..Row::of_run(true, true)
+        }
+    }
+
+    fn judged(before: &[Row], after: &[Row]) -> Result<Vec<String>, NotComparable> {
+        let diff = Diff::of(&report(before), &report(after)).unwrap();
+        diff.worse_by(20.0)
+    }
+
+    #[test]
+    fn a_row_that_is_lost_or_not_measured_does_not_pass() {
+        let good = || row("a", 100.0, 0);
+        assert_eq!(judged(&[good()], &[good()]), Ok(Vec::new()));
+        let worse = judged(&[good(), row("b", 1.0, 0)], &[good()]).unwrap();
+        assert_eq!(worse.len(), 1);
+        assert!(worse[0].starts_with("t b: "), "{worse:?}");
+        // A row that is new is no harm.
+        assert_eq!(
+            judged(&[good()], &[good(), row("b", 1.0, 9)]),
+            Ok(Vec::new())
+        );
+        for (timed, hostile, field) in [(false, true, "map_cycles"), (true, false, "violations")] {
+            let unmeasured = || Row {
+                trace: "t".into(),
+                mode: "a".into(),
+                ..Row::of_run(timed, hostile)
+            };
+            for (before, after) in [
+                (good(), unmeasured()),
+                (unmeasured(), good()),
+                (unmeasured(), unmeasured()),
+            ] {
+                let error = judged(&[before], &[after]).unwrap_err().to_string();
+                assert!(error.contains(field), "{error}");
+            }
+        }
+        for (before, after) in [(vec![], vec![]), (vec![good()], vec![])] {
+            assert_eq!(judged(&before, &after), Err(NotComparable(None)));
+        }
+    }
+
+    #[test]
+    fn what_cost_nothing_may_get_worse_too() {
+        let worse = |before, after| judged(&[row("a", before, 0)], &[row("a", after, 0)]).unwrap();
+        for (before, after, is_worse) in [
+            (0.0, 4000.0, true),
+            (-1.0, 4000.0, true),
+            (-0.4, 2.0, false),
+            (1.0, 5.0, false),
+            (9.0, 13.0, true),
+            (100.0, 119.0, false),
+            (100.0, 121.0, true),
+        ] {
+            assert_eq!(
+                worse(before, after).len(),
+                usize::from(is_worse),
+                "{before} {after}"
+            );
         }
     }
 
@@ -299,11 +419,12 @@ mod tests {
             ["violations", "violations.stale", "violations.total"]
         );
         let worse = |percent| {
-            let rows = diff.worse_by(percent);
-            rows.iter().map(|row| row.mode.as_str()).collect::<Vec<_>>()
+            let rows = diff.worse_by(percent).unwrap();
+            let name = |row: &String| row.split(':').next().unwrap().to_owned();
+            rows.iter().map(name).collect::<Vec<_>>()
         };
-        assert_eq!(worse(20.0), ["a", "b"]);
-        assert_eq!(worse(40.0), ["b"]);
+        assert_eq!(worse(20.0), ["t, a", "t, b", "t c"]);
+        assert_eq!(worse(40.0), ["t, b", "t c"]);
     }
 
     #[test]
@@ -313,7 +434,8 @@ mod tests {
             ("", "no JSON"),
             ("{}", "no report"),
             ("[1]", "no report"),
-            (r#"{"schema":1,"results":[{}]}"#, "no report"),
+            (r#"{"schema":2,"results":[{}]}"#, "no report"),
+            (r#"{"schema":1,"results":[]}"#, "schema 1"),
             (r#"{"schema":999,"results":[]}"#, "schema 999"),
         ];
         for (text, expected) in cases {

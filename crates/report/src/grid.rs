@@ -2,6 +2,8 @@
 
 use unicode_width::UnicodeWidthStr;
 
+use super::text::visible;
+
 /// How a table is to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Look {
@@ -56,15 +58,14 @@ pub(super) struct Cell {
 
 impl Cell {
     pub(super) fn new(text: impl Into<String>) -> Self {
-        Self {
-            text: text.into(),
-            tone: Tone::Plain,
-        }
+        Self::toned(text, Tone::Plain)
     }
 
+    /// A cell never holds what a terminal obeys: only [`push`] writes escape sequences.
     pub(super) fn toned(text: impl Into<String>, tone: Tone) -> Self {
+        let text = text.into();
         Self {
-            text: text.into(),
+            text: visible(&text).into_owned(),
             tone,
         }
     }
@@ -272,8 +273,10 @@ fn push(out: &mut String, text: &str, tone: Tone, look: Look) {
     }
 }
 
-/// Breaks text at blanks so that no line is longer than the look allows, with `indent` before all lines but the first.
+/// Breaks text at blanks so that no line is longer than the look allows, with `indent` before all lines but
+/// the first. As in a cell, nothing of the text is obeyed by a terminal.
 pub(super) fn wrap(text: &str, look: Look, indent: usize) -> String {
+    let text = visible(text);
     let limit = look.width.unwrap_or(usize::MAX).max(20);
     let mut out = String::new();
     let mut used = 0;

@@ -1,21 +1,23 @@
 //! What a trace is like, for people.
 
-use ringfence_trace::{Flow, Info};
+use ringfence_trace::{Flow, Info, Pages};
 
 use super::grid::{Cell, Column, Grid, Look, Tone, wrap};
-use super::number::{bytes, count, percent_of};
+use super::number::{bytes, count, or_dash, percent_of};
+use super::text::visible;
 
 /// A headline, the devices' flows as a table, and what is odd.
 pub fn trace_info(name: &str, info: &Info, look: Look) -> String {
     let seconds = info.duration_ns as f64 / 1e9;
     let mut out = format!(
-        "{name}: {} events in {} lines over {seconds:.3} s\n",
+        "{}: {} events in {} lines over {seconds:.3} s\n",
+        visible(name),
         count(info.events),
         count(info.lines)
     );
     let facts = format!(
         "{} maps, {} unmaps, {} coherent allocations, {} frees, {} syncs, {} iommu:map, {} iommu:unmap; \
-         {} mappings alive at most, {} at the end; {} pages mapped {:.1} times each.",
+         {} mappings alive at most, {} at the end; {} pages mapped {} times each.",
         count(info.map_events),
         count(info.unmap_events),
         count(info.allocs),
@@ -26,7 +28,7 @@ pub fn trace_info(name: &str, info: &Info, look: Look) -> String {
         count(info.max_live),
         count(info.live_at_end),
         count(info.pages.distinct),
-        info.pages.reuse()
+        reuse(info.pages)
     );
     out.push_str(&wrap(&facts, look, 0));
     out.push_str("\n\n");
@@ -50,7 +52,8 @@ pub fn trace_info(name: &str, info: &Info, look: Look) -> String {
     let odd: Vec<String> = odd.into_iter().chain(skipping).collect();
     if !odd.is_empty() {
         out.push('\n');
-        out.push_str(&wrap(&format!("Odd: {}.", odd.join("; ")), look, 2));
+        let odd = format!("Odd: {}.", odd.join("; "));
+        out.push_str(&wrap(&odd, look, 2));
         out.push('\n');
     }
     out
@@ -90,17 +93,23 @@ fn flows(info: &Info) -> Grid {
                 Cell::new(count(flow.segments)),
                 Cell::new(share(flow.oldest_first)),
                 Cell::new(share(flow.exact_next)),
-                Cell::new(format!("{:.1}", flow.bursts.mean())),
-                Cell::new(count(flow.bursts.p50)),
-                Cell::new(count(flow.bursts.p99)),
-                Cell::new(count(flow.bursts.max)),
+                Cell::new(or_dash(flow.bursts.mean(), |mean| format!("{mean:.1}"))),
+                Cell::new(or_dash(flow.bursts.p50, count)),
+                Cell::new(or_dash(flow.bursts.p99, count)),
+                Cell::new(or_dash(flow.bursts.max, count)),
                 Cell::new(count(device.max_live)),
-                Cell::new(format!("{:.1}", device.pages.reuse())),
+                Cell::new(reuse(device.pages)),
                 Cell::toned(sizes(flow), Tone::Faint),
             ]);
         }
     }
     grid
+}
+
+/// Mappings per page; a dash without pages.
+fn reuse(pages: Pages) -> String {
+    let reuse = (pages.distinct > 0).then(|| pages.reuse());
+    or_dash(reuse, |reuse| format!("{reuse:.1}"))
 }
 
 /// The three most frequent sizes.

@@ -19,11 +19,12 @@ mod plot;
 mod recommend;
 mod sizing;
 mod terminal;
+mod text;
 
 pub use condition::{Condition, ConditionError, Unmet};
 pub use csv::csv;
 pub use data::{ExecutedOn, Report, TraceNotes};
-pub use diff::{Change, Diff, DiffError, RowDiff};
+pub use diff::{Change, Diff, DiffError, NotComparable, RowDiff};
 pub use findings::{
     Reproduction, experiments_table, finding_terminal, findings_page, findings_terminal,
 };
@@ -36,3 +37,4 @@ pub use plot::{Plot, plots};
 pub use recommend::recommend;
 pub use sizing::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
 pub use terminal::terminal;
+pub use text::{visible, visible_json, visible_lines};

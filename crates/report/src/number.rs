@@ -53,6 +53,11 @@ pub(super) fn percent_of(share: f64, whole: u64) -> String {
     }
 }
 
+/// A number that was measured; a dash for one that was not.
+pub(super) fn or_dash<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| "-".to_owned(), text)
+}
+
 /// A time span given in nanoseconds.
 pub(super) fn span(nanos: u64) -> String {
     let value = nanos as f64;

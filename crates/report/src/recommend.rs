@@ -41,7 +41,7 @@ fn ring_sentence(rows: &[&Row]) -> Option<String> {
     });
     let Some(row) = complete.or(best(rows, |row| row.status.is_ok() && is_safe(row))) else {
         let broken = rows.iter().find(|row| {
-            row.violations.total > 0
+            through(row) > 0
                 && Mode::find(&row.mode).is_some_and(|mode| mode.safety() > Safety::None)
         })?;
         return Some(format!(
@@ -52,8 +52,8 @@ fn ring_sentence(rows: &[&Row]) -> Option<String> {
     let mut text = format!(
         "With a ring IOMMU, which no machine has yet, {} would protect to the byte at {} cycles a mapping, relative throughput {:.2}",
         row.mode,
-        cycles(row.map_cycles + row.unmap_cycles),
-        row.relative_throughput
+        cycles(row.cycles().unwrap_or_default()),
+        throughput(row)
     );
     if row.stalled_out > 0 {
         text.push_str(&format!(
@@ -79,6 +79,14 @@ fn existing(rows: &[&Row], profile: &Profile) -> String {
             row.status
         );
     }
+    if rows.iter().any(|row| row.violations.is_none()) {
+        return "No mode is recommended: without the attacker (--no-hostile) nothing is known of safety."
+            .to_owned();
+    }
+    if rows.iter().all(|row| row.relative_throughput.is_none()) {
+        return "No mode is recommended: the trace has no map and unmap whose cycles could be measured."
+            .to_owned();
+    }
     let Some(strict) = best(rows, is_safe) else {
         return no_strict(rows);
     };
@@ -92,13 +100,27 @@ fn existing(rows: &[&Row], profile: &Profile) -> String {
 /// Whether a row promises to let nothing through and kept to it.
 fn is_safe(row: &Row) -> bool {
     matches!(row.safety.as_str(), "strict" | "byte-granular")
-        && row.violations.total == 0
+        && row
+            .violations
+            .is_some_and(|violations| violations.total == 0)
         && row.false_faults == 0
 }
 
+/// Accesses that got through, of those that were measured.
+fn through(row: &Row) -> u64 {
+    row.violations.map_or(0, |violations| violations.total)
+}
+
+/// Relative throughput of a row that [`best`] has chosen.
+fn throughput(row: &Row) -> f64 {
+    row.relative_throughput.unwrap_or_default()
+}
+
 fn best<'a>(rows: &[&'a Row], mut wanted: impl FnMut(&Row) -> bool) -> Option<&'a Row> {
-    let rows = rows.iter().copied().filter(|row| wanted(row));
-    rows.max_by(|a, b| a.relative_throughput.total_cmp(&b.relative_throughput))
+    let timed = |row: &&Row| row.cycles().is_some() && row.relative_throughput.is_some();
+    let rows = rows.iter().copied().filter(timed);
+    let rows = rows.filter(|row| wanted(row));
+    rows.max_by(|a, b| throughput(a).total_cmp(&throughput(b)))
 }
 
 fn no_strict(rows: &[&Row]) -> String {
@@ -111,7 +133,7 @@ fn no_strict(rows: &[&Row]) -> String {
              Report it with the trace.",
             row.mode,
             row.safety,
-            count(row.violations.total),
+            count(through(row)),
             count(row.false_faults)
         ),
         None => {
@@ -123,13 +145,13 @@ fn no_strict(rows: &[&Row]) -> String {
 }
 
 fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
-    let pair = strict.map_cycles + strict.unmap_cycles;
+    let pair = strict.cycles().unwrap_or_default();
     let mut text = format!(
         "Use {}: of the modes that let nothing through it costs least, {} cycles a mapping ({} of them charged), relative throughput {:.2}",
         strict.mode,
         cycles(pair),
-        percent(strict.charged_share),
-        strict.relative_throughput
+        percent(strict.charged_share.unwrap_or_default()),
+        throughput(strict)
     );
     let per_unmap = strict.invalidations as f64 / strict.unmaps.max(1) as f64;
     let cap = profile.c_none / (profile.c_none + profile.invalidation_cycles as f64);
@@ -143,7 +165,7 @@ fn strict_sentence(strict: &Row, rows: &[&Row], profile: &Profile) -> String {
             per_unmap * 100.0,
             span(strict.release_delay_max_ns),
             other.mode,
-            other.relative_throughput
+            throughput(other)
         ));
     } else if per_unmap >= 0.99 && profile.invalidation_cycles > 0 {
         text.push_str(&format!(
@@ -161,13 +183,13 @@ fn other_sentence(strict: &Row, rows: &[&Row]) -> String {
     let Some(bounded) = usual.or(best(rows, deferred)) else {
         return "No deferred mode was compared.".to_owned();
     };
-    let exposure = if bounded.violations.total > 0 {
+    let exposure = if through(bounded) > 0 {
         format!(
             "left buffers within the device's reach for up to {} after their unmap ({} byte-seconds; {} of {} hostile accesses got through)",
             span(bounded.stale_window_max_ns),
             byte_seconds(bounded.stale_byte_seconds),
-            count(bounded.violations.total),
-            count(bounded.attempts)
+            count(through(bounded)),
+            count(bounded.attempts.unwrap_or_default())
         )
     } else {
         format!(
@@ -175,18 +197,19 @@ fn other_sentence(strict: &Row, rows: &[&Row]) -> String {
             bounded.bound.as_deref().unwrap_or("a while")
         )
     };
-    let gain = bounded.relative_throughput - strict.relative_throughput;
+    let gain = throughput(bounded) - throughput(strict);
     if gain > 0.02 {
         format!(
             "Deferring buys {} more: {} reaches {:.2}, but {exposure}.",
-            percent(gain / strict.relative_throughput.max(f64::MIN_POSITIVE)),
+            percent(gain / throughput(strict).max(f64::MIN_POSITIVE)),
             bounded.mode,
-            bounded.relative_throughput
+            throughput(bounded)
         )
     } else {
         format!(
             "Deferring buys nothing here: {} reaches {:.2} and {exposure}.",
-            bounded.mode, bounded.relative_throughput
+            bounded.mode,
+            throughput(bounded)
         )
     }
 }
@@ -202,15 +225,16 @@ mod tests {
             safety: safety.into(),
             unmaps: 1000,
             invalidations,
-            relative_throughput: throughput,
-            violations: Violations {
+            relative_throughput: Some(throughput),
+            violations: Some(Violations {
                 stale: violations,
                 total: violations,
                 ..Violations::default()
-            },
-            attempts: 5000,
+            }),
+            attempts: Some(5000),
             stale_window_max_ns: 10_000_000,
-            ..Row::default()
+            bound: None,
+            ..Row::of_run(true, true)
         }
     }
 
@@ -276,6 +300,24 @@ mod tests {
         let text = recommend(&rows, &Profile::r210_2015());
         assert!(text.contains("Deferring buys nothing here"), "{text}");
         assert!(two_sentences(&text), "{text}");
+    }
+
+    #[test]
+    fn nothing_is_recommended_of_what_was_not_measured() {
+        let unmeasured = |timed, hostile| Row {
+            mode: "fence".into(),
+            safety: "strict".into(),
+            ..Row::of_run(timed, hostile)
+        };
+        let profile = Profile::r210_2015();
+        for (row, why) in [
+            (unmeasured(true, false), "--no-hostile"),
+            (unmeasured(false, true), "no map and unmap"),
+        ] {
+            let text = recommend(&[&row], &profile);
+            assert!(text.starts_with("No mode is recommended"), "{text}");
+            assert!(text.contains(why), "{text}");
+        }
     }
 
     #[test]

@@ -3,9 +3,11 @@
 use super::data::{Report, TraceNotes};
 use super::grid::{Cell, Column, Grid, Look, Tone, wrap};
 use super::notes::oddities;
-use super::number::{byte_seconds, bytes, count, cycles, percent, percent_of, span};
+use super::number::{byte_seconds, bytes, count, cycles, or_dash, percent, percent_of, span};
 use super::recommend::recommend;
+use super::text::visible;
 use ringfence_lab::Profile;
+use ringfence_lab::meter::Cycles;
 use ringfence_lab::row::Row;
 
 /// The whole report as text.
@@ -38,7 +40,7 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: Look) -> V
     };
     let mut out = vec![Section {
         title: None,
-        text: format!("{}\n", headline(notes, rows)),
+        text: format!("{}\n", visible(&headline(notes, rows))),
     }];
     if report.repetitions > 0 {
         let title = "What it costs: cycles of a map and of an unmap";
@@ -110,38 +112,39 @@ pub(super) fn cost(rows: &[&Row]) -> Grid {
     }
     let mut grid = Grid::new(&columns);
     for row in rows {
-        let parts = &row.components.cycles;
+        let parts = row.components.map(|components| components.cycles);
+        let part = |of: fn(&Cycles) -> f64| Some(parts.as_ref().map(of));
         let mut cells = vec![
             Cell::toned(&row.mode, Tone::Strong),
             Cell::toned(&row.safety, promise(row)),
         ];
-        let of_kicks = |charged| asks.then_some(charged);
+        let of_kicks = |of: fn(&Cycles) -> f64| asks.then(|| parts.as_ref().map(of));
         let values = [
-            Some(parts.map_iova_alloc),
-            Some(parts.map_table),
-            Some(parts.map_other),
-            of_kicks(parts.map_kick_charged),
+            part(|parts| parts.map_iova_alloc),
+            part(|parts| parts.map_table),
+            part(|parts| parts.map_other),
+            of_kicks(|parts| parts.map_kick_charged),
             Some(row.map_cycles),
-            Some(parts.unmap_iova_find),
-            Some(parts.unmap_iova_free),
-            Some(parts.unmap_table),
-            Some(parts.unmap_invalidation),
-            Some(parts.unmap_invalidation_charged),
-            Some(parts.unmap_other),
-            of_kicks(parts.unmap_kick_charged),
+            part(|parts| parts.unmap_iova_find),
+            part(|parts| parts.unmap_iova_free),
+            part(|parts| parts.unmap_table),
+            part(|parts| parts.unmap_invalidation),
+            part(|parts| parts.unmap_invalidation_charged),
+            part(|parts| parts.unmap_other),
+            of_kicks(|parts| parts.unmap_kick_charged),
             Some(row.unmap_cycles),
         ];
         cells.extend(values.into_iter().flatten().map(|value| {
-            let tone = if value == 0.0 {
+            let tone = if value.is_none_or(|value| value == 0.0) {
                 Tone::Faint
             } else {
                 Tone::Plain
             };
-            Cell::toned(cycles(value), tone)
+            Cell::toned(or_dash(value, cycles), tone)
         }));
-        cells.push(Cell::new(percent(row.charged_share)));
+        cells.push(Cell::new(or_dash(row.charged_share, percent)));
         cells.push(Cell::toned(
-            format!("{:.2}", row.relative_throughput),
+            or_dash(row.relative_throughput, |share| format!("{share:.2}")),
             Tone::Strong,
         ));
         grid.rows.push(cells);
@@ -167,18 +170,22 @@ pub(super) fn safety(rows: &[&Row]) -> Grid {
         Column::left("bound"),
     ]);
     for row in rows {
-        let wrong = |number: u64| {
-            let tone = if number > 0 { Tone::Bad } else { Tone::Good };
-            Cell::toned(count(number), tone)
+        let wrong = |number: Option<u64>| {
+            let tone = match number {
+                None => Tone::Faint,
+                Some(0) => Tone::Good,
+                Some(_) => Tone::Bad,
+            };
+            Cell::toned(or_dash(number, count), tone)
         };
         grid.rows.push(vec![
             Cell::toned(&row.mode, Tone::Strong),
             Cell::toned(&row.safety, promise(row)),
             Cell::new(count(row.accesses)),
-            Cell::new(count(row.attempts)),
-            wrong(row.violations.total),
-            Cell::new(count(row.colocated)),
-            wrong(row.false_faults),
+            Cell::new(or_dash(row.attempts, count)),
+            wrong(row.violations.map(|violations| violations.total)),
+            Cell::new(or_dash(row.colocated, count)),
+            wrong(Some(row.false_faults)),
             Cell::new(span(row.stale_window_max_ns)),
             Cell::new(byte_seconds(row.stale_byte_seconds)),
             Cell::new(span(row.release_delay_max_ns)),
@@ -219,27 +226,20 @@ pub(super) fn hardware(rows: &[&Row]) -> Grid {
     let mut grid = Grid::new(&columns);
     for row in rows {
         // Where nothing is looked up there is no rate.
-        let translated = row.iotlb_hit_rate > 0.0 || row.walk_references > 0.0;
-        let lookups = if translated { row.accesses } else { 0 };
+        let share = |rate: Option<f64>| or_dash(rate, |rate| percent_of(rate, row.accesses));
         let mut cells = vec![
             Cell::toned(&row.mode, Tone::Strong),
-            Cell::new(format!("{:.1}", row.search_len_mean)),
+            Cell::new(or_dash(row.search_len_mean, |mean| format!("{mean:.1}"))),
             Cell::new(count(row.search_len_max.into())),
             Cell::new(count(row.invalidations)),
-            Cell::new(format!(
-                "{:.3}",
-                row.invalidations as f64 / row.unmaps.max(1) as f64
-            )),
-            Cell::new(percent_of(row.iotlb_hit_rate, lookups)),
+            Cell::new(or_dash((row.unmaps > 0).then_some(row.unmaps), |unmaps| {
+                format!("{:.3}", row.invalidations as f64 / unmaps as f64)
+            })),
+            Cell::new(share(row.iotlb_hit_rate)),
         ];
-        cells.extend(
-            row.walk_cache_hit_rate
-                .map(|rate| Cell::new(percent_of(rate, lookups))),
-        );
-        cells.push(Cell::new(match lookups {
-            0 => "-".to_owned(),
-            _ => format!("{:.2}", row.walk_references),
-        }));
+        cells.extend(row.walk_cache_hit_rate.map(|rate| Cell::new(share(rate))));
+        let words = or_dash(row.walk_references, |words| format!("{words:.2}"));
+        cells.push(Cell::new(words));
         cells.push(Cell::new(count(row.live_max)));
         cells.push(Cell::new(bytes(row.table_bytes)));
         if asks {
@@ -262,7 +262,7 @@ fn asks_a_host(rows: &[&Row]) -> bool {
 /// A promise kept is good, one broken is bad.
 fn promise(row: &Row) -> Tone {
     match row.safety.as_str() {
-        "strict" | "byte-granular" if row.violations.total > 0 => Tone::Bad,
+        "strict" | "byte-granular" if row.violations.is_some_and(|all| all.total > 0) => Tone::Bad,
         "strict" | "byte-granular" => Tone::Good,
         _ => Tone::Plain,
     }
@@ -343,7 +343,7 @@ fn untrustworthy(report: &Report, rows: &[&Row]) -> Option<String> {
     }
     let noisy: Vec<&str> = rows
         .iter()
-        .filter(|row| row.components.order_spread > 0.25)
+        .filter(|row| row.components.is_some_and(|of| of.order_spread > 0.25))
         .map(|row| row.mode.as_str())
         .collect();
     if noisy.is_empty() {

@@ -151,21 +151,18 @@ pub struct Bursts {
     pub count: u64,
     /// Unmaps in all of them.
     pub unmaps: u64,
-    /// Median length.
-    pub p50: u64,
+    /// Median length; none without bursts, as the other two.
+    pub p50: Option<u64>,
     /// 99th percentile.
-    pub p99: u64,
+    pub p99: Option<u64>,
     /// Longest.
-    pub max: u64,
+    pub max: Option<u64>,
 }
 
 impl Bursts {
-    /// Mean length; 0 without bursts.
-    pub fn mean(&self) -> f64 {
-        match self.count {
-            0 => 0.0,
-            count => self.unmaps as f64 / count as f64,
-        }
+    /// Mean length; none without bursts.
+    pub fn mean(&self) -> Option<f64> {
+        (self.count > 0).then(|| self.unmaps as f64 / self.count as f64)
     }
 }
 
@@ -251,9 +248,9 @@ impl fmt::Display for Info {
                     flow.maps,
                     flow.unmaps,
                     flow.ring_likeness() * 100.0,
-                    flow.bursts.mean(),
-                    flow.bursts.p99,
-                    flow.bursts.max,
+                    flow.bursts.mean().unwrap_or_default(),
+                    flow.bursts.p99.unwrap_or_default(),
+                    flow.bursts.max.unwrap_or_default(),
                     flow.sizes
                 )?;
             }

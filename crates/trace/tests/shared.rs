@@ -63,7 +63,7 @@ fn as_counted(info: &Info) -> Value {
             let bursts = &flow.bursts;
             (
                 key,
-                serde_json::json!([bursts.count, bursts.unmaps, bursts.max]),
+                serde_json::json!([bursts.count, bursts.unmaps, bursts.max.unwrap_or(0)]),
             )
         })
         .collect();

@@ -95,10 +95,11 @@ pub struct RingAdvice {
     pub out_of_order: u64,
     /// Older mappings alive at an unmap: at most.
     pub overtaken_max: u64,
-    /// On average.
-    pub overtaken_mean: f64,
+    /// On average; none without unmaps.
+    pub overtaken_mean: Option<f64>,
     /// Share of unmaps of the slot after the one unmapped before: there a prefetched next entry is right.
-    pub next_in_turn: f64,
+    /// None without unmaps.
+    pub next_in_turn: Option<f64>,
     /// Mappings alive at the end of the trace.
     pub live_at_end: u64,
     /// Which ring fits.
@@ -147,8 +148,8 @@ impl RingAdvice {
             in_order_need: ring.in_order_need,
             out_of_order: ring.out_of_order,
             overtaken_max: ring.overtaken_max,
-            overtaken_mean: ring.overtaken_sum as f64 / ring.unmaps.max(1) as f64,
-            next_in_turn: ring.next_in_turn as f64 / ring.unmaps.max(1) as f64,
+            overtaken_mean: ratio(ring.overtaken_sum, ring.unmaps),
+            next_in_turn: ratio(ring.next_in_turn, ring.unmaps),
             live_at_end: ring.live_at_end,
             fit,
             why: why(fit, ring, in_order),
@@ -213,6 +214,10 @@ fn why(fit: Fit, ring: &RingUse, in_order: Option<u32>) -> String {
     }
 }
 
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
 /// The IOTLB at one geometry.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct IotlbPoint {
@@ -222,8 +227,8 @@ pub struct IotlbPoint {
     pub ways: u32,
     /// Sets times ways.
     pub entries: u32,
-    /// Hits as a share of lookups.
-    pub hit_rate: f64,
+    /// Hits as a share of lookups; none without lookups.
+    pub hit_rate: Option<f64>,
     /// Entries that had to go to make room for others.
     pub evictions: u64,
 }
@@ -235,8 +240,8 @@ pub struct IotlbAdvice {
     pub mode: String,
     /// Pages looked up.
     pub lookups: u64,
-    /// The best hit rate of all geometries.
-    pub attainable: f64,
+    /// The best hit rate of all geometries; none without lookups.
+    pub attainable: Option<f64>,
     /// Fewest entries with which 90% of that is reached, whatever the ways; none where nothing ever hits.
     pub entries_90: Option<u32>,
     /// The same for 99%.
@@ -247,12 +252,13 @@ pub struct IotlbAdvice {
 
 impl IotlbAdvice {
     pub(super) fn new(mode: &str, lookups: u64, points: Vec<IotlbPoint>) -> Self {
-        let attainable = points.iter().map(|point| point.hit_rate);
-        let attainable = attainable.fold(0.0, f64::max);
+        let attainable = points.iter().filter_map(|point| point.hit_rate);
+        let attainable = attainable.max_by(f64::total_cmp);
         let reaching = |share: f64| {
+            let enough = share * attainable.filter(|best| *best > 0.0)?;
             let good = points
                 .iter()
-                .filter(|point| attainable > 0.0 && point.hit_rate >= share * attainable);
+                .filter(|point| point.hit_rate.is_some_and(|rate| rate >= enough));
             good.map(|point| point.entries).min()
         };
         Self {
@@ -263,6 +269,11 @@ impl IotlbAdvice {
             entries_99: reaching(0.99),
             points,
         }
+    }
+
+    /// The best hit rate, to rank modes by: without lookups the last.
+    fn best(&self) -> f64 {
+        self.attainable.unwrap_or(0.0)
     }
 }
 
@@ -319,12 +330,10 @@ impl TraceSizing {
             ));
         }
         first.push('.');
-        let hits = iotlb
-            .iter()
-            .max_by(|a, b| a.attainable.total_cmp(&b.attainable));
+        let hits = iotlb.iter().max_by(|a, b| a.best().total_cmp(&b.best()));
         let second = match hits {
             Some(best) => match best.entries_90 {
-                Some(entries) if best.attainable >= 0.01 => format!(
+                Some(entries) if best.best() >= 0.01 => format!(
                     "With pages instead of rings, an IOTLB of {entries} entries keeps nine of ten translations that any of those tried keeps \
                      from map to unmap ({}); more buys little.",
                     best.mode

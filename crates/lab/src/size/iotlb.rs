@@ -80,7 +80,7 @@ pub(super) fn advice(
                         sets: trial.sets,
                         ways: trial.ways,
                         entries: trial.sets * trial.ways,
-                        hit_rate: stats.iotlb_hits as f64 / lookups.max(1) as f64,
+                        hit_rate: (lookups > 0).then(|| stats.iotlb_hits as f64 / lookups as f64),
                         evictions: stats.iotlb_evictions,
                     }
                 })

@@ -32,7 +32,10 @@ const PARTS: [&str; 7] = [
 /// What was executed, in parts that can be stacked: noise can make a part negative, and then the others are larger than the whole.
 /// They are drawn in their proportions, and as long as the whole, which is what the number beside them says.
 fn parts(row: &Row) -> [f64; 7] {
-    let cycles = &row.components.cycles;
+    let Some(components) = &row.components else {
+        return [0.0; 7];
+    };
+    let cycles = &components.cycles;
     let positive = [
         cycles.map_iova_alloc,
         cycles.map_table,
@@ -95,11 +98,10 @@ pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
             (charged(row), "charged".to_owned()),
         ];
         bar(&mut svg, &right, y, &segments);
-        let text = format!("{} ({:.2})", cycles(*total), row.relative_throughput);
-        let text = if row.relative_throughput.is_finite() {
-            text
-        } else {
-            cycles(*total)
+        let text = match row.relative_throughput.filter(|share| share.is_finite()) {
+            Some(share) => format!("{} ({share:.2})", cycles(*total)),
+            None if row.components.is_none() => "not measured".to_owned(),
+            None => cycles(*total),
         };
         number(&mut svg, &right, base, *total, &text);
     }
@@ -109,7 +111,9 @@ pub(super) fn plot(trace: &str, rows: &[&Row], profile: &Profile) -> String {
 }
 
 fn charged(row: &Row) -> f64 {
-    drawable(row.components.cycles.unmap_invalidation_charged)
+    row.components.map_or(0.0, |components| {
+        drawable(components.cycles.unmap_invalidation_charged)
+    })
 }
 
 fn legend(svg: &mut Svg) {
@@ -160,18 +164,22 @@ fn number(svg: &mut Svg, scale: &Linear, base: f64, value: f64, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringfence_lab::meter::Components;
 
     #[test]
     fn a_bar_is_as_long_as_its_row_says_even_where_a_part_is_negative() {
-        let mut row = Row::default();
-        let cycles = &mut row.components.cycles;
+        let mut row = Row::of_run(true, true);
+        let mut components = Components::default();
+        let cycles = &mut components.cycles;
         cycles.map_iova_alloc = 300.0;
         cycles.map_table = 100.0;
         cycles.unmap_table = -200.0;
         cycles.unmap_invalidation_charged = 2150.0;
+        row.components = Some(components);
         assert!((parts(&row).iter().sum::<f64>() - 200.0).abs() < 1e-9);
         assert!((parts(&row)[0] - 150.0).abs() < 1e-9);
-        row.components.cycles.unmap_table = -900.0;
+        components.cycles.unmap_table = -900.0;
+        row.components = Some(components);
         assert!(parts(&row).iter().all(|part| *part == 0.0));
         assert!(parts(&Row::default()).iter().all(|part| *part == 0.0));
     }

@@ -97,16 +97,21 @@ mod tests {
             trace: "a/<b>".into(),
             mode: "a&b".into(),
             safety: "bounded".into(),
-            map_cycles: value,
-            relative_throughput: value,
+            map_cycles: Some(value),
+            relative_throughput: Some(value),
             stale_byte_seconds: value,
-            search_len_mean: value,
+            search_len_mean: Some(value),
             search_len_max: 7,
             ..Row::default()
         };
         let values = [0.0, -5.0, 0.5, 1e12, f64::NAN, f64::INFINITY];
         let all = values.iter().map(|value| row(*value)).collect();
-        for rows in [Vec::new(), vec![row(0.0)], all] {
+        let unmeasured = vec![Row::of_run(false, false), Row::default()];
+        let unmeasured = unmeasured.into_iter().map(|row| Row {
+            trace: "a/<b>".into(),
+            ..row
+        });
+        for rows in [Vec::new(), vec![row(0.0)], all, unmeasured.collect()] {
             let plots = plots(&report(rows));
             let files: Vec<&str> = plots.iter().map(|plot| plot.file.as_str()).collect();
             assert_eq!(

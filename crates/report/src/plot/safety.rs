@@ -169,7 +169,7 @@ const NEAR: f64 = 8.0;
 fn points(svg: &mut Svg, rows: &[&Row], x_of: impl Fn(f64) -> f64, y_of: impl Fn(&Row) -> f64) {
     let mut placed: Vec<(f64, f64, &Row)> = rows
         .iter()
-        .map(|row| (x_of(row.relative_throughput), y_of(row), *row))
+        .filter_map(|row| Some((x_of(row.relative_throughput?), y_of(row), *row)))
         .collect();
     placed.sort_by(|a, b| b.0.total_cmp(&a.0));
     let mut clusters: Vec<Cluster<'_>> = Vec::new();

@@ -47,18 +47,17 @@ pub(super) fn plot(trace: &str, rows: &[&Row]) -> String {
     }
     for (place, row) in rows.iter().enumerate() {
         let y = TOP + ROW * (place as f64 + 0.5);
-        let (mean, max) = (x_of(row.search_len_mean), x_of(row.search_len_max.into()));
         svg.text(LEFT - 10.0, y + 4.0, Anchor::End, "strong", &row.mode);
+        let Some(mean_len) = row.search_len_mean else {
+            continue;
+        };
+        let (mean, max) = (x_of(mean_len), x_of(row.search_len_max.into()));
         svg.line((mean, y), (max, y), "join");
         svg.circle(max, y, 4.5, "ground");
         svg.circle(max, y, 4.5, "hollow");
         svg.circle(mean, y, 5.0, "executed");
         if row.search_len_max > 0 {
-            let text = format!(
-                "{:.1} / {}",
-                drawable(row.search_len_mean),
-                row.search_len_max
-            );
+            let text = format!("{:.1} / {}", drawable(mean_len), row.search_len_max);
             svg.text(max + 10.0, y + 4.0, Anchor::Start, "faint", &text);
         }
     }

@@ -56,7 +56,7 @@ fn hits(trace: &TraceSizing) -> Figure {
     for mode in &trace.iotlb {
         for ways in WAYS {
             let points = mode.points.iter().filter(|point| point.ways == ways);
-            let points = points.map(|p| (f64::from(p.entries), 100.0 * p.hit_rate));
+            let points = points.filter_map(|p| Some((f64::from(p.entries), 100.0 * p.hit_rate?)));
             let name = format!("{}, {ways} ways", mode.mode);
             series.push(Series::line(name, points.collect()));
         }

@@ -3,7 +3,8 @@
 use super::Sizing;
 use crate::grid::{Cell, Column, Grid, Look, Tone, wrap};
 use crate::markdown::table;
-use crate::number::{bytes, count, percent_of};
+use crate::number::{bytes, count, or_dash, percent_of};
+use crate::text::{visible, visible_lines};
 use ringfence_lab::size::{
     ENTRIES, Fit, IotlbAdvice, IotlbPoint, RingAdvice, Stalls, TraceSizing, WAYS,
 };
@@ -12,7 +13,7 @@ use ringfence_lab::size::{
 pub fn sizing_terminal(sizing: &Sizing, look: Look) -> String {
     let mut out = String::new();
     for trace in &sizing.traces {
-        out.push_str(&format!("{}\n\n", headline(trace)));
+        out.push_str(&format!("{}\n\n", visible(&headline(trace))));
         if !trace.rings.is_empty() {
             out.push_str("Rings: what the trace asks of each, and N\n");
             out.push_str(&rings(trace).render(look));
@@ -71,7 +72,7 @@ pub fn sizing_markdown(sizing: &Sizing) -> String {
             trace.recommendation
         ));
     }
-    out
+    visible_lines(&out).into_owned()
 }
 
 fn headline(trace: &TraceSizing) -> String {
@@ -127,7 +128,9 @@ fn rings(trace: &TraceSizing) -> Grid {
             Cell::new(count(ring.in_order_need)),
             Cell::new(percent_of(share(ring), ring.unmaps)),
             Cell::new(count(ring.overtaken_max)),
-            Cell::new(percent_of(ring.next_in_turn, ring.unmaps)),
+            Cell::new(or_dash(ring.next_in_turn, |share| {
+                percent_of(share, ring.unmaps)
+            })),
             Cell::toned(ring.fit.name(), tone),
             Cell::toned(count(ring.entries.into()), Tone::Strong),
             Cell::new(bytes(ring.bytes)),
@@ -223,7 +226,7 @@ fn iotlb(advice: &[IotlbAdvice]) -> Grid {
                 let of = |point: &&IotlbPoint| point.ways == ways && point.entries == entries;
                 let point = mode.points.iter().find(of);
                 Cell::new(point.map_or_else(String::new, |point| {
-                    percent_of(point.hit_rate, mode.lookups)
+                    or_dash(point.hit_rate, |rate| percent_of(rate, mode.lookups))
                 }))
             }));
             grid.rows.push(cells);

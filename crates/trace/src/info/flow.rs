@@ -72,7 +72,7 @@ impl FlowState {
                 left = left.saturating_sub(bursts);
                 left == 0
             });
-            found.map_or(0, |(&length, _)| length)
+            found.map(|(&length, _)| length)
         };
         self.flow.bursts = Bursts {
             count,
@@ -83,7 +83,7 @@ impl FlowState {
                 .sum(),
             p50: at(50),
             p99: at(99),
-            max: self.bursts.keys().next_back().copied().unwrap_or(0),
+            max: self.bursts.keys().next_back().copied(),
         };
         self.flow
     }

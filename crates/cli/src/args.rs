@@ -26,7 +26,8 @@ use ringfence_lab::modes::Mode;
 use ringfence_report::{Condition, ConditionError};
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if or --fail-over holds.";
+Exit codes: 0 done, 1 error, 2 wrong usage or a condition on what was not measured, 3 a condition of --fail-if or --fail-over holds, \
+130 ended by a signal, with unfinished files removed.";
 
 /// What DMA protection costs on your workload, what it leaves exposed, and what would be better.
 #[derive(Debug, Parser)]
@@ -104,6 +105,8 @@ Examples:
   ringfence compare --iotlb 64x8 --coherent --c-none 2500
   ringfence compare --fail-if 'fence:violations>0,false_faults>0'
 
+A condition on what was not measured (cycles with --repeat 0, violations with --no-hostile) and one on a trace without a map are wrong usage.
+
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 a condition of --fail-if holds.";
 
 /// Arguments of `compare`.
@@ -135,7 +138,7 @@ pub(crate) struct CompareArgs {
     pub no_hostile: bool,
 
     /// Timed repetitions; 0 measures no cycles [default: 3, more for short traces]
-    #[arg(long, value_name = "N", value_parser = repetitions, help_heading = "Replay")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = repetitions, help_heading = "Replay")]
     pub repeat: Option<usize>,
 
     /// Cost profile, by name or as a file that `ringfence calibrate` wrote
@@ -152,7 +155,7 @@ pub(crate) struct CompareArgs {
     pub c_none: Option<f64>,
 
     /// Geometry of the IOTLB [default: from the profile]
-    #[arg(long, value_name = "SETSxWAYS", value_parser = iotlb, help_heading = "Platform")]
+    #[arg(long, allow_negative_numbers = true, value_name = "SETSxWAYS", value_parser = iotlb, help_heading = "Platform")]
     pub iotlb: Option<(u32, u32)>,
 
     /// Entries of the page-walk caches of levels 1, 2 and 3 [default: from the profile]
@@ -168,15 +171,15 @@ pub(crate) struct CompareArgs {
     pub non_coherent: bool,
 
     /// Slots of every ring in the modes with rings [default: twice the slots mapped at once, counted before the replay]
-    #[arg(long, value_name = "N", value_parser = ring_entries, help_heading = "Platform")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = ring_entries, help_heading = "Platform")]
     pub ring_entries: Option<u32>,
 
     /// T of modes with a reverse translation cache: how long a cycle of it lasts
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = cycle_ns, help_heading = "Replay")]
+    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value = "10", value_parser = cycle_ns, help_heading = "Replay")]
     pub cache_cycle: u64,
 
     /// C of modes with a reverse translation cache: how many whole cycles it keeps what nobody uses
-    #[arg(long, value_name = "C", default_value = "3", value_parser = cycles, help_heading = "Replay")]
+    #[arg(long, allow_negative_numbers = true, value_name = "C", default_value = "3", value_parser = cycles, help_heading = "Replay")]
     pub cache_cycles: Cycles,
 
     /// Form of the output.
@@ -247,7 +250,7 @@ pub(crate) struct SizeArgs {
     pub lenient: bool,
 
     /// Sizes to try in every ring [default: around what each needs]
-    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = ring_entries, help_heading = "Trial")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N,...", value_delimiter = ',', value_parser = ring_entries, help_heading = "Trial")]
     pub ring_entries: Vec<u32>,
 
     /// Modes under which the IOTLB is looked at: those that map pages
@@ -293,7 +296,7 @@ Example:
   ringfence compare --json > after.json
   ringfence diff before.json after.json --fail-over 20
 
-Exit codes: 0 done, 1 error, 2 wrong usage, 3 a row got worse than --fail-over allows.";
+Exit codes: 0 done, 1 error, 2 wrong usage or, with --fail-over, reports that did not measure the same, 3 a row got worse than --fail-over allows.";
 
 /// Arguments of `diff`.
 #[derive(Debug, Args)]
@@ -305,8 +308,8 @@ pub(crate) struct DiffArgs {
     /// The second report
     #[arg(value_name = "B.json", value_hint = ValueHint::FilePath)]
     pub after: PathBuf,
-    /// End with code 3 if a row of B costs more than PERCENT more cycles than in A, or exposes more
-    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    /// End with code 3 if a row of B costs more than PERCENT more cycles than in A, exposes more, or is missing
+    #[arg(long, allow_negative_numbers = true, value_name = "PERCENT", value_parser = percent)]
     pub fail_over: Option<f64>,
     /// As a JSON object
     #[arg(long)]
@@ -369,7 +372,7 @@ pub(crate) struct ReproduceGuestArgs {
     #[arg(long, value_name = "VERSION", default_value = "6.12")]
     pub guest_kernel: String,
     /// Longest life of each in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub guest_limit: u64,
     /// With these kinds of device only: assigned, emulated, simulated, many-queues
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
@@ -416,23 +419,26 @@ Examples:
   ringfence compare download.trace.zst
 
 The recording uses a tracing instance of its own and removes it at its end, on errors and on Ctrl-C too; other tracing on the host is \
-not touched. Without an IOMMU in use the kernel prints no iommu:* events: then scatterlists and coherent buffers lack addresses.";
+not touched. Without an IOMMU in use the kernel prints no iommu:* events: then scatterlists and coherent buffers lack addresses.
+
+The command runs as the user that runs ringfence, under sudo as root: `-- setpriv --reuid USER --regid GROUP --init-groups COMMAND` runs \
+it as another. A trace holds the kernel's addresses: the file can be read by its user alone.";
 
 /// Arguments of `trace record`.
 #[derive(Debug, Args)]
 #[command(after_help = RECORD_EXAMPLES, group = ArgGroup::new("workload").required(true).args(["seconds", "command"]))]
 pub(crate) struct RecordArgs {
-    /// Where the trace goes; compressed if the name ends in .zst; - is standard output
+    /// Where the trace goes, readable by the user alone; compressed if the name ends in .zst; - is standard output
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
     /// Record for so many seconds
-    #[arg(long, value_name = "N", value_parser = seconds)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", value_parser = seconds)]
     pub seconds: Option<Duration>,
     /// Record while this command runs
     #[arg(value_name = "COMMAND", last = true, value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
     /// Buffer for each processor; what does not fit is lost
-    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, allow_negative_numbers = true, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub buffer: u32,
     /// Where tracefs is mounted
     #[arg(long, value_name = "DIR", default_value = "/sys/kernel/tracing", value_hint = ValueHint::DirPath)]
@@ -449,7 +455,7 @@ pub(crate) struct AnonymiseArgs {
     #[arg(short, long, value_name = "FILE", default_value = "-", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
     /// Order in which memory is laid out anew; keep it secret [default: from the system's randomness]
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
     pub seed: Option<u64>,
     /// Keep the time of day instead of beginning at 0
     #[arg(long)]
@@ -475,7 +481,7 @@ pub(crate) struct ConvertArgs {
     /// The trace; - is standard input
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     pub trace: PathBuf,
-    /// The Parquet file; - is standard output
+    /// The Parquet file, whose name ends in .parquet; - is standard output
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: PathBuf,
     /// Leave malformed lines out instead of stopping at the first

@@ -9,9 +9,10 @@ use std::process::{ExitCode, ExitStatus};
 use ringfence_lab::{LabError, ProfileError};
 #[cfg(feature = "live")]
 use ringfence_live::guest::GuestError;
-use ringfence_report::{ConditionError, DiffError, Unmet};
+use ringfence_report::{ConditionError, DiffError, NotComparable, Unmet, visible};
 use ringfence_trace::{RecordError, TraceError};
 
+use crate::output::tell;
 use crate::profile_file::ProfileFileError;
 
 /// Exit codes, as `--help` lists them.
@@ -50,6 +51,20 @@ pub(crate) enum Failure {
     Held(Vec<Unmet>),
     /// `diff --fail-over`: rows that got worse.
     Worse(Vec<String>),
+    /// `diff --fail-over`: reports that do not say whether anything got worse.
+    NotComparable(NotComparable),
+    /// An output that is the input as well.
+    SameFile(PathBuf),
+    /// An output whose name promises another form than the command writes.
+    Form {
+        /// Which.
+        path: PathBuf,
+        /// What would be right.
+        advice: &'static str,
+    },
+    /// A directory that other users can put files into.
+    #[cfg(feature = "live")]
+    Shared(PathBuf),
     /// A recording.
     Record(RecordError),
     /// The command that a recording was to watch failed; the recording is whole.
@@ -88,7 +103,13 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Held(_) | Self::Worse(_) => CONDITION,
-            Self::Condition(_) | Self::Platform(_) | Self::StdinTwice | Self::TraceUnread => USAGE,
+            Self::Condition(_)
+            | Self::NotComparable(_)
+            | Self::SameFile(_)
+            | Self::Form { .. }
+            | Self::Platform(_)
+            | Self::StdinTwice
+            | Self::TraceUnread => USAGE,
             #[cfg(feature = "live")]
             Self::Devices(_) => USAGE,
             Self::Closed => 0,
@@ -103,13 +124,13 @@ impl Failure {
             Self::Held(rows) => {
                 eprintln!("ringfence: --fail-if holds for {} of the rows:", rows.len());
                 for row in rows {
-                    eprintln!("  {row}");
+                    eprintln!("  {}", visible(&row.to_string()));
                 }
             }
             Self::Worse(rows) => {
                 eprintln!("ringfence: {} rows got worse:", rows.len());
                 for row in rows {
-                    eprintln!("  {row}");
+                    eprintln!("  {}", visible(row));
                 }
             }
             _ => {
@@ -123,7 +144,7 @@ impl Failure {
                     }
                     source = error.source();
                 }
-                eprintln!("ringfence: {line}");
+                tell(&line);
             }
         }
     }
@@ -141,6 +162,19 @@ impl fmt::Display for Failure {
             Self::Diff { path, source } => write!(f, "{}: {source}", path.display()),
             Self::Held(_) => f.write_str("a condition holds"),
             Self::Worse(_) => f.write_str("rows got worse"),
+            Self::NotComparable(e) => write!(f, "--fail-over: {e}"),
+            Self::SameFile(path) => write!(
+                f,
+                "{}: the output is the trace that is read; name another file",
+                path.display()
+            ),
+            Self::Form { path, advice } => write!(f, "{}: {advice}", path.display()),
+            #[cfg(feature = "live")]
+            Self::Shared(path) => write!(
+                f,
+                "{}: other users can put files there; take write permission from them or name another directory",
+                path.display()
+            ),
             Self::Record(e) => e.fmt(f),
             Self::Workload(status) => {
                 write!(f, "the command ended with {status}; its trace was written")

@@ -5,8 +5,12 @@
 
 mod args;
 mod commands;
+#[cfg(feature = "live")]
+mod directory;
 mod failure;
+mod input_file;
 mod inputs;
+mod interrupt;
 mod out_file;
 mod output;
 mod profile_file;

@@ -1,16 +1,25 @@
 //! Files that appear whole or not at all.
+//!
+//! A regular file is written under a hidden random name beside it, and takes its place at the end. What
+//! exists and is no regular file, a device or a FIFO, is written in place.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+use tempfile::{NamedTempFile, TempPath};
+
 use crate::failure::Failure;
+use crate::interrupt::{self, UnderWay};
 
 /// A file under way, or standard output for `-`. Compressed if its name ends in `.zst`.
 pub(crate) struct OutFile {
     path: PathBuf,
-    part: Option<PathBuf>,
+    part: Option<Part>,
     writer: Writer,
 }
 
@@ -19,20 +28,57 @@ enum Writer {
     Zstd(zstd::Encoder<'static, Box<dyn Write + Send>>),
 }
 
+/// Who may read a file that did not exist before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Readers {
+    /// Those whom the umask leaves. A file that is replaced keeps its permissions.
+    Umask,
+    /// The user alone, also where a file is replaced.
+    User,
+}
+
 /// Ratio before speed would be wasted on traces, which shrink to a tenth anyway.
 const LEVEL: i32 = 6;
+/// Random letters and digits in the name of a part.
+const RANDOM: usize = 12;
+/// Permission bits, without set-user-ID and the like.
+const PERMISSIONS: u32 = 0o777;
+/// Of the user alone.
+const PRIVATE: u32 = 0o600;
+
+/// What takes the place of a regular file.
+struct Part {
+    temporary: TempPath,
+    file: File,
+    target: PathBuf,
+    /// The mode in the end.
+    mode: u32,
+    _under_way: UnderWay,
+}
+
+/// Where the bytes of a path go.
+enum Place {
+    /// To a device, a FIFO or the like, which is open.
+    Open(File),
+    /// To a regular file of that path, which replaces the one there may be.
+    Replace(PathBuf, Option<Metadata>),
+}
 
 impl OutFile {
-    /// Begins a file.
-    pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
+    /// Begins a file. A symbolic link is followed if the kernel follows it for this user.
+    pub(crate) fn create(path: &Path, readers: Readers) -> Result<Self, Failure> {
         let (part, sink): (_, Box<dyn Write + Send>) = if path == OsStr::new("-") {
             (None, Box::new(io::stdout()))
         } else {
-            let mut part = path.as_os_str().to_owned();
-            part.push(".part");
-            let part = PathBuf::from(part);
-            let file = File::create(&part).map_err(Failure::io(path))?;
-            (Some(part), Box::new(file))
+            match place(path).map_err(Failure::io(path))? {
+                Place::Open(file) => (None, Box::new(file)),
+                Place::Replace(target, replaced) => {
+                    let part = Part::new(target, replaced.as_ref(), readers);
+                    let part = part.map_err(Failure::io(path))?;
+                    let file = part.file.try_clone().map_err(Failure::io(path))?;
+                    (Some(part), Box::new(file))
+                }
+            }
         };
         let writer = if path.extension() == Some(OsStr::new("zst")) {
             Writer::Zstd(zstd::Encoder::new(sink, LEVEL).map_err(Failure::io(path))?)
@@ -52,8 +98,8 @@ impl OutFile {
             Writer::Plain(writer) => writer.flush(),
             Writer::Zstd(encoder) => encoder.do_finish().and_then(|()| encoder.get_mut().flush()),
         };
-        let named = ended.and_then(|()| match self.part.take() {
-            Some(part) => fs::rename(part, &self.path),
+        let named = ended.and_then(|()| match self.part {
+            Some(part) => part.finish(),
             None => Ok(()),
         });
         named.map_err(|source| match source.kind() {
@@ -63,6 +109,111 @@ impl OutFile {
                 source,
             },
         })
+    }
+}
+
+/// Writes a file whose name the user did not choose, into a directory that they did: a link of that name is
+/// replaced, not followed.
+pub(crate) fn write_into(dir: &Path, name: &str, content: &[u8]) -> Result<PathBuf, Failure> {
+    let path = dir.join(name);
+    let write = || {
+        let replaced = match fs::symlink_metadata(&path) {
+            Ok(about) if about.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+            Ok(about) => Some(about).filter(Metadata::is_file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let mut part = Part::new(path.clone(), replaced.as_ref(), Readers::Umask)?;
+        part.file.write_all(content)?;
+        part.finish()
+    };
+    write().map_err(Failure::io(&path))?;
+    Ok(path)
+}
+
+/// Looks at what has the name, and opens what is written in place.
+fn place(path: &Path) -> io::Result<Place> {
+    let about = match fs::symlink_metadata(path) {
+        Ok(about) => about,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(Place::Replace(path.to_owned(), None));
+        }
+        Err(error) => return Err(error),
+    };
+    if about.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    // With O_CREAT the kernel refuses FIFOs and files that another user put into a directory for all, and
+    // links of such users it does not follow (fs.protected_fifos and the like). A file that exists is opened
+    // to see whether the user may write to it; O_NOFOLLOW, because it must not have become a link meanwhile.
+    let mut options = OpenOptions::new();
+    options.write(true);
+    let is_link = about.is_symlink();
+    if !is_link {
+        options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    }
+    if about.is_file() {
+        options.open(path)?;
+        return Ok(Place::Replace(path.to_owned(), Some(about)));
+    }
+    let file = options.create(!is_link).mode(PRIVATE).open(path)?;
+    let opened = file.metadata()?;
+    if !opened.is_file() {
+        return Ok(Place::Open(file));
+    }
+    // The file behind a link: the one that the kernel has found, not the one that the path now leads to.
+    let target = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    let there = fs::symlink_metadata(&target)?;
+    if (there.dev(), there.ino()) != (opened.dev(), opened.ino()) {
+        return Err(io::Error::other("the link changes while it is read"));
+    }
+    Ok(Place::Replace(target, Some(opened)))
+}
+
+impl Part {
+    fn new(target: PathBuf, replaced: Option<&Metadata>, readers: Readers) -> io::Result<Self> {
+        let parent = target.parent().filter(|dir| !dir.as_os_str().is_empty());
+        let parent = parent.unwrap_or(Path::new("."));
+        let make = |mode: u32| {
+            tempfile::Builder::new()
+                .prefix(".ringfence-")
+                .suffix(".part")
+                .rand_bytes(RANDOM)
+                .permissions(Permissions::from_mode(mode))
+                .tempfile_in(parent)
+        };
+        let user = rustix::process::geteuid().as_raw();
+        let (begun, mode) = match (readers, replaced) {
+            (Readers::Umask, None) => (0o666, None),
+            (Readers::Umask, Some(old)) if old.uid() == user => {
+                (PRIVATE, Some(old.mode() & PERMISSIONS))
+            }
+            // Another user's file: its permissions were not this user's choice.
+            (Readers::Umask, Some(_)) | (Readers::User, _) => (PRIVATE, Some(PRIVATE)),
+        };
+        let (made, under_way) = interrupt::make(|| make(begun), NamedTempFile::path)?;
+        let (file, temporary) = made.into_parts();
+        let mode = match mode {
+            Some(mode) => mode,
+            // What the umask has left of the mode that the part began with.
+            None => file.metadata()?.mode() & PERMISSIONS,
+        };
+        Ok(Self {
+            temporary,
+            file,
+            target,
+            mode,
+            _under_way: under_way,
+        })
+    }
+
+    /// Gives it its name. Whatever fails, the part is removed.
+    fn finish(self) -> io::Result<()> {
+        self.file
+            .set_permissions(Permissions::from_mode(self.mode))?;
+        self.temporary
+            .persist(&self.target)
+            .map_err(|error| error.error)
     }
 }
 
@@ -78,16 +229,6 @@ impl Write for OutFile {
         match &mut self.writer {
             Writer::Plain(writer) => writer.flush(),
             Writer::Zstd(encoder) => encoder.flush(),
-        }
-    }
-}
-
-impl Drop for OutFile {
-    /// Leaves no half of a file behind.
-    fn drop(&mut self) {
-        if let Some(part) = &self.part {
-            // There is nobody left to tell.
-            let _ = fs::remove_file(part);
         }
     }
 }

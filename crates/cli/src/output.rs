@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Write};
 
 use console::Term;
-use ringfence_report::Look;
+use ringfence_report::{Look, visible};
 
 use crate::failure::Failure;
 
@@ -35,4 +35,9 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
             source,
         },
     })
+}
+
+/// Says something on standard error, in a line. What an input has in it is not obeyed by a terminal.
+pub(crate) fn tell(text: &str) {
+    eprintln!("ringfence: {}", visible(text));
 }

@@ -1,11 +1,15 @@
 //! Cost profiles by name or from a TOML file.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use ringfence_lab::{Profile, ProfileError};
+
+use crate::input_file;
+
+/// Bytes of a profile: a few hundred, and comments.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Why there is no profile.
 #[derive(Debug)]
@@ -47,7 +51,7 @@ pub(crate) fn load(name: &str) -> Result<Profile, ProfileFileError> {
         return Ok(profile);
     }
     let path = Path::new(name);
-    let text = match fs::read_to_string(path) {
+    let text = match input_file::read(path, MAX_BYTES) {
         Ok(text) => text,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             return Err(ProfileFileError::NoSuchProfile(name.to_owned()));

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ringfence_report::visible;
 
 /// Progress through one trace.
 pub(crate) struct Progress(Option<ProgressBar>);
@@ -32,7 +33,7 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        bar.set_prefix(name.to_owned());
+        bar.set_prefix(visible(name).into_owned());
         bar.tick();
         Self(Some(bar))
     }

@@ -1,5 +1,6 @@
 //! Two reports side by side: what changed from one run to the next.
 
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 
 use serde::Serialize;
@@ -152,21 +153,27 @@ impl Diff {
     /// Which of the two (0 or 1) cannot be read, and why.
     pub fn of(before: &str, after: &str) -> Result<Self, (usize, DiffError)> {
         let before = rows(before).map_err(|e| (0, e))?;
-        let mut after = rows(after).map_err(|e| (1, e))?;
+        let after = rows(after).map_err(|e| (1, e))?;
+        let mut places: HashMap<(&str, &str), VecDeque<usize>> = HashMap::new();
+        for (place, (trace, mode, _)) in after.iter().enumerate() {
+            places.entry((trace, mode)).or_default().push_back(place);
+        }
         let mut diff = Self::default();
-        for (trace, mode, old) in before {
-            let same = after.iter().position(|(t, m, _)| (t, m) == (&trace, &mode));
-            match same {
-                Some(index) => {
-                    let (_, _, new) = after.remove(index);
-                    diff.rows.push(RowDiff::of(trace, mode, &old, &new));
+        for (trace, mode, old) in &before {
+            let same = places.get_mut(&(trace.as_str(), mode.as_str()));
+            let same = same.and_then(VecDeque::pop_front);
+            match same.and_then(|place| after.get(place)) {
+                Some((_, _, new)) => {
+                    let row = RowDiff::of(trace.clone(), mode.clone(), old, new);
+                    diff.rows.push(row);
                 }
                 None => diff.only_before.push(format!("{trace} {mode}")),
             }
         }
-        let rest = after
-            .iter()
-            .map(|(trace, mode, _)| format!("{trace} {mode}"));
+        let mut rest: Vec<usize> = places.into_values().flatten().collect();
+        rest.sort_unstable();
+        let rest = rest.into_iter().filter_map(|place| after.get(place));
+        let rest = rest.map(|(trace, mode, _)| format!("{trace} {mode}"));
         diff.only_after = rest.collect();
         Ok(diff)
     }

@@ -36,7 +36,7 @@ pub use pair::ARENA_BYTES;
 #[cfg(feature = "parquet")]
 pub use parquet::{ConvertError, Written, write_parquet};
 pub use problem::ParquetProblem;
-pub use record::{RecordError, Recorded, Recording, Workload};
+pub use record::{RecordError, Recorded, Recording, Workload, left_behind};
 pub use render::render;
 pub use store::{Replay, Store};
 pub use summary::{DeviceSummary, Summary};

@@ -11,8 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 mod error;
+mod left_behind;
 
 pub use error::RecordError;
+pub use left_behind::left_behind;
 
 /// How often an ending recording looks whether it is to stop.
 const TICK: Duration = Duration::from_millis(20);
@@ -41,7 +43,7 @@ impl Default for Recording {
     fn default() -> Self {
         Self {
             tracefs: PathBuf::from("/sys/kernel/tracing"),
-            instance: format!("ringfence-{}", std::process::id()),
+            instance: left_behind::name(std::process::id()),
             buffer_kib: 65_536,
         }
     }

@@ -41,6 +41,7 @@ pub(crate) struct ServeArgs {
     pub take_over: bool,
     /// Before the other one is stopped: copy, and rebuild, the devices while they work until they have completed this many requests
     #[arg(
+        allow_negative_numbers = true,
         long,
         value_name = "REQUESTS",
         default_value_t = 0,
@@ -65,7 +66,7 @@ pub(crate) struct TopArgs {
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
     /// Seconds between two looks
-    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
     pub interval: f64,
     /// Look once, without rates, and end
     #[arg(long)]
@@ -137,7 +138,7 @@ pub(crate) struct DeviceArgs {
     #[command(flatten)]
     pub caps: CapArgs,
     /// Memory of the guest in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=16384), help_heading = "Devices")]
+    #[arg(long, allow_negative_numbers = true, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=16384), help_heading = "Devices")]
     pub memory: u32,
     /// The guest's memory is this file, made anew and removed at the end: the host takes pages of it back when it needs room, without swap.
     /// Whoever may write it can end this process by cutting it off
@@ -148,7 +149,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "WHAT", value_parser = lock, conflicts_with = "vhost_user", help_heading = "Devices")]
     pub lock: Option<LockArg>,
     /// Processors of the guest
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16), help_heading = "Devices")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16), help_heading = "Devices")]
     pub cpus: u32,
 }
 
@@ -157,25 +158,25 @@ pub(crate) struct DeviceArgs {
 #[command(next_help_heading = "Limits of a guest")]
 pub(crate) struct CapArgs {
     /// Mappings that its IOMMU driver can have, of all domains together
-    #[arg(long, value_name = "N", default_value_t = 1 << 16, value_parser = positive)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1 << 16, value_parser = positive)]
     pub max_mappings: usize,
     /// Domains
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 64, value_parser = positive)]
     pub max_domains: usize,
     /// Tables of a domain, 4 KiB each; one maps 2 MiB
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = tables)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 4096, value_parser = tables)]
     pub max_tables: usize,
     /// Descriptors of the disk's queue, a power of two
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = queue)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 256, value_parser = queue)]
     pub max_queue: u16,
     /// KiB of one request to the disk
-    #[arg(long, value_name = "KIB", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(4..=1 << 22))]
+    #[arg(long, allow_negative_numbers = true, value_name = "KIB", default_value_t = 16 << 10, value_parser = clap::value_parser!(u64).range(4..=1 << 22))]
     pub max_request: u64,
     /// Pages of 4 KiB that a vhost-user back-end keeps translations of
-    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = iotlb)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 8192, value_parser = iotlb)]
     pub max_iotlb: usize,
     /// Translations that it asks for at a time
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = positive)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 64, value_parser = positive)]
     pub max_misses: usize,
 }
 
@@ -242,7 +243,7 @@ pub(crate) struct GuestReadsArgs {
     /// What to read
     pub file: PathBuf,
     /// How many reads
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub count: u32,
 }
 
@@ -263,13 +264,18 @@ pub(crate) struct GuestJudgeArgs {
     #[command(flatten)]
     pub guest: GuestArgs,
     /// Accesses to try
-    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub cases: u32,
     /// The seed of the choices
-    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        value_name = "SEED",
+        default_value_t = 1
+    )]
     pub seed: u64,
     /// Longest life of the guest in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub limit: u64,
 }
 
@@ -380,7 +386,7 @@ pub(crate) struct GuestRunArgs {
     #[command(flatten)]
     pub module: ModuleArgs,
     /// Longest life of the guest in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86400))]
     pub limit: u64,
     /// Keep sockets, tables and the console here [default: a temporary directory, kept only if the guest fails]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]

@@ -15,7 +15,8 @@ use super::json;
 use crate::args::CompareArgs;
 use crate::failure::Failure;
 use crate::inputs::Input;
-use crate::output::{look, print};
+use crate::out_file::write_into;
+use crate::output::{look, print, tell};
 use crate::profile_file;
 use crate::progress::Progress;
 
@@ -26,7 +27,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     let names: Vec<String> = modes.iter().map(|mode| mode.name.clone()).collect();
     let conditions: Vec<_> = args.fail_if.iter().flatten().collect();
     for condition in &conditions {
-        condition.check(&names)?;
+        condition.check(&names, args.repeat != Some(0), !args.no_hostile)?;
     }
 
     let mut inputs = Input::all(&args.traces);
@@ -134,9 +135,8 @@ fn reading(args: &CompareArgs) -> TraceOptions {
 /// Writes the plots and says where, on standard error: standard output is the report's.
 fn draw(report: &Report, dir: &Path) -> Result<(), Failure> {
     for plot in plots(report) {
-        let path = dir.join(&plot.file);
-        fs::write(&path, plot.svg).map_err(Failure::io(&path))?;
-        eprintln!("ringfence: wrote {}", path.display());
+        let path = write_into(dir, &plot.file, plot.svg.as_bytes())?;
+        tell(&format!("wrote {}", path.display()));
     }
     Ok(())
 }

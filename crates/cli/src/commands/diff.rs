@@ -1,6 +1,5 @@
 //! `ringfence diff`.
 
-use std::fs;
 use std::path::Path;
 
 use ringfence_report::Diff;
@@ -8,11 +7,15 @@ use ringfence_report::Diff;
 use super::json;
 use crate::args::DiffArgs;
 use crate::failure::Failure;
+use crate::input_file;
 use crate::output::{look, print};
+
+/// Bytes of a report: some 30,000 rows.
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Compares two reports.
 pub(crate) fn diff(args: &DiffArgs) -> Result<(), Failure> {
-    let read = |path: &Path| fs::read_to_string(path).map_err(Failure::io(path));
+    let read = |path: &Path| input_file::read(path, MAX_BYTES).map_err(Failure::io(path));
     let (before, after) = (read(&args.before)?, read(&args.after)?);
     let diff = Diff::of(&before, &after).map_err(|(which, source)| Failure::Diff {
         path: if which == 0 {
@@ -29,14 +32,12 @@ pub(crate) fn diff(args: &DiffArgs) -> Result<(), Failure> {
         diff.table(look())
     };
     print(&text)?;
-    let worse = args
-        .fail_over
-        .map(|percent| diff.worse_by(percent))
-        .unwrap_or_default();
+    let Some(percent) = args.fail_over else {
+        return Ok(());
+    };
+    let worse = diff.worse_by(percent).map_err(Failure::NotComparable)?;
     if worse.is_empty() {
         return Ok(());
     }
-    Err(Failure::Worse(
-        worse.iter().map(|row| row.to_string()).collect(),
-    ))
+    Err(Failure::Worse(worse))
 }

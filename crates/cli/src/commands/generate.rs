@@ -7,6 +7,7 @@ use clap::CommandFactory;
 
 use crate::args::{Cli, CompletionsArgs, ManArgs};
 use crate::failure::Failure;
+use crate::out_file::write_into;
 use crate::output::print;
 
 /// Prints a completion script.
@@ -21,7 +22,16 @@ pub(crate) fn man(args: &ManArgs) -> Result<(), Failure> {
     match &args.dir {
         Some(dir) => {
             fs::create_dir_all(dir).map_err(Failure::io(dir))?;
-            clap_mangen::generate_to(Cli::command(), dir).map_err(Failure::io(dir))
+            // The library follows what links there are: it writes where nobody else can have put any.
+            let made = tempfile::tempdir().map_err(Failure::io(dir))?;
+            let made = made.path();
+            clap_mangen::generate_to(Cli::command(), made).map_err(Failure::io(dir))?;
+            for page in fs::read_dir(made).map_err(Failure::io(dir))? {
+                let page = page.map_err(Failure::io(dir))?;
+                let content = fs::read(page.path()).map_err(Failure::io(dir))?;
+                write_into(dir, &page.file_name().to_string_lossy(), &content)?;
+            }
+            Ok(())
         }
         None => {
             let mut page = Vec::new();

@@ -1,12 +1,13 @@
 //! `ringfence guest`.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use ringfence_live::guest::{
-    Boot, COUNTED_WORDS, Initramfs, Kernel, Machine, OwnModule, Qemu, READ_BYTES, boot,
+    Boot, COUNTED_WORDS, GuestError, Initramfs, Kernel, Machine, OwnModule, Qemu, READ_BYTES, boot,
     build_initramfs, build_module, timed_reads,
 };
 use ringfence_live::judge::{Judge, Report, Settings};
@@ -16,8 +17,10 @@ use crate::args::{
     GuestArgs, GuestCommand, GuestJudgeArgs, GuestPrepareArgs, GuestReadsArgs, GuestRunArgs,
     ModuleArgs,
 };
+use crate::directory::{self, PrivateDir};
 use crate::failure::Failure;
-use crate::output::print;
+use crate::out_file::{OutFile, Readers, write_into};
+use crate::output::{print, tell};
 
 /// The stock IOMMU's driver.
 const VIRTIO_IOMMU: &str = "virtio_iommu";
@@ -59,9 +62,9 @@ impl Prepared {
         command: &[String],
         files: &[(String, Vec<u8>)],
     ) -> Result<Self, Failure> {
-        let mut say = |text: &str| eprintln!("ringfence: {text}");
-        fs::create_dir_all(&args.cache).map_err(Failure::io(&args.cache))?;
-        let cache = fs::canonicalize(&args.cache).map_err(Failure::io(&args.cache))?;
+        let mut say = |text: &str| tell(text);
+        // What is in it is run.
+        let cache = directory::own(&args.cache)?;
         let qemu = Qemu::prepare(&cache, &mut say)?;
         let kernel = Kernel::prepare(&args.kernel, &cache, &mut say)?;
         let mut build = |args: &ModuleArgs, name| {
@@ -102,7 +105,10 @@ impl Prepared {
 fn prepare(args: &GuestPrepareArgs) -> Result<(), Failure> {
     let prepared = Prepared::new(&args.guest, Some(&args.module), &args.guest.command, &[])?;
     let path = &args.initramfs;
-    fs::write(path, &prepared.initramfs).map_err(Failure::io(path))?;
+    let mut out = OutFile::create(path, Readers::Umask)?;
+    out.write_all(&prepared.initramfs)
+        .map_err(Failure::io(path))?;
+    out.finish()?;
     let path = fs::canonicalize(path).map_err(Failure::io(path))?;
     let mut words = Vec::new();
     if let Some((name, value)) = prepared.qemu.environment() {
@@ -142,7 +148,7 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     let prepared = Prepared::new(&args.guest, Some(&args.module), &args.guest.command, &files)?;
     let dir = Directory::new(args.dir.as_deref())?;
     if args.devices.blk.is_none() {
-        devices.disk = Some(scratch(&dir.path)?);
+        devices.disk = Some(scratch(dir.path())?);
     }
     let mut line = kernel_line(&args.guest);
     if let Some(iommu) = args.devices.vhost_user {
@@ -155,7 +161,7 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
     if args.icount && devices.isolate.is_none() && devices.back_end.is_none() {
         devices.late = Some(LATE);
     }
-    let mut daemon = start(&dir.path, &devices, &args.devices)?;
+    let mut daemon = start(dir.path(), &devices, &args.devices)?;
     daemon.machine().counted = args.icount;
     let ended = boot(&Boot {
         machine: daemon.machine(),
@@ -169,9 +175,8 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
         eprint!("{}", daemon.metrics());
     }
     daemon.stopper().stop();
-    daemon.join().map_err(Failure::io(&dir.path))?;
-    let code = ended?;
-    dir.done();
+    daemon.join().map_err(Failure::io(dir.path()))?;
+    let code = dir.kept_on_error(ended)?;
     Ok(ExitCode::from(code))
 }
 
@@ -228,15 +233,15 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
     }
     let prepared = Prepared::new(&args.guest, None, &command, &[])?;
     let dir = Directory::new(None)?;
-    let disk = scratch(&dir.path)?;
+    let disk = scratch(dir.path())?;
     let mut options = fs::File::options();
     let disk = options.read(true).write(true).open(&disk);
     let settings = Settings {
         cases: args.cases,
         seed: args.seed,
     };
-    let disk = disk.map_err(Failure::io(&dir.path))?;
-    let judge = Judge::start(&dir.path, disk, settings).map_err(Failure::io(&dir.path))?;
+    let disk = disk.map_err(Failure::io(dir.path()))?;
+    let judge = Judge::start(dir.path(), disk, settings).map_err(Failure::io(dir.path()))?;
     let line = format!("{} {}", kernel_line(&args.guest), Judge::KERNEL_WORDS);
     let ended = boot(&Boot {
         machine: judge.machine(),
@@ -246,7 +251,7 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
         kernel_line: &line,
         limit: Duration::from_secs(args.limit),
     });
-    let report = judge.finish().map_err(Failure::io(&dir.path))?;
+    let report = judge.finish().map_err(Failure::io(dir.path()))?;
     let Report {
         allowed,
         rejected,
@@ -265,8 +270,7 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
         text.push_str(&format!("  {one}\n"));
     }
     print(&text)?;
-    let code = ended?;
-    dir.done();
+    let code = dir.kept_on_error(ended)?;
     let passed = code == 0 && differing.is_empty() && report.cases() == args.cases;
     Ok(if passed {
         ExitCode::SUCCESS
@@ -276,33 +280,41 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
 }
 
 fn scratch(dir: &Path) -> Result<PathBuf, Failure> {
-    let path = dir.join("disk.img");
-    let file = fs::File::create(&path).map_err(Failure::io(&path))?;
-    file.set_len(SCRATCH_BYTES).map_err(Failure::io(&path))?;
+    let path = write_into(dir, "disk.img", &[])?;
+    let file = fs::File::options().write(true).open(&path);
+    let sized = file.and_then(|file| file.set_len(SCRATCH_BYTES));
+    sized.map_err(Failure::io(&path))?;
     Ok(path)
 }
 
-/// Where a guest's sockets are: paths of sockets are short, so not below the cache.
-struct Directory {
-    path: PathBuf,
-    temporary: bool,
+/// The directory of a guest's sockets: paths of sockets are short, so it is not below the cache.
+enum Directory {
+    /// Removed at the end.
+    Private(PrivateDir),
+    /// The user's.
+    Named(PathBuf),
 }
 
 impl Directory {
     fn new(named: Option<&Path>) -> Result<Self, Failure> {
-        let temporary = named.is_none();
-        let path = named.map_or_else(
-            || std::env::temp_dir().join(format!("ringfence-{}", std::process::id())),
-            Path::to_owned,
-        );
-        fs::create_dir_all(&path).map_err(Failure::io(&path))?;
-        let path = fs::canonicalize(&path).map_err(Failure::io(&path))?;
-        Ok(Self { path, temporary })
+        Ok(match named {
+            None => Self::Private(PrivateDir::new()?),
+            Some(path) => Self::Named(directory::own(path)?),
+        })
     }
 
-    fn done(self) {
-        if self.temporary {
-            let _ = fs::remove_dir_all(&self.path);
+    fn path(&self) -> &Path {
+        match self {
+            Self::Private(dir) => dir.path(),
+            Self::Named(path) => path,
         }
+    }
+
+    /// The end of a guest. Its files stay where it failed: the error names its console.
+    fn kept_on_error(self, ended: Result<u8, GuestError>) -> Result<u8, GuestError> {
+        if let (Self::Private(dir), Err(_)) = (self, &ended) {
+            dir.keep();
+        }
+        ended
     }
 }

@@ -26,7 +26,8 @@ use super::json;
 use crate::args::{ReproduceArgs, ReproduceGuestArgs};
 use crate::failure::Failure;
 use crate::inputs::Input;
-use crate::output::{look, print};
+use crate::out_file::write_into;
+use crate::output::{look, print, tell};
 
 /// The experiments that read recorded traces, and the one whose guests are booted.
 const PREFETCHERS: &str = "X07";
@@ -112,7 +113,7 @@ fn recorded(
     let names = Input::names(&inputs);
     for (place, (input, name)) in inputs.into_iter().zip(&names).enumerate() {
         if std::io::stderr().is_terminal() {
-            eprintln!("ringfence: trace {}/{} {name}", place + 1, names.len());
+            tell(&format!("trace {}/{} {name}", place + 1, names.len()));
         }
         // What is read for both is read twice.
         let input = if prefetchers && reused {
@@ -137,7 +138,7 @@ fn recorded(
 fn progress(place: usize, count: usize, experiment: &Experiment) {
     if std::io::stderr().is_terminal() {
         let (id, title) = (experiment.id, experiment.title);
-        eprintln!("ringfence: {}/{count} {id} {title}", place + 1);
+        tell(&format!("{}/{count} {id} {title}", place + 1));
     }
 }
 
@@ -154,9 +155,8 @@ fn write(reproduction: &Reproduction, dir: &Path) -> Result<(), Failure> {
         ("reproduction.json", json(reproduction)),
         ("reproduction.txt", text),
     ] {
-        let path = dir.join(name);
-        fs::write(&path, content).map_err(Failure::io(&path))?;
-        eprintln!("ringfence: wrote {}", path.display());
+        let path = write_into(dir, name, content.as_bytes())?;
+        tell(&format!("wrote {}", path.display()));
     }
     Ok(())
 }

@@ -1,6 +1,5 @@
 //! `ringfence serve`.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,8 +14,10 @@ use ringfence_live::isolate::{Program, simulate};
 use ringfence_live::server::Event;
 
 use crate::args::{CapArgs, DeviceArgs, ServeArgs};
+use crate::directory;
 use crate::failure::Failure;
-use crate::output::print;
+use crate::interrupt::{Then, on_interrupt};
+use crate::output::{print, tell};
 
 /// Exit code when another process has taken the devices over.
 const HANDED_OVER: u8 = 4;
@@ -31,7 +32,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<ExitCode, Failure> {
     match daemon.join().map_err(Failure::io(&args.dir))? {
         Ended::Stopped => Ok(ExitCode::SUCCESS),
         Ended::HandedOver => {
-            eprintln!("ringfence: another process has the devices");
+            tell("another process has the devices");
             Ok(ExitCode::from(HANDED_OVER))
         }
     }
@@ -41,23 +42,24 @@ fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
     let mut devices = devices(&args.devices, args.devices.blk.as_deref())?;
     devices.paravirtual = args.pviommu;
     check(&devices)?;
-    fs::create_dir_all(&args.dir).map_err(Failure::io(&args.dir))?;
-    let mut daemon = start(&args.dir, &devices, &args.devices)?;
+    let dir = directory::own(&args.dir)?;
+    let mut daemon = start(&dir, &devices, &args.devices)?;
     let offered = daemon.offer_hand_over(Limits::default(), &log());
     offered.map_err(Failure::io(&args.dir))?;
     stop_with_ctrl_c(&daemon)?;
     let arguments = daemon.machine().device_arguments()?;
     let words: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
     let lines: Vec<String> = words.chunks(2).map(|pair| pair.join(" ")).collect();
-    eprintln!("ringfence: serving; arguments for QEMU:");
+    tell("serving; arguments for QEMU:");
     print(&format!("{}\n", lines.join(" \\\n")))?;
     Ok(daemon)
 }
 
 fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
     use_all_descriptors();
+    let dir = directory::own(&args.dir)?;
     let here = Here {
-        dir: &args.dir,
+        dir: &dir,
         caps: &caps(&args.devices.caps),
         optimisations: optimisations(&args.devices),
         memory: &memory(&args.devices),
@@ -87,8 +89,11 @@ fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
 
 fn stop_with_ctrl_c(daemon: &Daemon) -> Result<(), Failure> {
     let stop = daemon.stopper();
-    ctrlc::set_handler(move || stop.stop())
-        .map_err(|e| Failure::io("Ctrl-C".as_ref())(io::Error::other(e)))
+    let handled = on_interrupt(move || {
+        stop.stop();
+        Then::GoOn
+    });
+    handled.map_err(Failure::io("Ctrl-C".as_ref()))
 }
 
 /// Is a device, for the process whose socket is standard input.
@@ -170,14 +175,12 @@ pub(super) fn start(dir: &Path, devices: &Devices, args: &DeviceArgs) -> Result<
 /// To standard error.
 fn log() -> Log {
     Arc::new(|device, event| match event {
-        Event::Refused(refusal) => eprintln!("ringfence: {device}: refused: {refusal}"),
-        Event::Closed(error) => eprintln!("ringfence: {device}: connection closed: {error}"),
-        Event::Broken(broken) => eprintln!("ringfence: {device}: {broken}"),
-        Event::Errant(tried) => eprintln!("ringfence: {device}: {tried}"),
-        Event::Ended(breach) => {
-            eprintln!("ringfence: {device}: its process was ended: it {breach}")
-        }
-        Event::Kept(why) => eprintln!("ringfence: the devices stay here: {why}"),
+        Event::Refused(refusal) => tell(&format!("{device}: refused: {refusal}")),
+        Event::Closed(error) => tell(&format!("{device}: connection closed: {error}")),
+        Event::Broken(broken) => tell(&format!("{device}: {broken}")),
+        Event::Errant(tried) => tell(&format!("{device}: {tried}")),
+        Event::Ended(breach) => tell(&format!("{device}: its process was ended: it {breach}")),
+        Event::Kept(why) => tell(&format!("the devices stay here: {why}")),
         Event::Connected | Event::Disconnected => {}
     })
 }

@@ -13,7 +13,8 @@ use super::json;
 use crate::args::SizeArgs;
 use crate::failure::Failure;
 use crate::inputs::Input;
-use crate::output::{look, print};
+use crate::out_file::write_into;
+use crate::output::{look, print, tell};
 use crate::profile_file;
 use crate::progress::Progress;
 
@@ -86,9 +87,8 @@ fn profile(args: &SizeArgs) -> Result<Profile, Failure> {
 /// Writes the plots and says where, on standard error: standard output is the report's.
 fn draw(sizing: &Sizing, dir: &Path) -> Result<(), Failure> {
     for plot in sizing_plots(sizing) {
-        let path = dir.join(&plot.file);
-        fs::write(&path, plot.svg).map_err(Failure::io(&path))?;
-        eprintln!("ringfence: wrote {}", path.display());
+        let path = write_into(dir, &plot.file, plot.svg.as_bytes())?;
+        tell(&format!("wrote {}", path.display()));
     }
     Ok(())
 }

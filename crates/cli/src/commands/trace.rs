@@ -1,22 +1,26 @@
 //! `ringfence trace`.
 
 use std::ffi::OsStr;
+use std::fs::{self, Metadata};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ringfence_report::trace_info;
-use ringfence_trace::{Anonymise, AnonymiseError, Info, Options, Recording, Workload};
+use ringfence_trace::{Anonymise, AnonymiseError, Info, Options, Recording, Workload, left_behind};
 use serde::Serialize;
 
 use super::json;
 use crate::args::{AnonymiseArgs, ConvertArgs, InfoArgs, RecordArgs, TraceCommand};
 use crate::failure::Failure;
 use crate::inputs::Input;
-use crate::out_file::OutFile;
-use crate::output::{look, print};
+use crate::interrupt::{Then, on_interrupt};
+use crate::out_file::{OutFile, Readers};
+use crate::output::{look, print, tell};
 
 /// Does what is asked with traces.
 pub(crate) fn trace(command: TraceCommand) -> Result<(), Failure> {
@@ -65,15 +69,27 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     // Without the handler Ctrl-C would leave the instance behind; with it, what was recorded is kept.
-    let handled = ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed));
-    handled.map_err(|e| Failure::io("Ctrl-C".as_ref())(io::Error::other(e)))?;
+    let handled = on_interrupt(move || {
+        flag.store(true, Ordering::Relaxed);
+        Then::GoOn
+    });
+    handled.map_err(Failure::io("Ctrl-C".as_ref()))?;
+    refuse_parquet(&args.output)?;
+    for path in left_behind(&args.tracefs) {
+        let path = path.display();
+        tell(&format!(
+            "{path} was left by a recording that was killed, and takes memory; remove it: \
+             echo 0 >{path}/events/enable; rmdir {path}"
+        ));
+    }
 
     let recording = Recording {
         tracefs: args.tracefs.clone(),
         buffer_kib: args.buffer * 1024,
         ..Recording::default()
     };
-    let mut out = OutFile::create(&args.output)?;
+    // A kernel's addresses are for nobody else.
+    let mut out = OutFile::create(&args.output, Readers::User)?;
     let mut command;
     let workload = match (args.seconds, args.command.split_first()) {
         (Some(seconds), _) => Workload::Time(seconds),
@@ -92,8 +108,8 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
         .run(workload, &stop, &mut out)
         .map_err(Failure::Record)?;
     out.finish()?;
-    eprintln!(
-        "ringfence: {} bytes of text to {}{}",
+    tell(&format!(
+        "{} bytes of text to {}{}",
         recorded.bytes,
         args.output.display(),
         if recorded.iommu_events {
@@ -101,13 +117,13 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
         } else {
             "; this kernel has no iommu:* events"
         }
-    );
+    ));
     if recorded.lost > 0 {
-        eprintln!(
-            "ringfence: {} events did not fit and are lost; record again with --buffer {}",
+        tell(&format!(
+            "{} events did not fit and are lost; record again with --buffer {}",
             recorded.lost,
             args.buffer.saturating_mul(4)
-        );
+        ));
     }
     match recorded.status {
         Some(status) if !status.success() => Err(Failure::Workload(status)),
@@ -127,8 +143,10 @@ fn anonymise(args: &AnonymiseArgs) -> Result<(), Failure> {
             .unwrap_or_else(|| RandomState::new().hash_one(0u8)),
         from_zero: !args.keep_times,
     };
+    refuse_parquet(&args.output)?;
+    refuse_same(&args.trace, &args.output)?;
     let name = args.trace.display().to_string();
-    let mut out = OutFile::create(&args.output)?;
+    let mut out = OutFile::create(&args.output, Readers::Umask)?;
     let (first, second) = (input.source()?, input.source()?);
     let done = anonymise.run(&name, first, second, &options(args.lenient), &mut out);
     done.map_err(|error| match error {
@@ -142,12 +160,54 @@ fn anonymise(args: &AnonymiseArgs) -> Result<(), Failure> {
     out.finish()
 }
 
+/// Text under a name that ends in .parquet would be read as Parquet.
+fn refuse_parquet(output: &Path) -> Result<(), Failure> {
+    if output.extension() != Some(OsStr::new("parquet")) {
+        return Ok(());
+    }
+    Err(Failure::Form {
+        path: output.to_owned(),
+        advice: "this command writes text; `ringfence trace convert` makes Parquet of it",
+    })
+}
+
+/// The output is a regular file, and its name does not say that it is Parquet.
+#[cfg(feature = "parquet")]
+fn named_otherwise(output: &Path) -> bool {
+    let is_other = fs::metadata(output).is_ok_and(|about| !about.is_file());
+    !is_other && output != OsStr::new("-") && output.extension() != Some(OsStr::new("parquet"))
+}
+
+/// An output that is the input would replace the recording.
+fn refuse_same(input: &Path, output: &Path) -> Result<(), Failure> {
+    let input = match input == OsStr::new("-") {
+        true => Path::new("/proc/self/fd/0"),
+        false => input,
+    };
+    let file = |path| fs::metadata(path).ok().filter(Metadata::is_file);
+    let Some((read, written)) = file(input).zip(file(output)) else {
+        return Ok(());
+    };
+    if (read.dev(), read.ino()) == (written.dev(), written.ino()) {
+        return Err(Failure::SameFile(output.to_owned()));
+    }
+    Ok(())
+}
+
 #[cfg(feature = "parquet")]
 fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     use ringfence_trace::{ConvertError, write_parquet};
 
+    if named_otherwise(&args.output) {
+        return Err(Failure::Form {
+            path: args.output.clone(),
+            advice: "trace convert writes Parquet; name a file that ends in .parquet",
+        });
+    }
+    refuse_same(&args.trace, &args.output)?;
+    // Before the trace is opened: a directory, say, is refused before any work.
+    let mut out = OutFile::create(&args.output, Readers::Umask)?;
     let mut operations = Input::of(&args.trace).operations(options(args.lenient))?;
-    let mut out = OutFile::create(&args.output)?;
     let written = write_parquet(&mut operations, &mut out).map_err(|error| match error {
         ConvertError::Trace(error) => Failure::Trace(error),
         ConvertError::Write(e) if e.kind() == io::ErrorKind::BrokenPipe => Failure::Closed,
@@ -161,12 +221,12 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
         },
     })?;
     out.finish()?;
-    eprintln!(
-        "ringfence: {} operations and {} marks to {}",
+    tell(&format!(
+        "{} operations and {} marks to {}",
         written.operations,
         written.marks,
         args.output.display()
-    );
+    ));
     Ok(())
 }
 

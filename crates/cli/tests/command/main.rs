@@ -3,11 +3,14 @@
 mod bad_input;
 mod compare;
 mod exit_codes;
+mod files;
+mod gates;
 mod json;
 #[cfg(feature = "live")]
 mod live;
 mod others;
 mod size;
+mod untrusted;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -57,14 +60,11 @@ fn failed(output: &Output, code: i32) -> String {
 }
 
 /// A directory that goes when the test ends.
-struct Scratch(PathBuf);
+struct Scratch(tempfile::TempDir);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        let name = format!("ringfence-test-{}-{name}", std::process::id());
-        let dir = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&dir).unwrap();
-        Self(dir)
+        Self(tempfile::Builder::new().prefix(name).tempdir().unwrap())
     }
 
     fn file(&self, name: &str, content: &[u8]) -> String {
@@ -74,22 +74,16 @@ impl Scratch {
     }
 
     fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
+        self.0.path().join(name).to_str().unwrap().to_owned()
     }
 
     fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = std::fs::read_dir(&self.0)
+        let mut names: Vec<String> = std::fs::read_dir(self.0.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort();
         names
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -1,6 +1,5 @@
 //! Guests for X21: each configuration with each kind of device, and what comes of each as soon as it is known.
 
-use std::fs;
 use std::io::{self, IsTerminal};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -13,7 +12,9 @@ use ringfence_lab::experiments::guests::{
 use super::booth::Booth;
 use super::stop::Stop;
 use crate::args::ReproduceGuestArgs;
+use crate::directory::PrivateDir;
 use crate::failure::Failure;
+use crate::output::tell;
 
 /// Boots a guest for every cell that is asked for, as many at a time as there are processors. With `fetch` false nothing is fetched: if no guest has
 /// been booted before, that is why there are none. Whether Ctrl-C came in between is the second of the two.
@@ -27,13 +28,12 @@ pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, b
     }
     let program = std::env::current_exe().map_err(Failure::io("ringfence".as_ref()))?;
     // Below the system's: paths of sockets are short.
-    let dir = std::env::temp_dir().join(format!("ringfence-x21-{}", std::process::id()));
-    fs::create_dir_all(&dir).map_err(Failure::io(&dir))?;
+    let dir = PrivateDir::new()?;
     let stop = Arc::new(Stop::default());
     stop.at_ctrl_c().map_err(Failure::io("Ctrl-C".as_ref()))?;
     let booth = Booth {
         program,
-        dir,
+        dir: dir.path().to_owned(),
         args,
         stop: &stop,
     };
@@ -44,7 +44,7 @@ pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, b
             cells: all(&booth),
         },
     };
-    let _ = fs::remove_dir_all(&booth.dir);
+    drop(dir);
     stop.over();
     Ok((guests, stop.asked()))
 }
@@ -96,7 +96,7 @@ fn all(booth: &Booth<'_>) -> Vec<GuestCell> {
                         cell.configuration.name()
                     );
                     if io::stderr().is_terminal() {
-                        eprintln!("ringfence: {name}");
+                        tell(&name);
                     }
                     let begun = Instant::now();
                     let counts = booth.counted(cell.kind, cell.configuration);
@@ -107,10 +107,8 @@ fn all(booth: &Booth<'_>) -> Vec<GuestCell> {
                         Err(Uncounted::Unasked) => "not asked for".into(),
                     };
                     // Always: whoever waits for the table, or loses it, has at least these.
-                    eprintln!(
-                        "ringfence: {name}: {told} ({:.0} s)",
-                        begun.elapsed().as_secs_f64()
-                    );
+                    let seconds = begun.elapsed().as_secs_f64();
+                    tell(&format!("{name}: {told} ({seconds:.0} s)"));
                     cell.counts = counts;
                 }
             });

@@ -5,6 +5,8 @@ use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::interrupt::{Then, on_interrupt};
+
 /// What a process shares with whoever may end it.
 type Shared = Arc<Mutex<Child>>;
 
@@ -15,9 +17,6 @@ pub(super) struct Stop {
     over: AtomicBool,
     running: Mutex<Vec<Shared>>,
 }
-
-/// Exit code of a process that Ctrl-C has ended.
-const INTERRUPTED: i32 = 130;
 
 impl Stop {
     /// Whether it was asked for.
@@ -38,11 +37,12 @@ impl Stop {
         let stop = Arc::clone(self);
         let handler = move || {
             if stop.over.load(Ordering::SeqCst) {
-                std::process::exit(INTERRUPTED);
+                return Then::End;
             }
             stop.ask();
+            Then::GoOn
         };
-        ctrlc::set_handler(handler).map_err(io::Error::other)
+        on_interrupt(handler)
     }
 
     /// There is nothing more to keep.

@@ -1,0 +1,114 @@
+//! Ctrl-C, SIGTERM and SIGHUP: what the command does then, and which files go with it.
+//!
+//! The process has one handler. It runs the command's own action, if there is one; otherwise it removes the
+//! files and directories that are under way and ends the process.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Exit code of a process that a signal has ended.
+const INTERRUPTED: i32 = 130;
+
+/// What comes after a command's action.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Then {
+    /// The command ends by itself, soon.
+    GoOn,
+    /// The process ends.
+    End,
+}
+
+type Action = Box<dyn FnMut() -> Then + Send>;
+
+#[derive(Default)]
+struct State {
+    installed: bool,
+    action: Option<Action>,
+    under_way: Vec<PathBuf>,
+}
+
+static STATE: Mutex<State> = Mutex::new(State {
+    installed: false,
+    action: None,
+    under_way: Vec::new(),
+});
+
+/// The state is whole at any time.
+fn state() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has a signal run `action`, instead of what it ran before.
+///
+/// # Errors
+/// The handler cannot be installed.
+pub(crate) fn on_interrupt(action: impl FnMut() -> Then + Send + 'static) -> io::Result<()> {
+    let mut state = state();
+    install(&mut state)?;
+    state.action = Some(Box::new(action));
+    Ok(())
+}
+
+/// Makes a file or a directory with `make`, which a signal removes until [`UnderWay`] is dropped. A signal
+/// that comes meanwhile waits for the end of `make`.
+///
+/// # Errors
+/// Those of `make`, or the handler cannot be installed.
+pub(crate) fn make<T>(
+    make: impl FnOnce() -> io::Result<T>,
+    path: impl FnOnce(&T) -> &Path,
+) -> io::Result<(T, UnderWay)> {
+    let mut state = state();
+    install(&mut state)?;
+    let made = make()?;
+    let path = path(&made).to_owned();
+    state.under_way.push(path.clone());
+    Ok((made, UnderWay(path)))
+}
+
+fn install(state: &mut State) -> io::Result<()> {
+    if !state.installed {
+        ctrlc::set_handler(handle).map_err(io::Error::other)?;
+        state.installed = true;
+    }
+    Ok(())
+}
+
+fn handle() {
+    let mut state = state();
+    let then = state.action.as_mut().map_or(Then::End, |action| action());
+    if then == Then::GoOn {
+        return;
+    }
+    for path in &state.under_way {
+        remove(path);
+    }
+    // The lock is held: nothing is made any more.
+    process::exit(INTERRUPTED);
+}
+
+/// Nobody is left to tell of a failure. A link is removed, never followed.
+fn remove(path: &Path) {
+    let is_directory = fs::symlink_metadata(path).is_ok_and(|about| about.is_dir());
+    let _ = match is_directory {
+        true => fs::remove_dir_all(path),
+        false => fs::remove_file(path),
+    };
+}
+
+/// A path that a signal removes.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct UnderWay(PathBuf);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut state = state();
+        if let Some(place) = state.under_way.iter().position(|path| *path == self.0) {
+            state.under_way.swap_remove(place);
+        }
+    }
+}

@@ -8,15 +8,18 @@
 //! would end the run; so they are silent here, and what leaves the reader panics anew.
 
 use std::cell::{Cell, RefCell};
-use std::fs;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Once, OnceLock};
 
 use ringfence_trace::{
     Chunk, Op, Operations, Options, ParquetProblem, Source, TraceError, write_parquet,
 };
 use ringfence_types::PhysRange;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::Reached;
 use crate::trace_operations::{Live, gather};
@@ -166,23 +169,13 @@ fn judge(file: &[u8], reached: Reached<'_>) {
     }
 }
 
-/// The file of this process that inputs are written to: the reader takes files only.
+/// Opens an input in a file without a name: the reader takes files only.
 fn open(bytes: &[u8]) -> Result<Operations<Source>, TraceError> {
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    let path = PATH.get_or_init(|| {
-        let shared = PathBuf::from("/dev/shm");
-        let directory = if shared.is_dir() {
-            shared
-        } else {
-            std::env::temp_dir()
-        };
-        directory.join(format!("ringfence-fuzz-{}.parquet", std::process::id()))
-    });
-    fs::write(path, bytes).expect("a temporary file");
-    let operations = Operations::open(path, Options::default());
-    // What is open stays readable.
-    fs::remove_file(path).expect("written just now");
-    operations
+    let file = memfd_create("trace.parquet", MemfdFlags::CLOEXEC).expect("a file in memory");
+    let mut file = File::from(file);
+    file.write_all(bytes).expect("a file in memory");
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Operations::open(Path::new(&path), Options::default())
 }
 
 /// All operations, which keep what operations promise.

@@ -41,6 +41,9 @@ def broken(row):
         return
     if row["false_faults"]:
         yield f"{row['false_faults']} false faults"
+    if row["violations"] is None:
+        yield "the attacker was left out: nothing is known of safety"
+        return
     if row["safety"] in ("strict", "byte-granular"):
         if row["attempts"] < row["unmaps"]:
             yield f"{row['attempts']} attempts on {row['unmaps']} unmaps"
@@ -144,7 +147,7 @@ def main(paths):
         if len(told) == len(rows) and len({line.split(": ", 1)[1] for line in told}) == 1:
             told = [f"all modes: {told[0].split(': ', 1)[1]}"]
         strict, plus = rows.get("strict"), rows.get("strict+")
-        if strict and plus and strict["search_len_mean"] >= 5 and timed:
+        if strict and plus and (strict["search_len_mean"] or 0) >= 5 and timed:
             costs = [row["components"]["map_iova_alloc"] for row in (strict, plus)]
             searched.append(f"{name} {costs[0]:.0f}/{costs[1]:.0f}")
             if costs[0] <= costs[1]:

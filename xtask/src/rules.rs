@@ -4,6 +4,7 @@ mod core_crates;
 mod layers;
 mod panics;
 mod sizes;
+mod temporary;
 mod tokens;
 mod unsafe_code;
 
@@ -56,6 +57,11 @@ pub(crate) fn unsafe_code(repo: &Repo) -> anyhow::Result<String> {
 /// Attestations are made by those who can vouch for them.
 pub(crate) fn tokens(repo: &Repo) -> anyhow::Result<String> {
     verdict(&tokens::check(repo.sources()?))
+}
+
+/// Temporary files are new and private.
+pub(crate) fn temporary(repo: &Repo) -> anyhow::Result<String> {
+    verdict(&temporary::check(repo.sources()?))
 }
 
 /// Files stay short.

@@ -85,6 +85,7 @@ pub(crate) fn check() -> Vec<Step> {
         Step::new("core rule", rules::core_crates),
         Step::new("unsafe rule", rules::unsafe_code),
         Step::new("token rule", rules::tokens),
+        Step::new("temporary files rule", rules::temporary),
         Step::new("file-size rule", rules::sizes),
         Step::new("ids", ids::check),
         Step::new("links", links::check),

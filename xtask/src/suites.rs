@@ -137,8 +137,7 @@ mod tests {
 
     #[test]
     fn a_program_that_fails_fails_the_suite_and_hides_no_other() {
-        let directory = std::env::temp_dir().join(format!("xtask-suites-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
+        let directory = tempfile::tempdir().unwrap().keep();
         let program = |name: &str, text: &str| {
             let path = directory.join(name);
             // Written by another process: a file that this one had open could not be run while any thread of it starts a process.

@@ -39,9 +39,8 @@ mod tests {
 
     #[test]
     fn only_what_nobody_uses_is_removed() {
-        let dir = std::env::temp_dir().join(format!("rf-left-{}", std::process::id()));
-        fs::create_dir(&dir).unwrap();
-        let at = |name: &str| dir.join(name);
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
         clear(&at("nothing")).unwrap();
 
         fs::write(at("file"), "precious").unwrap();
@@ -61,6 +60,5 @@ mod tests {
             clear(&at(name)).unwrap();
             assert!(!at(name).exists(), "{name}");
         }
-        fs::remove_dir_all(dir).unwrap();
     }
 }

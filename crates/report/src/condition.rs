@@ -125,7 +125,7 @@ impl fmt::Display for ConditionError {
                 mode,
             } => write!(
                 f,
-                "{condition:?} has nothing to look at: {mode} mapped nothing of {trace}; \
+                "{condition:?} has nothing to look at: mode {mode} mapped nothing of {trace}; \
                  give a trace with maps, or name rows with MODE:"
             ),
             Self::NoSuchMode { mode, ran } => {

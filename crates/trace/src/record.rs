@@ -352,8 +352,8 @@ mod tests {
 
     /// The files of an instance, as the kernel makes them, and what it would trace.
     fn instance(name: &str) -> Instance {
-        let path = std::env::temp_dir().join(format!("ringfence-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
+        let made = tempfile::Builder::new().prefix(name).tempdir().unwrap();
+        let path = made.keep();
         for folder in [
             "options",
             "events/dma",
@@ -453,8 +453,7 @@ mod tests {
 
     #[test]
     fn the_clock_is_the_hosts_where_processors_agree_on_it() {
-        let root = std::env::temp_dir().join(format!("ringfence-clock-{}", std::process::id()));
-        fs::create_dir_all(&root).unwrap();
+        let root = tempfile::tempdir().unwrap().keep();
         let recording = Recording {
             tracefs: root.clone(),
             ..Recording::default()

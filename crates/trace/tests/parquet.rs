@@ -16,14 +16,13 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        let file = format!("ringfence-parquet-{name}-{}", std::process::id());
-        Self(std::env::temp_dir().join(file))
+        Self(tempfile::tempdir().unwrap().keep().join(name))
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        let _ = fs::remove_dir_all(self.0.parent().unwrap());
     }
 }
 

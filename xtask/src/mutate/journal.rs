@@ -71,9 +71,7 @@ mod tests {
 
     #[test]
     fn kills_of_the_same_tree_are_known() {
-        let directory =
-            std::env::temp_dir().join(format!("ringfence-journal-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
+        let directory = tempfile::tempdir().unwrap().keep();
         let second = Duration::from_secs(1);
         let killed = Fate::Killed(vec!["a::b".into()]);
         let mut journal = Journal::open(&directory, 7, true).unwrap();

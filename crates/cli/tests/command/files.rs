@@ -215,7 +215,7 @@ fn a_signal_leaves_no_part() {
 fn files_of_a_named_directory_replace_links() {
     let scratch = Scratch::new("inside");
     let victim = scratch.file("victim", b"precious");
-    for (dir, link) in [("plots", "sample-safety.svg"), ("man", "ringfence.1")] {
+    for (dir, link) in [("plots", "sample-search.svg"), ("man", "ringfence.1")] {
         fs::create_dir(scratch.path(dir)).unwrap();
         symlink(&victim, scratch.path(&format!("{dir}/{link}"))).unwrap();
     }
@@ -225,7 +225,7 @@ fn files_of_a_named_directory_replace_links() {
     succeeded(&ringfence(&args));
     succeeded(&ringfence(&["man", &scratch.path("man")]));
     assert_eq!(fs::read(&victim).unwrap(), b"precious");
-    for file in ["plots/sample-safety.svg", "man/ringfence.1"] {
+    for file in ["plots/sample-search.svg", "man/ringfence.1"] {
         let about = fs::symlink_metadata(scratch.path(file)).unwrap();
         assert!(about.is_file() && about.len() > 100, "{file}");
     }

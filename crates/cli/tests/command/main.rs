@@ -5,6 +5,8 @@ mod compare;
 mod exit_codes;
 mod files;
 mod gates;
+#[cfg(feature = "live")]
+mod guest_files;
 mod json;
 #[cfg(feature = "live")]
 mod live;

@@ -199,18 +199,17 @@ mod tests {
 
     #[test]
     fn a_directory_without_makefile_is_no_module() {
-        let dir = std::env::temp_dir().join(format!("ringfence-module-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = scratch.path();
         fs::write(dir.join("a.c"), "int a;").unwrap();
         let missing = |path: &Path| matches!(sources(path), Err(GuestError::NoSources { .. }));
-        assert!(missing(&dir));
+        assert!(missing(dir));
         assert!(missing(&dir.join("nowhere")));
         fs::write(dir.join("Kbuild"), "").unwrap();
         fs::write(dir.join("README.md"), "").unwrap();
-        let first = sources(&dir).unwrap();
+        let first = sources(dir).unwrap();
         assert_eq!(first.files.len(), 2);
         fs::write(dir.join("a.c"), "int b;").unwrap();
-        assert_ne!(sources(&dir).unwrap().digest(), first.digest());
-        fs::remove_dir_all(&dir).unwrap();
+        assert_ne!(sources(dir).unwrap().digest(), first.digest());
     }
 }

@@ -294,12 +294,8 @@ mod tests {
 
     /// What the other process of the conversation is told at its end, and what becomes of the offer.
     fn confirmed(last: Answer) -> (u32, io::Result<Offered>) {
-        let name = format!(
-            "rf-offer-{}-{:?}",
-            std::process::id(),
-            thread::current().id()
-        );
-        let path = std::env::temp_dir().join(name);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("control");
         let (control, stop) = (UnixListener::bind(&path).unwrap(), Stop::new().unwrap());
         let mut second = UnixStream::connect(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

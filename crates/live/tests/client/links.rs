@@ -11,15 +11,14 @@ struct Place(PathBuf);
 
 impl Place {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("rf-link-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
-        Self(path)
+        let made = tempfile::Builder::new().prefix(name).tempdir().unwrap();
+        Self(made.keep().join("socket"))
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_dir_all(self.0.parent().unwrap());
     }
 }
 

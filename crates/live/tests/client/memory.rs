@@ -39,9 +39,7 @@ fn memory_that_could_vanish_is_refused() {
 /// One file may be cut off: the one that its path leads to when the client shares it.
 #[test]
 fn a_file_that_was_vouched_for_is_taken_and_no_other() {
-    let dir = std::env::temp_dir().join(format!("rf-memory-{}", std::process::id()));
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir(&dir).unwrap();
+    let dir = tempfile::tempdir().unwrap().keep();
     let (named, other) = (dir.join("named"), dir.join("other"));
     let range = IovaRange::new(Iova::new(1 << 30), 8192).unwrap();
     let share = |ram: &mut GuestRam, path: &Path| {

@@ -255,9 +255,7 @@ fn devices(settings: &[&Setting], dir: &std::path::Path) -> Devices {
 
 #[test]
 fn every_pair_is_served_or_refused_with_its_reason() {
-    let dir = std::env::temp_dir().join(format!("rf-options-{}", std::process::id()));
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir(&dir).unwrap();
+    let dir = tempfile::tempdir().unwrap().keep();
     fs::write(dir.join("disk.img"), [0; 4096]).unwrap();
     let log: Log = Arc::new(|_, _| ());
     let (disk, others) = SETTINGS.split_first().unwrap();

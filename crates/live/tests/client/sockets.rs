@@ -27,8 +27,8 @@ struct Server {
 
 impl Server {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("rf-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
+        let made = tempfile::Builder::new().prefix(name).tempdir().unwrap();
+        let path = made.keep().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         let stop = Stop::new().unwrap();
         let (sender, events) = channel();
@@ -63,7 +63,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.stop();
         let ended = self.thread.take().unwrap().join();
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_dir_all(self.path.parent().unwrap());
         if !thread::panicking() {
             ended.unwrap();
         }

@@ -35,9 +35,8 @@ pub(super) struct Dir(pub(super) PathBuf);
 
 impl Dir {
     pub(super) fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("rf-ho-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir(&path).unwrap();
+        let made = tempfile::Builder::new().prefix(name).tempdir().unwrap();
+        let path = made.keep();
         fs::write(path.join("disk.img"), image()).unwrap();
         Self(path)
     }

@@ -106,8 +106,8 @@ pub(super) struct Front {
 
 impl Front {
     pub(super) fn new(name: &str, errant: &[Errant]) -> Self {
-        let path = std::env::temp_dir().join(format!("rf-vu-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
+        let made = tempfile::Builder::new().prefix(name).tempdir().unwrap();
+        let path = made.keep().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         let stop = Stop::new().unwrap();
         let counters = Arc::new(DeviceCounters::default());
@@ -330,7 +330,7 @@ impl Front {
 impl Drop for Front {
     fn drop(&mut self) {
         self.stop.stop();
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_dir_all(self.path.parent().unwrap());
         // A back-end that waits for ever fails a test, and does not hold it up.
         if !thread::panicking() {
             self.thread.take().unwrap().join().unwrap();

@@ -232,3 +232,26 @@ impl Write for OutFile {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recording_is_for_its_user_alone() {
+        let scratch = tempfile::tempdir().unwrap();
+        let path = scratch.path().join("out");
+        let written = |readers| {
+            let mut out = OutFile::create(&path, readers).unwrap();
+            out.write_all(b"text").unwrap();
+            out.finish().unwrap();
+            assert_eq!(fs::read(&path).unwrap(), b"text");
+            fs::metadata(&path).unwrap().mode() & 0o777
+        };
+        assert_eq!(written(Readers::User), 0o600);
+        fs::set_permissions(&path, Permissions::from_mode(0o664)).unwrap();
+        assert_eq!(written(Readers::Umask), 0o664);
+        assert_eq!(written(Readers::User), 0o600);
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1);
+    }
+}

@@ -422,7 +422,7 @@ mod tests {
             maps: 0,
             ..row("fence", 0)
         };
-        let error = one("violations>0").holds(&[without_maps.clone()]);
+        let error = one("violations>0").holds(std::slice::from_ref(&without_maps));
         assert!(
             matches!(error, Err(ConditionError::NoMaps { .. })),
             "{error:?}"

@@ -52,7 +52,10 @@ const MAX_LINE: usize = 1000;
 /// Runs one input: strictly, leniently, and in small pieces through a store.
 pub fn run(data: &[u8], reached: Reached<'_>) {
     let mut options = Options::default();
-    options.max_line = MAX_LINE;
+    options.limits.line = MAX_LINE;
+    // What a few bytes claim runs out of the arena first.
+    (options.limits.mapping, options.limits.live) = (u64::MAX, u64::MAX);
+    options.limits.mapped = Some(u64::MAX);
     if data.len() % 2 == 1 {
         options.look_ahead = 4;
     }

@@ -103,7 +103,7 @@ struct Outcome {
 
 fn options() -> Options {
     let mut options = Options::default();
-    options.max_line = MAX_LINE;
+    options.limits.line = MAX_LINE;
     options
 }
 

@@ -19,6 +19,9 @@ const BLOCK: u64 = 2 << 20;
 /// Where the first run is put.
 const BASE: u64 = 1 << 32;
 
+/// Tells the key of stray pages from the seed that orders runs.
+const STRAY: u64 = 0x7374_7261_7900_0001;
+
 /// How to anonymise.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Anonymise {
@@ -249,6 +252,8 @@ impl Survey {
 struct Places {
     /// First page: one behind the last, new first page.
     places: BTreeMap<u64, (u64, u64)>,
+    /// Hides where pages were that no run holds.
+    key: u64,
 }
 
 impl Places {
@@ -268,7 +273,8 @@ impl Places {
             places.insert(first, (end, place));
             next = place + (end - first);
         }
-        Self { places }
+        let key = mix(seed ^ STRAY);
+        Self { places, key }
     }
 
     fn rename(&self, address: u64) -> u64 {
@@ -278,7 +284,11 @@ impl Places {
                 (place + (page - first)).wrapping_mul(PAGE) | (address % PAGE)
             }
             // Only an address that no map named, such as that of a stray unmap: its page offset is kept.
-            _ => (mix(page) % (1 << 20) * PAGE) | (address % PAGE),
+            // Two rounds, the second with a key of its own: without the seed nobody can tabulate them.
+            _ => {
+                let hidden = mix(mix(page ^ self.key).wrapping_add(mix(self.key)));
+                (hidden % (1 << 20) * PAGE) | (address % PAGE)
+            }
         }
     }
 }
@@ -378,6 +388,16 @@ impl Rewrite {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stray_address_is_hidden_by_the_seed() {
+        let new = |seed| Places::lay_out(&Runs::default(), seed).rename(0x23_b765_4c80);
+        let all: std::collections::BTreeSet<u64> = (0..64).map(new).collect();
+        // 64 draws of 2^20 pages: two alike is a chance of 1 in 500, and the seeds are fixed.
+        assert_eq!(all.len(), 64);
+        assert!(all.iter().all(|address| address % PAGE == 0xc80));
+        assert_eq!(new(7), new(7));
+    }
 
     #[test]
     fn runs_join_what_touches_and_keep_apart_what_does_not() {

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use ringfence_types::DeviceId;
 
 use crate::op::DeviceIndex;
+use crate::printable::printable;
 
 /// How a row of [`Devices`] came about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,7 +24,8 @@ pub enum DeviceKind {
 /// One device of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// As the trace prints it; bytes that are no UTF-8 are replaced.
+    /// As the trace prints it; bytes that are no UTF-8 are replaced, and what would steer a
+    /// terminal is escaped.
     pub name: String,
     /// What kind of row this is.
     pub kind: DeviceKind,
@@ -38,6 +40,8 @@ pub struct Devices {
     rows: Vec<Device>,
     by_name: HashMap<Box<[u8]>, DeviceIndex>,
     ids: HashSet<u16>,
+    /// No requester ID among the so many highest ones is free.
+    taken: u16,
     unattributed: Option<DeviceIndex>,
 }
 
@@ -67,9 +71,15 @@ impl Devices {
         (0..=u16::MAX).map(DeviceIndex).zip(&self.rows)
     }
 
-    /// The row of the device that the trace calls `name`.
+    /// The row of the device that the trace calls `name`, or that [`Device::name`] shows so.
     pub fn find(&self, name: &str) -> Option<DeviceIndex> {
-        self.by_name.get(name.as_bytes()).copied()
+        let shown = || {
+            let mut rows = self.iter();
+            let row =
+                rows.find(|(index, row)| row.name == name && self.unattributed != Some(*index));
+            row.map(|(index, _)| index)
+        };
+        self.by_name.get(name.as_bytes()).copied().or_else(shown)
     }
 
     /// The row of device `name`, made if it is new; `None` if there are 65535 rows already.
@@ -81,7 +91,8 @@ impl Devices {
             Some((segment, id)) => (DeviceKind::Pci { segment }, Some(id)),
             None => (DeviceKind::Named, None),
         };
-        let index = self.push(String::from_utf8_lossy(name).into_owned(), kind, wanted)?;
+        let shown = printable(&String::from_utf8_lossy(name)).into_owned();
+        let index = self.push(shown, kind, wanted)?;
         self.by_name.insert(name.into(), index);
         Some(index)
     }
@@ -100,7 +111,7 @@ impl Devices {
     #[cfg(feature = "parquet")]
     pub(crate) fn restore(mut rows: impl Iterator<Item = Device>) -> Option<Self> {
         let mut devices = Self::new();
-        for (index, device) in (0..u16::MAX).map(DeviceIndex).zip(rows.by_ref()) {
+        for (index, mut device) in (0..u16::MAX).map(DeviceIndex).zip(rows.by_ref()) {
             if !devices.ids.insert(device.id.get()) {
                 return None;
             }
@@ -111,9 +122,18 @@ impl Devices {
                     devices.by_name.insert(device.name.as_bytes().into(), index);
                 }
             }
+            device.name = printable(&device.name).into_owned();
             devices.rows.push(device);
         }
         rows.next().is_none().then_some(devices)
+    }
+
+    /// The highest requester ID that no row has. It only falls: a row keeps its ID.
+    fn highest_free(&mut self) -> Option<u16> {
+        while self.ids.contains(&(u16::MAX - self.taken)) {
+            self.taken = self.taken.checked_add(1)?;
+        }
+        Some(u16::MAX - self.taken)
     }
 
     fn push(
@@ -125,11 +145,11 @@ impl Devices {
         let index = u16::try_from(self.rows.len())
             .ok()
             .filter(|&index| index != u16::MAX)?;
-        let free = |id: &u16| !self.ids.contains(id);
-        let id = wanted
-            .map(|id| id.get())
-            .filter(free)
-            .or_else(|| (0..=u16::MAX).rev().find(free))?;
+        let wanted = wanted.map(|id| id.get());
+        let id = match wanted.filter(|id| !self.ids.contains(id)) {
+            Some(id) => id,
+            None => self.highest_free()?,
+        };
         self.ids.insert(id);
         self.rows.push(Device {
             name,
@@ -192,5 +212,26 @@ mod tests {
         assert_eq!(devices.intern(b"0000:00:03.0"), Some(first));
         let id = |index| devices.get(index).unwrap().id.get();
         assert_eq!((id(first), id(second), id(named)), (0x18, 0xffff, 0xfffe));
+    }
+
+    #[test]
+    fn each_device_has_a_requester_id_of_its_own() {
+        let mut devices = Devices::new();
+        for n in 0..u32::from(u16::MAX) {
+            assert!(devices.intern(n.to_string().as_bytes()).is_some(), "{n}");
+        }
+        assert_eq!(devices.intern(b"one more"), None);
+        let ids: HashSet<u16> = devices.iter().map(|(_, row)| row.id.get()).collect();
+        assert_eq!(ids.len(), usize::from(u16::MAX));
+    }
+
+    #[test]
+    fn a_name_cannot_steer_a_terminal() {
+        let mut devices = Devices::new();
+        let index = devices.intern(b"\x1b]0;owned\x07dev").unwrap();
+        let shown = "\\u{1b}]0;owned\\u{7}dev";
+        assert_eq!(devices.get(index).unwrap().name, shown);
+        assert_eq!(devices.find(shown), Some(index));
+        assert_eq!(devices.find("\u{1b}]0;owned\u{7}dev"), Some(index));
     }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use ringfence_types::PhysAddr;
 
+use crate::limits::Excess;
 use crate::problem::ParquetProblem;
 
 /// Why a trace, or a line of it, cannot be read.
@@ -93,6 +94,22 @@ pub enum TraceError {
         line: u64,
         /// Where the segment starts.
         start: PhysAddr,
+    },
+    /// The trace exceeds one of its [`Limits`](crate::Limits).
+    Limit {
+        /// Name of the trace.
+        file: String,
+        /// Line, from 1.
+        line: u64,
+        /// The bound.
+        excess: Excess,
+    },
+    /// The file is compressed in a way that is not read.
+    Archive {
+        /// Name of the trace.
+        file: String,
+        /// A program that writes its text to standard output.
+        reader: &'static str,
     },
     /// A Parquet file cannot be read.
     Parquet {
@@ -201,7 +218,12 @@ impl Field {
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooLong { limit } => write!(f, "longer than {limit} bytes"),
+            Self::TooLong { limit } => {
+                write!(
+                    f,
+                    "longer than {limit} bytes; `--max-line` raises this limit"
+                )
+            }
             Self::Binary => f.write_str("binary data, not text"),
             Self::CutShort => f.write_str("the file ends inside this line"),
             Self::NoCpu => f.write_str("no [CPU] column"),
@@ -261,6 +283,11 @@ impl fmt::Display for TraceError {
             Self::SegmentWraps { file, line, start } => write!(
                 f,
                 "{file}:{line}: the segment at {start} would, with its share of the list's length, lie past 2^64"
+            ),
+            Self::Limit { file, line, excess } => write!(f, "{file}:{line}: {excess}"),
+            Self::Archive { file, reader } => write!(
+                f,
+                "{file}: compressed in a format that is not read; use `{reader} {file} | ringfence ... -`"
             ),
             Self::Parquet { file, problem } => write!(f, "{file}: {problem}"),
         }

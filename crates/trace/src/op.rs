@@ -182,7 +182,8 @@ pub struct Mark {
     pub before_op: u32,
     /// When.
     pub time: Nanos,
-    /// What was written; bytes that are no UTF-8 are replaced.
+    /// At most [`MARK_BYTES`](crate::MARK_BYTES) bytes of what was written; bytes that are no UTF-8
+    /// are replaced, and [`printable`](crate::printable) escapes the rest.
     pub text: String,
 }
 
@@ -200,6 +201,17 @@ pub struct Chunk {
 impl Chunk {
     /// How many operations [`Operations`](crate::Operations) puts into a chunk, about.
     pub const OPS: usize = 16 * 1024;
+    /// About how many segments, at most.
+    pub const SEGMENTS: usize = 64 * 1024;
+    /// About how many marks, at most: 4 MiB of text.
+    pub const MARKS: usize = 4 * 1024;
+
+    /// Whether it holds as much as a reader puts into one.
+    pub(crate) fn is_full(&self) -> bool {
+        self.ops.len() >= Self::OPS
+            || self.segments.len() >= Self::SEGMENTS
+            || self.marks.len() >= Self::MARKS
+    }
 
     /// The buffer of a map of this chunk; empty if the span is not of this chunk.
     #[inline]

@@ -35,12 +35,23 @@ impl Operations<Source> {
     pub fn open(path: &Path, options: Options) -> Result<Self, TraceError> {
         #[cfg(feature = "parquet")]
         if Source::is_parquet(path)? {
-            return Ok(Self(Kind::Parquet(Box::new(Rows::open(path)?))));
+            return Ok(Self(Kind::Parquet(Box::new(Rows::open(
+                path,
+                options.limits,
+            )?))));
         }
-        let source = Source::open(path)?;
-        let text = Pairing::new(&path.display().to_string(), options);
+        let source = Source::open(path)?.with_limits(&options.limits);
+        let text = Pairing::new(&path.display().to_string(), options).metered(source.meter());
         let reread = path.is_file().then(|| path.to_owned());
         Ok(Self(Kind::Text(source, Box::new(text.rereadable(reread)))))
+    }
+
+    /// Reads the text of a trace from `source`, whose compressed bytes count as its input;
+    /// `name` stands in errors.
+    pub fn from_source(name: &str, source: Source, options: Options) -> Self {
+        let source = source.with_limits(&options.limits);
+        let text = Pairing::new(name, options).metered(source.meter());
+        Self(Kind::Text(source, Box::new(text)))
     }
 }
 

@@ -1,14 +1,15 @@
 //! How to read a trace.
 
+use crate::limits::Limits;
+
 /// How to read a trace. [`Options::default`] suits all traces that Linux wrote.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Options {
     /// Malformed lines are counted and skipped instead of ending the read.
     pub lenient: bool,
-    /// Longest line in bytes. A line grows with its scatterlist: 128 printed entries take under 8 KiB, an
-    /// uncut unmap of the largest request a few times that.
-    pub max_line: usize,
+    /// Bounds on what the trace may ask for.
+    pub limits: Limits,
     /// How many events the reader looks ahead to find out whether a `dma:*` event explains an `iommu:*` line.
     pub look_ahead: usize,
     /// Whose the `iommu:*` lines are that no `dma:*` event explains.
@@ -19,7 +20,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             lenient: false,
-            max_line: 1 << 20,
+            limits: Limits::default(),
             look_ahead: 4096,
             attribution: Attribution::Auto,
         }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::limits::Excess;
+
 /// Why a Parquet file cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -41,6 +43,18 @@ pub enum ParquetProblem {
         /// Row group, from 0.
         group: usize,
     },
+    /// The trace exceeds one of its [`Limits`](crate::Limits).
+    Limit {
+        /// Row, from 0.
+        row: u64,
+        /// The bound.
+        excess: Excess,
+    },
+    /// Rows and segments take less than a byte each: a few bytes would claim any amount of memory.
+    TooDense {
+        /// Row group, from 0.
+        group: usize,
+    },
     /// A row says what no operation can.
     Row {
         /// Row, from 0.
@@ -75,6 +89,11 @@ impl fmt::Display for ParquetProblem {
             Self::TooLarge { group } => {
                 write!(f, "row group {group} is too large to be held in memory")
             }
+            Self::Limit { row, excess } => write!(f, "row {row}: {excess}"),
+            Self::TooDense { group } => write!(
+                f,
+                "row group {group}: the file claims more rows and segments than it has bytes"
+            ),
             Self::Row { row, path } => {
                 write!(f, "row {row}, column {path}: no operation can say this")
             }

@@ -281,7 +281,9 @@ mod tests {
     fn what_is_stored_comes_back() {
         let open = |text: &'static [u8]| {
             let source = Source::from_reader("s", text).unwrap();
-            Operations::new("s", source, Options::default())
+            let mut options = Options::default();
+            options.limits.mapping = 8 << 30;
+            Operations::new("s", source, options)
         };
         // A 5 s gap, a 5 GiB mapping and a mark at the end, besides the sample.
         let odd = b"t-1 [0] ..... 1.0: dma_map_phys: d dir=TO_DEVICE dma_addr=0 size=5368709120 phys_addr=0 attrs=\n\

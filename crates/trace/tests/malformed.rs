@@ -387,7 +387,10 @@ fn operations_before_an_error_are_delivered() {
 
 /// Operations and errors of a text, call by call to the end.
 fn calls(text: &[u8]) -> (usize, Vec<TraceError>) {
-    let mut operations = Operations::new("bad", text, Options::default());
+    let mut options = Options::default();
+    (options.limits.mapping, options.limits.live) = (1 << 36, 1 << 40);
+    options.limits.mapped = Some(1 << 40);
+    let mut operations = Operations::new("bad", text, options);
     let mut chunk = Chunk::default();
     let (mut ops, mut errors) = (0, Vec::new());
     for _ in 0..10 {

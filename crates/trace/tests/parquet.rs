@@ -28,7 +28,14 @@ impl Drop for Scratch {
 
 fn open(text: &'static [u8]) -> Operations<Source> {
     let source = Source::from_reader("text", text).unwrap();
-    Operations::new("text", source, Options::default())
+    Operations::new("text", source, options())
+}
+
+/// With room for the mapping of 5 GiB in [`ODD`].
+fn options() -> Options {
+    let mut options = Options::default();
+    options.limits.mapping = 8 << 30;
+    options
 }
 
 /// All that a trace says.
@@ -110,16 +117,16 @@ fn what_goes_in_comes_out() {
         let scratch = Scratch::new(name);
         write(text, &scratch);
         let direct = all(open(text)).unwrap();
-        let again = Operations::open(&scratch.0, Options::default()).unwrap();
+        let again = Operations::open(&scratch.0, options()).unwrap();
         assert_eq!(all(again).unwrap(), direct, "{name}");
     }
     // Through a store too, and from Parquet to Parquet byte by byte.
     let (first, second) = (Scratch::new("first"), Scratch::new("second"));
     write(SAMPLE, &first);
-    let mut operations = Operations::open(&first.0, Options::default()).unwrap();
+    let mut operations = Operations::open(&first.0, options()).unwrap();
     write_parquet(&mut operations, fs::File::create(&second.0).unwrap()).unwrap();
     assert_eq!(fs::read(&first.0).unwrap(), fs::read(&second.0).unwrap());
-    let mut operations = Operations::open(&first.0, Options::default()).unwrap();
+    let mut operations = Operations::open(&first.0, options()).unwrap();
     let store = Store::read(&mut operations).unwrap();
     let direct = Store::read(&mut open(SAMPLE)).unwrap();
     let (mut a, mut b) = (store.replay(), direct.replay());
@@ -160,7 +167,7 @@ fn many_row_groups_are_one_trace() {
     let written = write_parquet(&mut open(text), file).unwrap();
     assert_eq!((written.operations, written.marks), (280_000, 9));
     assert!(written.groups > 2, "{written:?}");
-    let again = Operations::open(&scratch.0, Options::default()).unwrap();
+    let again = Operations::open(&scratch.0, options()).unwrap();
     assert_eq!(all(again).unwrap(), all(open(text)).unwrap());
 }
 
@@ -176,7 +183,7 @@ fn what_needs_lines_says_that_there_are_none() {
         assert_eq!(problem, ParquetProblem::NoLines);
     };
     no_lines(Source::open(&scratch.0).map(drop));
-    let mut operations = Operations::open(&scratch.0, Options::default()).unwrap();
+    let mut operations = Operations::open(&scratch.0, options()).unwrap();
     no_lines(Info::read(&mut operations).map(drop));
     let stream = Source::from_reader("stdin", &b"PAR1 and so on"[..]);
     assert!(matches!(
@@ -191,7 +198,7 @@ fn what_needs_lines_says_that_there_are_none() {
 /// A harmed file gives operations or an error, and nothing else; ids stay dense whatever it says.
 fn survives(scratch: &Scratch, bytes: &[u8]) -> Result<usize, TraceError> {
     fs::write(&scratch.0, bytes).unwrap();
-    let mut operations = Operations::open(&scratch.0, Options::default())?;
+    let mut operations = Operations::open(&scratch.0, options())?;
     let mut chunk = Chunk::default();
     let mut seen = 0;
     while operations.next_chunk(&mut chunk)? {

@@ -5,4 +5,4 @@ mod source;
 
 pub use source::Source;
 
-pub(crate) use source::read_error;
+pub(crate) use source::{Meter, read_error};

@@ -3,9 +3,12 @@
 use std::fs::File;
 use std::io::{self, BufReader, Chain, Cursor, Read};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::dat::{self, Report};
 use crate::error::TraceError;
+use crate::limits::{Excess, Limits};
 use crate::problem::ParquetProblem;
 
 /// First bytes of a zstd frame (RFC 8878, section 3.1.1).
@@ -17,13 +20,52 @@ const PARQUET_MAGIC: &[u8] = b"PAR1";
 /// The bytes, the peeked ones first.
 type Peeked = Chain<Cursor<Vec<u8>>, Box<dyn Read + Send>>;
 
-/// The text of a trace, wherever it comes from.
+/// First bytes of what other programs compress, and what writes its text to standard output.
+const ARCHIVES: [(&[u8], &str); 4] = [
+    (b"\x1f\x8b", "zcat"),
+    (b"\xfd7zXZ\0", "xzcat"),
+    (b"BZh", "bzcat"),
+    (b"\x04\x22\x4d\x18", "lz4cat"),
+];
+
+/// The text of a trace, wherever it comes from. Compressed text is bounded by [`Limits::text`].
 #[derive(Debug)]
-pub struct Source(Kind);
+pub struct Source {
+    kind: Kind,
+    limits: Limits,
+    /// Bytes of text read.
+    text: u64,
+    input: Meter,
+}
+
+/// Counts bytes of input; a clone counts the same bytes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Meter(Arc<AtomicU64>);
+
+impl Meter {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// A reader whose bytes are counted.
+struct Metered<R>(R, Meter);
+
+impl<R: Read> Read for Metered<R> {
+    fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
+        let read = self.0.read(space)?;
+        self.1.add(read as u64);
+        Ok(read)
+    }
+}
 
 enum Kind {
-    Plain(Peeked),
-    Zstd(Box<zstd::Decoder<'static, BufReader<Peeked>>>),
+    Plain(Metered<Peeked>),
+    Zstd(Box<zstd::Decoder<'static, BufReader<Metered<Peeked>>>>),
     Report(Box<Report>),
 }
 
@@ -42,6 +84,7 @@ impl std::fmt::Debug for Kind {
 pub(super) enum ReadProblem {
     Compression(io::Error),
     Report(TraceError),
+    Excess(Excess),
 }
 
 impl std::fmt::Display for ReadProblem {
@@ -49,6 +92,7 @@ impl std::fmt::Display for ReadProblem {
         match self {
             Self::Compression(error) => error.fmt(f),
             Self::Report(error) => error.fmt(f),
+            Self::Excess(excess) => excess.fmt(f),
         }
     }
 }
@@ -61,6 +105,7 @@ pub(crate) fn read_error(file: &str, line: u64, source: io::Error) -> TraceError
     match source.downcast::<ReadProblem>() {
         Ok(ReadProblem::Compression(source)) => TraceError::Compression { file, line, source },
         Ok(ReadProblem::Report(error)) => error,
+        Ok(ReadProblem::Excess(excess)) => TraceError::Limit { file, line, excess },
         Err(source) => TraceError::Io { file, line, source },
     }
 }
@@ -76,8 +121,12 @@ impl Source {
         let mut file = File::open(path).map_err(|source| read_error(&name, 0, source))?;
         let head = peek(&mut file).map_err(|source| read_error(&name, 0, source))?;
         if head.starts_with(dat::MAGIC) {
+            // The whole recording is trace-cmd's to read.
+            let input = Meter::default();
+            input.add(file.metadata().map_or(0, |file| file.len()));
             drop(file);
-            return Ok(Self(Kind::Report(Box::new(Report::of(path)?))));
+            let kind = Kind::Report(Box::new(Report::of(path)?));
+            return Ok(Self::of(kind, input));
         }
         if head.starts_with(PARQUET_MAGIC) {
             return Err(TraceError::Parquet {
@@ -121,16 +170,43 @@ impl Source {
         Self::detect(name, head, reader)
     }
 
+    fn of(kind: Kind, input: Meter) -> Self {
+        Self {
+            kind,
+            limits: Limits::default(),
+            text: 0,
+            input,
+        }
+    }
+
+    /// The same under `limits`, of which [`Limits::text`] matters.
+    #[must_use]
+    pub fn with_limits(mut self, limits: &Limits) -> Self {
+        self.limits = limits.clone();
+        self
+    }
+
+    /// What counts the bytes of input.
+    pub(crate) fn meter(&self) -> Meter {
+        self.input.clone()
+    }
+
     fn detect(name: &str, head: Vec<u8>, rest: Box<dyn Read + Send>) -> Result<Self, TraceError> {
+        let archive = ARCHIVES.iter().find(|(magic, _)| head.starts_with(magic));
+        if let Some((_, reader)) = archive {
+            let file = name.to_owned();
+            return Err(TraceError::Archive { file, reader });
+        }
         let compressed = head.starts_with(ZSTD_MAGIC);
-        let whole = Cursor::new(head).chain(rest);
+        let input = Meter::default();
+        let whole = Metered(Cursor::new(head).chain(rest), input.clone());
         if !compressed {
-            return Ok(Self(Kind::Plain(whole)));
+            return Ok(Self::of(Kind::Plain(whole), input));
         }
         let decoder =
             BufReader::with_capacity(zstd::Decoder::<io::Empty>::recommended_output_size(), whole);
         match zstd::Decoder::with_buffer(decoder) {
-            Ok(decoder) => Ok(Self(Kind::Zstd(Box::new(decoder)))),
+            Ok(decoder) => Ok(Self::of(Kind::Zstd(Box::new(decoder)), input)),
             Err(source) => Err(TraceError::Compression {
                 file: name.to_owned(),
                 line: 0,
@@ -142,12 +218,27 @@ impl Source {
 
 impl Read for Source {
     fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
-        match &mut self.0 {
-            Kind::Plain(reader) => reader.read(space),
-            Kind::Zstd(decoder) => decoder
-                .read(space)
-                .map_err(|error| io::Error::other(ReadProblem::Compression(error))),
-            Kind::Report(report) => report.read(space),
+        let (read, limit) = match &mut self.kind {
+            Kind::Plain(reader) => (reader.read(space)?, self.limits.text),
+            Kind::Zstd(decoder) => {
+                let read = decoder.read(space);
+                let read =
+                    read.map_err(|error| io::Error::other(ReadProblem::Compression(error)))?;
+                (read, Some(self.limits.text_of(self.input.bytes())))
+            }
+            Kind::Report(report) => {
+                let read = report.read(space)?;
+                (read, Some(self.limits.text_of(self.input.bytes())))
+            }
+        };
+        self.text = self.text.saturating_add(read as u64);
+        match limit {
+            Some(limit) if self.text > limit => {
+                Err(io::Error::other(ReadProblem::Excess(Excess::Text {
+                    limit,
+                })))
+            }
+            _ => Ok(read),
         }
     }
 }

@@ -44,8 +44,9 @@ pub(super) struct Mapping {
     key: Option<Key>,
     /// DMA address of the first byte, to tell scatterlists of one key apart.
     iova: u64,
-    /// Next younger mapping of the same key.
+    /// Next younger and next older mapping of the same key.
     younger: Option<u32>,
+    older: Option<u32>,
 }
 
 /// A mapping made by `iommu:map` lines alone.
@@ -126,6 +127,7 @@ impl Live {
             key: Some(key),
             iova,
             younger: None,
+            older: None,
         })?;
         match self.by_key.entry(key) {
             Entry::Vacant(vacant) => {
@@ -138,6 +140,9 @@ impl Live {
                 let youngest = std::mem::replace(&mut queue.get_mut().youngest, id);
                 if let Some(Some(mapping)) = self.mappings.get_mut(youngest as usize) {
                     mapping.younger = Some(id);
+                }
+                if let Some(Some(mapping)) = self.mappings.get_mut(id as usize) {
+                    mapping.older = Some(youngest);
                 }
             }
         }
@@ -152,7 +157,12 @@ impl Live {
         let id = queue.get().oldest;
         let mapping = self.mappings.get_mut(id as usize)?.take()?;
         match mapping.younger {
-            Some(younger) => queue.get_mut().oldest = younger,
+            Some(younger) => {
+                queue.get_mut().oldest = younger;
+                if let Some(Some(next)) = self.mappings.get_mut(younger as usize) {
+                    next.older = None;
+                }
+            }
             None => {
                 queue.remove();
             }
@@ -170,25 +180,24 @@ impl Live {
         if let Some(key) = mapping.key
             && let Some(queue) = self.by_key.get_mut(&key)
         {
-            if queue.oldest == id.0 {
-                match mapping.younger {
-                    Some(younger) => queue.oldest = younger,
-                    None => {
-                        self.by_key.remove(&key);
-                    }
+            match (mapping.older, mapping.younger) {
+                (None, None) => {
+                    self.by_key.remove(&key);
                 }
-            } else {
-                // The youngest of several: find the one before it.
-                let mut at = queue.oldest;
-                while let Some(Some(before)) = self.mappings.get_mut(at as usize) {
-                    match before.younger {
-                        Some(next) if next == id.0 => {
-                            before.younger = mapping.younger;
-                            queue.youngest = at;
-                            break;
-                        }
-                        Some(next) => at = next,
-                        None => break,
+                (older, younger) => {
+                    queue.oldest =
+                        if older.is_none() { younger } else { None }.unwrap_or(queue.oldest);
+                    queue.youngest =
+                        if younger.is_none() { older } else { None }.unwrap_or(queue.youngest);
+                    if let Some(Some(before)) =
+                        older.and_then(|id| self.mappings.get_mut(id as usize))
+                    {
+                        before.younger = younger;
+                    }
+                    if let Some(Some(next)) =
+                        younger.and_then(|id| self.mappings.get_mut(id as usize))
+                    {
+                        next.older = older;
                     }
                 }
             }
@@ -208,6 +217,7 @@ impl Live {
             key: None,
             iova: 0,
             younger: None,
+            older: None,
         })?;
         if let (Some(first), Some(last)) = (pieces.first(), pieces.last()) {
             self.age += 1;

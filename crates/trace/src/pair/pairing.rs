@@ -7,7 +7,8 @@ use super::resolve::{Problem, Resolver};
 use super::window::{Resolved, Window};
 use crate::devices::Devices;
 use crate::error::TraceError;
-use crate::input::Source;
+use crate::input::{Meter, Source};
+use crate::limits::{Limits, Progress};
 use crate::op::{Chunk, DeviceIndex, MappingId, Mark};
 use crate::options::{Attribution, Options};
 use crate::summary::Summary;
@@ -29,6 +30,10 @@ pub(crate) struct Pairing {
     marks: std::collections::VecDeque<String>,
     error: Option<TraceError>,
     stage: Stage,
+    limits: Limits,
+    progress: Progress,
+    /// Counts the input where that is not the text.
+    input: Option<Meter>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +49,7 @@ impl Pairing {
         Self {
             text: Text::new(name, &options),
             window: Window::new(options.look_ahead),
-            resolver: Resolver::default(),
+            resolver: Resolver::new(options.limits.clone()),
             raw: RawChunk::default(),
             taken: 0,
             attribution: options.attribution,
@@ -52,7 +57,16 @@ impl Pairing {
             marks: std::collections::VecDeque::new(),
             error: None,
             stage: Stage::Reading,
+            limits: options.limits,
+            progress: Progress::default(),
+            input: None,
         }
+    }
+
+    /// The bytes that `input` counts are the trace's input.
+    pub(crate) fn metered(mut self, input: Meter) -> Self {
+        self.input = Some(input);
+        self
     }
 
     /// The file that can be read once more.
@@ -70,7 +84,7 @@ impl Pairing {
         tap: &mut dyn FnMut(&RawEvent, &RawChunk),
     ) -> Result<bool, TraceError> {
         chunk.clear();
-        while self.stage != Stage::Ended && chunk.ops.len() < Chunk::OPS {
+        while self.stage != Stage::Ended && !chunk.is_full() {
             if let Err(error) = self.step(source, chunk, tap) {
                 // The last word, though the reader may have come upon another error further on.
                 self.stage = Stage::Ended;
@@ -122,7 +136,12 @@ impl Pairing {
             };
         }
         self.taken = 0;
-        match self.text.next_chunk(source, &mut self.raw) {
+        let read = self.text.next_chunk(source, &mut self.raw);
+        self.progress.input = match &self.input {
+            Some(input) => input.bytes(),
+            None => self.text.bytes(),
+        };
+        match read {
             Ok(true) => {}
             Ok(false) => self.stage = Stage::Draining,
             // What was read before it is resolved first.
@@ -137,6 +156,11 @@ impl Pairing {
     /// Resolves what the window has decided.
     fn drain(&mut self, chunk: &mut Chunk) -> Result<(), TraceError> {
         while let Some(resolved) = self.window.pop() {
+            let (Resolved::Event { event, .. }
+            | Resolved::Map { event }
+            | Resolved::Unmap { event, .. }) = &resolved;
+            self.progress.lines = event.line;
+            self.resolver.progress = self.progress;
             match resolved {
                 Resolved::Event {
                     event,
@@ -146,10 +170,13 @@ impl Pairing {
                 } => {
                     if let RawKind::Mark(_) = event.kind {
                         let time = self.resolver.now(&event);
+                        let text = self.marks.pop_front().unwrap_or_default();
+                        let charged = self.resolver.mark(&text);
+                        charged.map_err(|problem| self.failed(problem, &event))?;
                         chunk.marks.push(Mark {
                             before_op: u32::try_from(chunk.ops.len()).unwrap_or(u32::MAX),
                             time,
-                            text: self.marks.pop_front().unwrap_or_default(),
+                            text,
                         });
                         continue;
                     }
@@ -187,7 +214,7 @@ impl Pairing {
             && let Some(only) = self.resolver.only_named()
         {
             if let Some(path) = self.reread.take()
-                && names_several_devices(&path)
+                && names_several_devices(&path, &self.limits)
             {
                 self.attribution = Attribution::OwnRow;
             } else {
@@ -213,6 +240,7 @@ impl Pairing {
             }
             Problem::SegmentWraps { start } => TraceError::SegmentWraps { file, line, start },
             Problem::TooManyMappings => TraceError::TooManyMappings { file, line },
+            Problem::Excess(excess) => TraceError::Limit { file, line, excess },
         }
     }
 
@@ -228,11 +256,13 @@ impl Pairing {
 }
 
 /// Whether a trace names more than one device. Stops at the second; damage counts as the end.
-fn names_several_devices(path: &Path) -> bool {
+fn names_several_devices(path: &Path, limits: &Limits) -> bool {
     let Ok(source) = Source::open(path) else {
         return false;
     };
-    let mut reader = TraceReader::new("", source, &Options::default().lenient());
+    let mut options = Options::default().lenient();
+    options.limits = limits.clone();
+    let mut reader = TraceReader::new("", source.with_limits(limits), &options);
     let mut chunk = RawChunk::default();
     while reader.devices().len() < 2 {
         match reader.next_chunk(&mut chunk) {

@@ -13,6 +13,7 @@ use super::live::{Key, Live, TooMany, hash_list};
 use super::physical::{Arena, Exhausted, NoFrames};
 use super::scatter::{self, Lengths, Segment};
 use super::window::{Lists, Piece, Window};
+use crate::limits::{Budget, Excess, Limits, Progress};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId};
 use crate::summary::Summary;
 use crate::text::{RawEvent, RawKind};
@@ -24,6 +25,13 @@ pub(super) enum Problem {
     FreshFramesTooLarge { bytes: u64 },
     SegmentWraps { start: PhysAddr },
     TooManyMappings,
+    Excess(Excess),
+}
+
+impl From<Excess> for Problem {
+    fn from(excess: Excess) -> Self {
+        Self::Excess(excess)
+    }
 }
 
 impl From<NoFrames> for Problem {
@@ -89,9 +97,24 @@ pub(super) struct Resolver {
     fresh: HashMap<MappingId, (PhysAddr, u64)>,
     segments: Vec<Segment>,
     now: Nanos,
+    budget: Budget,
+    /// How far the trace has been read.
+    pub(super) progress: Progress,
 }
 
 impl Resolver {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            budget: Budget::new(limits),
+            ..Self::default()
+        }
+    }
+
+    /// Charges a mark.
+    pub(super) fn mark(&mut self, text: &str) -> Result<(), Problem> {
+        Ok(self.budget.mark(text.len(), self.progress)?)
+    }
+
     pub(super) fn live(&self) -> &Live {
         &self.live
     }

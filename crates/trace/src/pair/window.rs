@@ -13,7 +13,7 @@
 mod calls;
 mod close;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::fifo::{Fifo, FifoSpan};
 use crate::text::{Context, ListSpan, RawChunk, RawEvent, RawKind};
@@ -120,6 +120,8 @@ enum Wait {
 struct Cpu {
     lines: u64,
     waiting: Vec<Waiting>,
+    /// Whether [`Window::busy`] names it.
+    busy: bool,
 }
 
 #[derive(Debug)]
@@ -129,6 +131,8 @@ pub(super) struct Window {
     base: u64,
     limit: usize,
     cpus: Vec<Cpu>,
+    /// Processors that may have waiting lines, ascending: a trace can name 65536 of them.
+    busy: BTreeSet<usize>,
     words: Fifo<u64>,
     pieces: Fifo<Piece>,
     group: Vec<Piece>,
@@ -145,6 +149,7 @@ impl Window {
             base: 0,
             limit: look_ahead.max(1),
             cpus: Vec::new(),
+            busy: BTreeSet::new(),
             words: Fifo::default(),
             pieces: Fifo::default(),
             group: Vec::new(),
@@ -297,15 +302,19 @@ impl Window {
             }
         }
         if let Some(what) = wait
-            && let Some(cpu) = self.cpus.get_mut(cpu)
+            && let Some(own) = self.cpus.get_mut(cpu)
         {
             slot.state = State::Waiting;
-            cpu.waiting.push(Waiting {
+            own.waiting.push(Waiting {
                 slot: number,
                 context: event.context,
-                at: cpu.lines,
+                at: own.lines,
                 what,
             });
+            if !own.busy {
+                own.busy = true;
+                self.busy.insert(cpu);
+            }
         }
         self.slots.push_back(slot);
         self.run_out_of_patience(cpu);
@@ -389,6 +398,19 @@ impl Window {
             }
         }
         cut
+    }
+
+    /// Forgets processors without waiting lines. Waiting lines are at most as many as the window
+    /// holds, and so are the processors that stay.
+    fn prune(&mut self) {
+        let cpus = &mut self.cpus;
+        self.busy.retain(|&cpu| {
+            let cpu = cpus.get_mut(cpu);
+            cpu.is_some_and(|cpu| {
+                cpu.busy = !cpu.waiting.is_empty();
+                cpu.busy
+            })
+        });
     }
 
     fn keep(&mut self, chunk: &RawChunk, span: ListSpan) -> FifoSpan {

@@ -4,6 +4,7 @@
 use ringfence_types::{PhysAddr, PhysRange};
 
 use crate::ARENA_BYTES;
+use crate::limits::{Budget, Limits, Progress};
 use crate::op::{DeviceIndex, MappingId};
 
 /// What was read so far.
@@ -13,9 +14,29 @@ pub(super) struct Checker {
     /// By mapping id: whose, while it is alive.
     live: Vec<Option<DeviceIndex>>,
     alive: usize,
+    pub(super) budget: Budget,
+    /// Bytes of the file.
+    input: u64,
 }
 
 impl Checker {
+    /// Nothing read of a file of `input` bytes.
+    pub(super) fn new(limits: Limits, input: u64) -> Self {
+        Self {
+            budget: Budget::new(limits),
+            input,
+            ..Self::default()
+        }
+    }
+
+    /// Where the file stands at `row`.
+    pub(super) fn progress(&self, row: u64) -> Progress {
+        Progress {
+            input: self.input,
+            lines: row,
+        }
+    }
+
     /// Time never runs backwards.
     pub(super) fn time(&mut self, time: u64) -> bool {
         let fits = time >= self.time;
@@ -45,6 +66,7 @@ impl Checker {
             Some(slot) if *slot == Some(device) => {
                 *slot = None;
                 self.alive -= 1;
+                self.budget.unmap(id as usize);
                 true
             }
             _ => false,

@@ -1,6 +1,6 @@
 //! One column of a row group, with what it may claim bounded.
 
-use parquet::basic::Compression;
+use parquet::basic::{Compression, Encoding, Type as Physical};
 use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::DataType;
@@ -19,12 +19,13 @@ const MAX_VALUES: i64 = 4 << 20;
 /// Most bytes of a column of a group.
 const MAX_BYTES: i64 = 64 << 20;
 
-/// Checks what the footer says of a row group before anything is allocated for it; returns its rows.
+/// Checks what the footer says of a row group before anything is allocated for it; returns its
+/// rows, and the sum of its rows and segments.
 pub(super) fn check_group(
     group: &RowGroupMetaData,
     number: usize,
     file_bytes: u64,
-) -> Result<usize, ParquetProblem> {
+) -> Result<(usize, u64), ParquetProblem> {
     let too_large = ParquetProblem::TooLarge { group: number };
     for (leaf, chunk) in schema::LEAVES.iter().zip(group.columns()) {
         if chunk.compression() != Compression::UNCOMPRESSED {
@@ -53,9 +54,25 @@ pub(super) fn check_group(
     if rows > MAX_ROWS {
         return Err(too_large);
     }
-    usize::try_from(rows).map_err(|_| ParquetProblem::Damaged {
-        message: format!("row group {number} has {rows} rows"),
-    })
+    let damaged = |message| Err(ParquetProblem::Damaged { message });
+    let Ok(count) = usize::try_from(rows) else {
+        return damaged(format!("row group {number} has {rows} rows"));
+    };
+    let mut segments = 0;
+    for (leaf, chunk) in schema::LEAVES.iter().zip(group.columns()) {
+        let values = chunk.num_values();
+        match leaf.shape {
+            schema::Shape::Segments => segments = values.max(segments),
+            _ if values != rows => {
+                let path = leaf.path;
+                return damaged(format!(
+                    "row group {number}: {path} has {values} of {rows} rows"
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok((count, (rows as u64).saturating_add(segments as u64)))
 }
 
 /// The reader of column `index`, of which [`check_group`] has approved.
@@ -67,6 +84,11 @@ pub(super) fn column<T: DataType>(
     let pages = Bounded {
         pages: group.get_column_page_reader(index).map_err(damaged)?,
         left: u64::try_from(chunk.num_values()).unwrap_or(0),
+        value_bytes: match chunk.column_type() {
+            Physical::INT64 => 8,
+            // A number, or the length of a text.
+            _ => 4,
+        },
     };
     Ok(Column {
         reader: ColumnReaderImpl::new(chunk.column_descr_ptr(), Box::new(pages)),
@@ -78,10 +100,57 @@ pub(super) fn column<T: DataType>(
     })
 }
 
-/// Pages that hold no more values than the footer says. A page's own header may claim 2^31 of them in a few bytes.
+/// Pages that hold no more values than the footer says, in encodings that hold no counts of their
+/// own. A page's own header may claim 2^31 values in a few bytes.
 struct Bounded {
     pages: Box<dyn PageReader>,
     left: u64,
+    /// Fewest bytes of a value of the dictionary.
+    value_bytes: u64,
+}
+
+impl Bounded {
+    /// Checks a page before its decoder allocates what it claims. `DELTA_LENGTH_BYTE_ARRAY` and
+    /// `DELTA_BYTE_ARRAY` hold a count of lengths for which the decoder allocates; the decoder of
+    /// `DELTA_BINARY_PACKED` allocates nothing.
+    fn check(&mut self, page: &Page) -> Result<(), ParquetError> {
+        use Encoding::{DELTA_BINARY_PACKED, PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY};
+        let values = u64::from(page.num_values());
+        let refused = |what: &str| Err(ParquetError::General(what.to_owned()));
+        if page.is_dictionary_page() {
+            if !matches!(page.encoding(), PLAIN | PLAIN_DICTIONARY) {
+                return refused("a dictionary in an encoding that is not read");
+            }
+            let bytes = page.buffer().len() as u64;
+            if values.saturating_mul(self.value_bytes) > bytes {
+                let message = format!("a dictionary of {values} values in {bytes} bytes");
+                return Err(ParquetError::General(message));
+            }
+            return Ok(());
+        }
+        if !matches!(
+            page.encoding(),
+            PLAIN | RLE | RLE_DICTIONARY | PLAIN_DICTIONARY | DELTA_BINARY_PACKED
+        ) {
+            let message = format!("a page of encoding {}, which is not read", page.encoding());
+            return Err(ParquetError::General(message));
+        }
+        if let Page::DataPage {
+            def_level_encoding,
+            rep_level_encoding,
+            ..
+        } = page
+            && (*def_level_encoding != RLE || *rep_level_encoding != RLE)
+        {
+            return refused("levels in an encoding that is not read");
+        }
+        let Some(left) = self.left.checked_sub(values) else {
+            let message = format!("a page of {values} values where {} are left", self.left);
+            return Err(ParquetError::General(message));
+        };
+        self.left = left;
+        Ok(())
+    }
 }
 
 impl Iterator for Bounded {
@@ -96,16 +165,7 @@ impl PageReader for Bounded {
     fn get_next_page(&mut self) -> Result<Option<Page>, ParquetError> {
         let page = self.pages.get_next_page()?;
         if let Some(page) = &page {
-            let values = u64::from(page.num_values());
-            let dictionary = page.is_dictionary_page();
-            match self.left.checked_sub(values) {
-                Some(_) if dictionary => {}
-                Some(left) => self.left = left,
-                None => {
-                    let message = format!("a page of {values} values where {} are left", self.left);
-                    return Err(ParquetError::General(message));
-                }
-            }
+            self.check(page)?;
         }
         Ok(page)
     }
@@ -223,7 +283,7 @@ mod tests {
                     .set_total_compressed_size(bytes)
                     .set_data_page_offset(offset)
                     .set_compression(how),
-                _ => chunk,
+                _ => chunk.set_num_values(rows),
             };
             chunk.build().unwrap()
         });
@@ -240,7 +300,7 @@ mod tests {
         let check = |rows, values, bytes, offset, how| {
             check_group(&group(rows, values, bytes, offset, how), 7, 100)
         };
-        assert_eq!(check(5, 5, 96, 4, plain), Ok(5));
+        assert_eq!(check(5, 5, 96, 4, plain), Ok((5, 10)));
         let too_large = Err(ParquetProblem::TooLarge { group: 7 });
         assert_eq!(check(MAX_ROWS + 1, 5, 96, 4, plain), too_large);
         assert_eq!(check(5, MAX_VALUES + 1, 96, 4, plain), too_large);
@@ -259,12 +319,53 @@ mod tests {
             (5, 5, 96, -1),
             (5, -1, 96, 4),
             (-1, 5, 96, 4),
+            (5, 6, 96, 4),
         ] {
             let result = check(rows, values, bytes, offset, plain);
             assert!(
                 matches!(result, Err(ParquetProblem::Damaged { .. })),
                 "{rows} {values} {bytes} {offset}"
             );
+        }
+    }
+
+    #[test]
+    fn pages_whose_decoder_allocates_what_they_claim_are_refused() {
+        use Encoding::*;
+        let mut pages = Bounded {
+            pages: Box::new(Claims(Vec::new())),
+            left: 100,
+            value_bytes: 4,
+        };
+        let data = |encoding, def_level_encoding| Page::DataPage {
+            buf: vec![0; 64].into(),
+            num_values: 1,
+            encoding,
+            def_level_encoding,
+            rep_level_encoding: RLE,
+            statistics: None,
+        };
+        let dictionary = |num_values, encoding| Page::DictionaryPage {
+            buf: vec![0; 64].into(),
+            num_values,
+            encoding,
+            is_sorted: false,
+        };
+        let cases = [
+            (data(PLAIN, RLE), true),
+            (data(RLE_DICTIONARY, RLE), true),
+            (data(DELTA_BINARY_PACKED, RLE), true),
+            (data(DELTA_LENGTH_BYTE_ARRAY, RLE), false),
+            (data(DELTA_BYTE_ARRAY, RLE), false),
+            (data(BYTE_STREAM_SPLIT, RLE), false),
+            #[allow(deprecated)]
+            (data(PLAIN, BIT_PACKED), false),
+            (dictionary(16, PLAIN), true),
+            (dictionary(17, PLAIN), false),
+            (dictionary(1, DELTA_BYTE_ARRAY), false),
+        ];
+        for (page, sound) in cases {
+            assert_eq!(pages.check(&page).is_ok(), sound, "{page:?}");
         }
     }
 
@@ -304,6 +405,7 @@ mod tests {
         let mut pages = Bounded {
             pages: Box::new(Claims(vec![1, 5, 5])),
             left: 10,
+            value_bytes: 4,
         };
         assert!(pages.get_next_page().unwrap().is_some());
         assert!(pages.get_next_page().unwrap().is_some());
@@ -311,6 +413,7 @@ mod tests {
         let mut pages = Bounded {
             pages: Box::new(Claims(vec![u32::MAX])),
             left: 10,
+            value_bytes: 4,
         };
         assert!(pages.get_next_page().is_err());
     }

@@ -13,15 +13,19 @@ use ringfence_types::{Direction, Nanos};
 
 use super::check::Checker;
 use super::column::{Column, check_group, column};
-use super::{meta, schema};
+use super::{footer, meta, schema};
 use crate::devices::Devices;
 use crate::error::TraceError;
+use crate::limits::{Excess, Limits, mark_text};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
 use crate::problem::ParquetProblem;
 use crate::summary::Summary;
 
 /// Longest footer read: a thousand million operations in groups as we write them.
 const MAX_FOOTER: u32 = 16 << 20;
+
+/// Rows and segments that a file of any size may hold.
+const FREE_VALUES: u64 = 128 << 10;
 
 /// The rows of a file. Memory: one chunk of each column, and a page of each.
 pub(crate) struct Rows {
@@ -33,6 +37,8 @@ pub(crate) struct Rows {
     /// Rows read.
     row: u64,
     checker: Checker,
+    /// Rows and segments of the groups opened so far.
+    values: u64,
     devices: Devices,
     summary: Summary,
     ended: bool,
@@ -86,7 +92,7 @@ impl Rows {
     ///
     /// # Errors
     /// [`TraceError::Io`], [`TraceError::Parquet`].
-    pub(crate) fn open(path: &Path) -> Result<Self, TraceError> {
+    pub(crate) fn open(path: &Path, limits: Limits) -> Result<Self, TraceError> {
         let name = path.display().to_string();
         let io = |source| TraceError::Io {
             file: path.display().to_string(),
@@ -106,14 +112,26 @@ impl Rows {
         }
         let [a, b, c, d, ..] = tail;
         let footer = u32::from_le_bytes([a, b, c, d]);
-        if footer > MAX_FOOTER {
+        if footer > MAX_FOOTER || u64::from(footer) + 12 > file_bytes {
             let message = format!("a footer of {footer} bytes");
             return Err(problem(ParquetProblem::Damaged { message }));
         }
-        guarded(|| Self::parse(name, file, file_bytes)).map_err(problem)
+        let start = file_bytes - 8 - u64::from(footer);
+        file.seek(SeekFrom::Start(start)).map_err(io)?;
+        let mut bytes = Vec::new();
+        let mut tail = (&mut file).take(u64::from(footer));
+        tail.read_to_end(&mut bytes).map_err(io)?;
+        footer::check(&bytes).map_err(problem)?;
+        drop(bytes);
+        guarded(|| Self::parse(name, file, file_bytes, limits)).map_err(problem)
     }
 
-    fn parse(name: String, file: File, file_bytes: u64) -> Result<Self, ParquetProblem> {
+    fn parse(
+        name: String,
+        file: File,
+        file_bytes: u64,
+        limits: Limits,
+    ) -> Result<Self, ParquetProblem> {
         let reader = SerializedFileReader::new(file).map_err(damaged)?;
         let metadata = reader.metadata().file_metadata();
         let value = |key: &'static str| {
@@ -152,7 +170,8 @@ impl Rows {
             next_group: 0,
             group: None,
             row: 0,
-            checker: Checker::default(),
+            checker: Checker::new(limits, file_bytes),
+            values: 0,
             devices,
             summary,
             ended: false,
@@ -213,11 +232,12 @@ impl Rows {
         group.rows_left -= rows;
         group.read(rows)?;
         for _ in 0..rows {
+            let row = self.row;
             group
-                .row(chunk, &mut self.checker, &self.devices)
-                .map_err(|path| ParquetProblem::Row {
-                    row: self.row,
-                    path,
+                .row(chunk, &mut self.checker, &self.devices, row)
+                .map_err(|wrong| match wrong {
+                    Wrong::Column(path) => ParquetProblem::Row { row, path },
+                    Wrong::Excess(excess) => ParquetProblem::Limit { row, excess },
                 })?;
             self.row += 1;
         }
@@ -232,7 +252,12 @@ impl Rows {
         }
         self.next_group += 1;
         let group = self.reader.get_row_group(number).map_err(damaged)?;
-        let rows_left = check_group(group.metadata(), number, self.file_bytes)?;
+        let (rows_left, values) = check_group(group.metadata(), number, self.file_bytes)?;
+        self.values = self.values.saturating_add(values);
+        // Files that this program writes take 3 bytes or more for each.
+        if self.values > self.file_bytes.saturating_add(FREE_VALUES) {
+            return Err(ParquetProblem::TooDense { group: number });
+        }
         let group: &dyn RowGroupReader = &*group;
         Ok(Some(Group {
             rows_left,
@@ -252,8 +277,25 @@ impl Rows {
     }
 }
 
-/// What a row names by its column: the path of the one that is wrong.
-type Wrong = &'static str;
+/// Why a row cannot be an operation.
+enum Wrong {
+    /// The path of the column that is wrong.
+    Column(&'static str),
+    /// A bound that the trace exceeds.
+    Excess(Excess),
+}
+
+impl From<&'static str> for Wrong {
+    fn from(path: &'static str) -> Self {
+        Self::Column(path)
+    }
+}
+
+impl From<Excess> for Wrong {
+    fn from(excess: Excess) -> Self {
+        Self::Excess(excess)
+    }
+}
 
 impl Group {
     fn read(&mut self, rows: usize) -> Result<(), ParquetProblem> {
@@ -277,10 +319,11 @@ impl Group {
         chunk: &mut Chunk,
         checker: &mut Checker,
         devices: &Devices,
+        row: u64,
     ) -> Result<(), Wrong> {
         let time = *self.time_ns.required().ok_or("time_ns")? as u64;
         if !checker.time(time) {
-            return Err("time_ns");
+            return Err("time_ns".into());
         }
         let event = text(self.event.required()).ok_or("event")?;
         let device = number::<u16>(self.device.optional(), "device")?;
@@ -304,7 +347,7 @@ impl Group {
                 (!sizes.is_empty(), "segments.list.element.bytes"),
             ] {
                 if there {
-                    return Err(path);
+                    return Err(path.into());
                 }
             }
         }
@@ -316,18 +359,20 @@ impl Group {
                 (mapping.is_some(), "mapping"),
             ] {
                 if there {
-                    return Err(path);
+                    return Err(path.into());
                 }
             }
+            let words = mark_text(text(words).ok_or("text")?.as_bytes());
+            checker.budget.mark(words.len(), checker.progress(row))?;
             chunk.marks.push(Mark {
                 before_op: u32::try_from(chunk.ops.len()).unwrap_or(u32::MAX),
                 time: Nanos(time),
-                text: text(words).ok_or("text")?.to_owned(),
+                text: words,
             });
             return Ok(());
         }
         if words.is_some() {
-            return Err("text");
+            return Err("text".into());
         }
         let device = device.map(DeviceIndex).ok_or("device")?;
         devices.get(device).ok_or("device")?;
@@ -335,7 +380,7 @@ impl Group {
         let kind = match event {
             schema::UNMAP => {
                 if !checker.unmap(id.0, device) {
-                    return Err("mapping");
+                    return Err("mapping".into());
                 }
                 OpKind::Unmap { id }
             }
@@ -344,9 +389,12 @@ impl Group {
                 let class = text(class).and_then(class_of).ok_or("class")?;
                 let flags = flags.and_then(MapFlags::from_bits).ok_or("flags")?;
                 let segments = segments(starts, sizes, chunk)?;
+                let placed = chunk.segments_of(segments);
+                checker.budget.admit(placed, checker.progress(row))?;
                 if !checker.map(id.0, device) {
-                    return Err("mapping");
+                    return Err("mapping".into());
                 }
+                checker.budget.map(id.index(), placed);
                 OpKind::Map {
                     id,
                     direction,
@@ -355,7 +403,7 @@ impl Group {
                     segments,
                 }
             }
-            _ => return Err("event"),
+            _ => return Err("event".into()),
         };
         chunk.ops.push(Op {
             time: Nanos(time),
@@ -369,7 +417,7 @@ impl Group {
 }
 
 /// Puts the list of a row into the chunk.
-fn segments(starts: &[i64], sizes: &[i64], chunk: &mut Chunk) -> Result<SegmentSpan, Wrong> {
+fn segments(starts: &[i64], sizes: &[i64], chunk: &mut Chunk) -> Result<SegmentSpan, &'static str> {
     let bytes = "segments.list.element.bytes";
     if starts.is_empty() {
         return Err("segments.list.element.phys_addr");
@@ -391,7 +439,10 @@ fn text(bytes: Option<&ByteArray>) -> Option<&str> {
 }
 
 /// A number in its type's range, or none.
-fn number<T: TryFrom<i32>>(value: Option<&i32>, path: Wrong) -> Result<Option<T>, Wrong> {
+fn number<T: TryFrom<i32>>(
+    value: Option<&i32>,
+    path: &'static str,
+) -> Result<Option<T>, &'static str> {
     value
         .map(|&value| T::try_from(value).map_err(|_| path))
         .transpose()

@@ -105,6 +105,9 @@ const fn column(
     }
 }
 
+/// How many elements the schema has: the root, the leaves, and three groups of the list.
+pub(super) const ELEMENTS: usize = COLUMNS + 4;
+
 /// How many leaf columns there are.
 pub(super) const COLUMNS: usize = 12;
 

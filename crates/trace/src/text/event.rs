@@ -162,6 +162,8 @@ impl RawChunk {
     pub const EVENTS: usize = 4096;
     /// About how many list entries, at most.
     pub const WORDS: usize = 64 * 1024;
+    /// How many marks, at most: 1 MiB of text.
+    pub const MARKS: usize = 1024;
 
     /// The entries of a list of this chunk; none if the span is not of this chunk.
     #[inline]

@@ -10,6 +10,9 @@ const FIRST_BLOCK: usize = 4 * 1024;
 /// Bytes asked of the reader at a time, once the input has shown that it is long.
 const BLOCK: usize = 256 * 1024;
 
+/// How many times the limit of a line the rest of a line may be that is skipped.
+const SKIPPED: u64 = 64;
+
 /// One line, without its end.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line<'a> {
@@ -17,8 +20,10 @@ pub(super) enum Line<'a> {
     Text(&'a [u8]),
     /// A line that holds a NUL byte.
     Binary,
-    /// A line longer than the limit, skipped to its end.
+    /// A line longer than the limit; its rest is skipped when the next line is asked for.
     TooLong,
+    /// The rest of such a line is longer than [`SKIPPED`] times the limit: the input has no lines.
+    Endless,
     /// The last line, cut before its end.
     CutShort,
 }
@@ -36,6 +41,10 @@ pub(super) struct Lines {
     nul: bool,
     at_end: bool,
     limit: usize,
+    /// Whether the rest of a line is to be skipped.
+    skips: bool,
+    /// Bytes read so far.
+    read: u64,
 }
 
 impl Lines {
@@ -49,12 +58,22 @@ impl Lines {
             nul: false,
             at_end: false,
             limit,
+            skips: false,
+            read: 0,
         }
+    }
+
+    /// Bytes read so far.
+    pub(super) fn bytes(&self) -> u64 {
+        self.read
     }
 
     /// The next line of `source`; `None` at its end.
     #[inline]
     pub(super) fn next(&mut self, source: &mut dyn Read) -> io::Result<Option<Line<'_>>> {
+        if self.skips && !self.skip_line(source)? {
+            return Ok(Some(Line::Endless));
+        }
         let mut searched = 0;
         loop {
             let pending = self.buffer.get(self.start..self.end).unwrap_or(&[]);
@@ -74,7 +93,7 @@ impl Lines {
             }
             searched = pending.len();
             if searched > self.limit {
-                self.skip_line(source)?;
+                self.skips = true;
                 return Ok(Some(Line::TooLong));
             }
             if self.at_end {
@@ -109,6 +128,7 @@ impl Lines {
         // What is pending may hold a NUL that an earlier block brought.
         self.nul = (self.nul && self.end > 0) || memchr(0, fresh).is_some();
         self.end += fresh.len();
+        self.read += fresh.len() as u64;
         self.at_end = read == 0;
         // A reader that hands out crumbs would not fill a larger block either.
         if read >= self.block {
@@ -117,17 +137,24 @@ impl Lines {
         Ok(())
     }
 
-    /// Drops bytes up to and including the next line end.
-    fn skip_line(&mut self, source: &mut dyn Read) -> io::Result<()> {
+    /// Drops bytes up to and including the next line end; false if that is too far away.
+    fn skip_line(&mut self, source: &mut dyn Read) -> io::Result<bool> {
+        let most = SKIPPED.saturating_mul(self.limit.max(BLOCK) as u64);
+        let until = self.read.saturating_add(most);
         loop {
             let pending = self.buffer.get(self.start..self.end).unwrap_or(&[]);
             if let Some(offset) = memchr(b'\n', pending) {
                 self.start += offset + 1;
-                return Ok(());
+                self.skips = false;
+                return Ok(true);
             }
             self.start = self.end;
             if self.at_end {
-                return Ok(());
+                self.skips = false;
+                return Ok(true);
+            }
+            if self.read >= until {
+                return Ok(false);
             }
             self.fill(source)?;
         }
@@ -200,6 +227,18 @@ mod tests {
         let mut source = &text[..];
         while lines.next(&mut source).unwrap().is_some() {}
         assert!(lines.buffer.len() >= BLOCK, "{}", lines.buffer.len());
+    }
+
+    #[test]
+    fn a_stream_without_line_ends_is_given_up() {
+        let mut lines = Lines::new(10);
+        let mut source = io::repeat(b'x').take(1 << 40);
+        assert_eq!(lines.next(&mut source).unwrap(), Some(Line::TooLong));
+        assert!(lines.bytes() <= 2 * BLOCK as u64, "at once");
+        for _ in 0..2 {
+            assert_eq!(lines.next(&mut source).unwrap(), Some(Line::Endless));
+        }
+        assert!(lines.bytes() <= 3 * SKIPPED * BLOCK as u64);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::event::{ListSpan, RawChunk, RawEvent, RawKind};
 use super::prefix::Prefix;
 use crate::devices::Devices;
 use crate::error::{Field, Malformed};
+use crate::limits::mark_text;
 use crate::op::DeviceIndex;
 
 use fields::{
@@ -163,7 +164,7 @@ fn names<'a>(text: &mut Cursor<'a>) -> Result<(&'a [u8], &'a [u8]), Malformed> {
 fn mark(text: &[u8], out: &mut Output<'_>) {
     let marks = &mut out.chunk.marks;
     let index = u32::try_from(marks.len()).unwrap_or(u32::MAX);
-    marks.push(String::from_utf8_lossy(text).into_owned());
+    marks.push(mark_text(text));
     out.event(RawKind::Mark(index));
 }
 

@@ -84,9 +84,9 @@ impl Text {
     pub(crate) fn new(name: &str, options: &Options) -> Self {
         Self {
             name: name.to_owned(),
-            lines: Lines::new(options.max_line),
+            lines: Lines::new(options.limits.line),
             lenient: options.lenient,
-            max_line: options.max_line,
+            max_line: options.limits.line,
             interner: Interner::default(),
             counts: Counts::default(),
             ended: false,
@@ -109,6 +109,11 @@ impl Text {
         &self.name
     }
 
+    /// Bytes of text read so far.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.lines.bytes()
+    }
+
     /// As [`TraceReader::next_chunk`], from `source`.
     pub(crate) fn next_chunk(
         &mut self,
@@ -119,6 +124,7 @@ impl Text {
         while !self.ended
             && chunk.events.len() < RawChunk::EVENTS
             && chunk.words.len() < RawChunk::WORDS
+            && chunk.marks.len() < RawChunk::MARKS
         {
             if let Err(error) = self.next_line(source, chunk) {
                 self.ended = true;
@@ -145,6 +151,11 @@ impl Text {
         let number = self.counts.lines;
         let refusal = match line {
             Line::Text(text) => {
+                // A byte order mark may stand at the beginning of a text.
+                let text = match number {
+                    1 => text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text),
+                    _ => text,
+                };
                 let (words, marks) = (chunk.words.len(), chunk.marks.len());
                 match parse_line(text, number, chunk, &mut self.interner, &mut self.counts) {
                     Ok(()) => return Ok(()),
@@ -161,6 +172,14 @@ impl Text {
             }
             .into(),
             Line::CutShort => Malformed::CutShort.into(),
+            Line::Endless => {
+                let limit = self.max_line;
+                return Err(TraceError::Malformed {
+                    file: self.name.clone(),
+                    line: number,
+                    reason: Malformed::TooLong { limit },
+                });
+            }
         };
         match refusal {
             Refusal::Malformed(_) if self.lenient => {

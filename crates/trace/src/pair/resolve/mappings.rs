@@ -42,6 +42,8 @@ impl Resolver {
                 chunk,
             );
         }
+        self.budget
+            .admit(chunk.segments_of(segments), self.progress)?;
         let id = self.live.begin(map.device, map.class, key, iova)?;
         if flags.contains(MapFlags::FRESH_FRAMES)
             && let Some(range) = chunk.segments_of(segments).first()
@@ -66,6 +68,7 @@ impl Resolver {
         chunk: &mut Chunk,
     ) {
         self.summary.live_max = self.summary.live_max.max(self.live.count());
+        self.budget.map(id.index(), chunk.segments_of(segments));
         self.push(
             Op {
                 time: at.time,
@@ -163,6 +166,9 @@ impl Resolver {
     }
 
     pub(super) fn push(&mut self, op: Op, chunk: &mut Chunk) {
+        if let OpKind::Unmap { id } = op.kind {
+            self.budget.unmap(id.index());
+        }
         chunk.ops.push(op);
     }
 

@@ -61,6 +61,8 @@ impl Resolver {
             flags = flags.with(MapFlags::RENAMED);
             self.summary.renamed += 1;
         }
+        self.budget
+            .admit(chunk.segments_of(segments), self.progress)?;
         let id = self.live.begin_only(device, pieces)?;
         let map = Map {
             device,

@@ -39,7 +39,11 @@ impl Window {
     /// for its own are of another call, which happens to lie there.
     pub(super) fn split_groups(&mut self, iova: u64, size: u64) {
         let within = |address: u64| address.wrapping_sub(iova) < size;
-        for cpu in &mut self.cpus {
+        self.prune();
+        for &cpu in &self.busy {
+            let Some(cpu) = self.cpus.get_mut(cpu) else {
+                continue;
+            };
             // The call that was split, and the one that its rest is.
             let mut split: Option<(u64, u64, u64)> = None;
             for waiting in &mut cpu.waiting {
@@ -92,16 +96,16 @@ impl Window {
             .and_then(|here| here.waiting.iter().rev().find(|waiting| leads(waiting)));
         let (cpu, context) = match here {
             Some(waiting) => (cpu, waiting.context),
-            None if context.pid == 0 || !self.cpus.iter().any(|cpu| !cpu.waiting.is_empty()) => {
-                return mark;
-            }
+            None if context.pid == 0 => return mark,
             None => {
                 let moved = |cpu: &Cpu| {
                     let mut waiting = cpu.waiting.iter();
                     waiting.any(|waiting| waiting.context == context && leads(waiting))
                 };
-                match self.cpus.iter().position(moved) {
-                    Some(cpu) => (cpu, context),
+                self.prune();
+                let mut busy = self.busy.iter();
+                match busy.find(|&&cpu| self.cpus.get(cpu).is_some_and(moved)) {
+                    Some(&cpu) => (cpu, context),
                     None => return mark,
                 }
             }

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod limits;
 // A build without them parses their arguments to say what is missing.
 #[cfg_attr(not(feature = "live"), allow(dead_code))]
 mod live;
@@ -10,6 +11,8 @@ pub(crate) use live::{
     ModuleArgs,
 };
 pub(crate) use live::{GuestCommand, ServeArgs, TopArgs};
+
+pub(crate) use limits::{ReplayLimitArgs, TraceLimitArgs};
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -186,6 +189,14 @@ pub(crate) struct CompareArgs {
     #[command(flatten)]
     pub format: Format,
 
+    /// Bounds on the trace.
+    #[command(flatten)]
+    pub limits: TraceLimitArgs,
+
+    /// Bounds on the replay.
+    #[command(flatten)]
+    pub replay_limits: ReplayLimitArgs,
+
     /// Write SVG plots into this directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
     pub plot: Option<PathBuf>,
@@ -276,6 +287,14 @@ pub(crate) struct SizeArgs {
     /// Form of the output.
     #[command(flatten)]
     pub format: Format,
+
+    /// Bounds on the trace.
+    #[command(flatten)]
+    pub limits: TraceLimitArgs,
+
+    /// Bounds on the replay.
+    #[command(flatten)]
+    pub replay_limits: ReplayLimitArgs,
 
     /// Write SVG plots into this directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
@@ -410,6 +429,9 @@ pub(crate) struct InfoArgs {
     /// A JSON array with an object a trace
     #[arg(long)]
     pub json: bool,
+    /// Bounds on the trace.
+    #[command(flatten)]
+    pub limits: TraceLimitArgs,
 }
 
 const RECORD_EXAMPLES: &str = "\
@@ -463,6 +485,9 @@ pub(crate) struct AnonymiseArgs {
     /// Leave malformed lines out instead of stopping at the first
     #[arg(long)]
     pub lenient: bool,
+    /// Bounds on the trace.
+    #[command(flatten)]
+    pub limits: TraceLimitArgs,
 }
 
 const CONVERT_LONG: &str = "\
@@ -487,6 +512,9 @@ pub(crate) struct ConvertArgs {
     /// Leave malformed lines out instead of stopping at the first
     #[arg(long)]
     pub lenient: bool,
+    /// Bounds on the trace.
+    #[command(flatten)]
+    pub limits: TraceLimitArgs,
 }
 
 const CALIBRATE_LONG: &str = "\

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use ringfence_trace::{Operations, Options, SAMPLE, Source};
+use ringfence_trace::{Operations, Options, SAMPLE, Source, printable};
 
 use crate::failure::Failure;
 use crate::spool::Spool;
@@ -66,7 +66,7 @@ impl Input {
                 for ending in [".zst", ".txt", ".trace", ".dat", ".parquet"] {
                     name = name.strip_suffix(ending).unwrap_or(name);
                 }
-                name.to_owned()
+                printable(name).into_owned()
             }
         }
     }
@@ -81,7 +81,7 @@ impl Input {
             .enumerate()
             .map(|(place, (input, name))| match input {
                 Self::File(path) if !unique(name) => {
-                    let given = path.display().to_string();
+                    let given = printable(&path.display().to_string()).into_owned();
                     let again = inputs.iter().take(place).filter(|other| *other == input);
                     match again.count() {
                         0 => given,
@@ -114,8 +114,10 @@ impl Input {
     pub(crate) fn operations(&self, options: Options) -> Result<Operations<Source>, Failure> {
         Ok(match self {
             Self::File(path) => Operations::open(path, options)?,
-            Self::Sample => Operations::new("sample", self.source()?, options),
-            Self::Stdin | Self::Spooled(_) => Operations::new("stdin", self.source()?, options),
+            Self::Sample => Operations::from_source("sample", self.source()?, options),
+            Self::Stdin | Self::Spooled(_) => {
+                Operations::from_source("stdin", self.source()?, options)
+            }
         })
     }
 

@@ -208,7 +208,7 @@ fn plans() -> Result<Vec<Plan>, LabError> {
     Ok((0..TURNS)
         .map(|_| {
             let mut plan = Plan::default();
-            planner.plan(&chunk, &mut plan);
+            planner.plan(&chunk, &mut plan)?;
             for op in &mut chunk.ops {
                 op.time.0 += turn;
             }

@@ -7,6 +7,7 @@ use ringfence_trace::{Chunk, Devices, Operations, Summary};
 use crate::Profile;
 use crate::error::LabError;
 use crate::hosted::Cycling;
+use crate::limits::Limits;
 use crate::modes::Mode;
 use crate::plan::{Planner, each_plan};
 use crate::replay::Outcomes;
@@ -36,6 +37,8 @@ pub struct Options {
     pub rings: RingSizes,
     /// T and C of modes with a reverse translation cache.
     pub cycling: Cycling,
+    /// Bounds on the replay.
+    pub limits: Limits,
 }
 
 impl Options {
@@ -50,6 +53,7 @@ impl Options {
             early_touches: false,
             rings: RingSizes::default(),
             cycling: Cycling::DOCUMENT,
+            limits: Limits::default(),
         }
     }
 }
@@ -103,7 +107,7 @@ pub fn compare<R: Read>(
     for mode in &options.modes {
         runners.push(runner(mode, options)?);
     }
-    let mut planner = Planner::new();
+    let mut planner = Planner::new().with_limits(options.limits);
     if options.modes.iter().any(Mode::has_rings) {
         planner = planner.with_doorbells();
     }

@@ -9,6 +9,7 @@ use ringfence_iova::AllocError;
 use ringfence_memory::ArenaError;
 use ringfence_pgtable::{MapError, TableError};
 use ringfence_trace::TraceError;
+use ringfence_types::Iova;
 
 use crate::compose::hint;
 use crate::modes::Mode;
@@ -50,6 +51,21 @@ pub enum LabError {
     Station(StationError),
     /// More devices than domains.
     TooManyDevices,
+    /// More devices map memory than [`Limits::devices`](crate::Limits::devices).
+    DeviceLimit {
+        /// The limit.
+        limit: usize,
+    },
+    /// More buffers are alive on one page than
+    /// [`Limits::buffers_on_a_page`](crate::Limits::buffers_on_a_page).
+    CrowdedPage {
+        /// The device's name.
+        device: String,
+        /// First address of the page.
+        page: Iova,
+        /// The limit.
+        limit: usize,
+    },
     /// A defect of Ringfence.
     Internal(&'static str),
 }
@@ -86,6 +102,20 @@ impl fmt::Display for LabError {
             }
             Self::Station(e) => e.fmt(f),
             Self::TooManyDevices => f.write_str("more devices than there are domains"),
+            Self::DeviceLimit { limit } => write!(
+                f,
+                "the trace maps memory for more than {limit} devices; name those to replay by \
+                 `--device`, or raise the limit by `--max-devices`"
+            ),
+            Self::CrowdedPage {
+                device,
+                page,
+                limit,
+            } => write!(
+                f,
+                "more than {limit} buffers of {device} are alive on the page at {page}; \
+                 `--max-page-buffers` raises this limit"
+            ),
             Self::Internal(what) => write!(f, "defect in ringfence: {what}"),
         }
     }

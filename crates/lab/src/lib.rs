@@ -13,6 +13,7 @@ mod error;
 pub mod experiments;
 pub mod hardware;
 pub mod hosted;
+mod limits;
 pub mod machine;
 pub mod meter;
 pub mod modes;
@@ -27,5 +28,6 @@ pub mod size;
 mod status;
 
 pub use error::LabError;
+pub use limits::Limits;
 pub use profile::{Profile, ProfileError};
 pub use status::Status;

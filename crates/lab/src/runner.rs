@@ -123,9 +123,11 @@ impl Assemble<'_> {
         let machine = || Machine::new(&self.options.profile, enabled);
         let metered = Judged::new(machine()?, flush(), ownership, Party::Nobody, make())
             .with_early_touches(self.options.early_touches)
+            .with_limits(self.options.limits)
             .with_cycling(cycling);
         let hostile: Option<Box<dyn Judge>> = if self.options.hostile {
             let judged = Judged::new(machine()?, flush(), ownership, attackers(), make());
+            let judged = judged.with_limits(self.options.limits);
             Some(Box::new(judged.with_cycling(cycling)))
         } else {
             None

@@ -43,7 +43,7 @@ fn worker() {
     let mut more = true;
     while more {
         more = operations.next_chunk(&mut chunk).unwrap();
-        planner.plan(&chunk, &mut plan);
+        planner.plan(&chunk, &mut plan).unwrap();
         let found = meter
             .replay_one(config, &plan, &mut |work| counted_by_callgrind(work))
             .unwrap();

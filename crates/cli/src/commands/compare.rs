@@ -49,7 +49,8 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     for (input, name) in inputs.iter().zip(Input::names(&inputs)) {
         let devices = (!args.devices.is_empty()).then(|| args.devices.clone());
         let rings = if counted {
-            take_census(input.operations(reading(args))?, devices.as_deref())?.sizes()
+            let limits = args.replay_limits.limits();
+            take_census(input.operations(reading(args))?, devices.as_deref(), limits)?.sizes()
         } else {
             args.ring_entries
                 .map_or_else(RingSizes::default, RingSizes::Every)
@@ -67,6 +68,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
                 cycle_ns: args.cache_cycle,
                 cycles: args.cache_cycles,
             },
+            limits: args.replay_limits.limits(),
         };
         let lines = Progress::is_visible().then(|| input.lines()).flatten();
         let progress = Progress::new(&name, lines);
@@ -129,6 +131,7 @@ fn check(args: &CompareArgs, inputs: &[Input]) -> Result<(), Failure> {
 fn reading(args: &CompareArgs) -> TraceOptions {
     let mut options = TraceOptions::default();
     options.lenient = args.lenient;
+    options.limits = args.limits.limits();
     options
 }
 

@@ -35,6 +35,8 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
     }
     let mut reading = TraceOptions::default();
     reading.lenient = args.lenient;
+    reading.limits = args.limits.limits();
+    let limits = args.replay_limits.limits();
     // A trace is read twice: counted, then replayed.
     let inputs = inputs.into_iter().map(Input::kept);
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
@@ -47,13 +49,14 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
         let lines = Progress::is_visible().then(|| input.lines()).flatten();
         let bar = Progress::new(&format!("{name}, counted"), lines);
         let operations = input.operations(reading.clone())?;
-        let usage = take_usage(operations, devices.as_deref(), |line| bar.at(line))?;
+        let usage = take_usage(operations, devices.as_deref(), limits, |line| bar.at(line))?;
         drop(bar);
         let options = Options {
             profile: profile.clone(),
             devices,
             entries: args.ring_entries.clone(),
             modes: args.modes.clone(),
+            limits,
         };
         let bar = Progress::new(&format!("{name}, replayed"), lines);
         let operations = input.operations(reading.clone())?;

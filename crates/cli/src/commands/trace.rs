@@ -15,7 +15,7 @@ use ringfence_trace::{Anonymise, AnonymiseError, Info, Options, Recording, Workl
 use serde::Serialize;
 
 use super::json;
-use crate::args::{AnonymiseArgs, ConvertArgs, InfoArgs, RecordArgs, TraceCommand};
+use crate::args::{AnonymiseArgs, ConvertArgs, InfoArgs, RecordArgs, TraceCommand, TraceLimitArgs};
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::interrupt::{Then, on_interrupt};
@@ -40,9 +40,10 @@ struct Named {
     info: Info,
 }
 
-fn options(lenient: bool) -> Options {
+fn options(lenient: bool, limits: &TraceLimitArgs) -> Options {
     let mut options = Options::default();
     options.lenient = lenient;
+    options.limits = limits.limits();
     options
 }
 
@@ -50,7 +51,7 @@ fn info(args: &InfoArgs) -> Result<(), Failure> {
     let inputs = Input::all(&args.traces);
     let mut all = Vec::with_capacity(inputs.len());
     for (input, trace) in inputs.iter().zip(Input::names(&inputs)) {
-        let mut operations = input.operations(options(args.lenient))?;
+        let mut operations = input.operations(options(args.lenient, &args.limits))?;
         let info = Info::read(&mut operations)?;
         all.push(Named { trace, info });
     }
@@ -148,7 +149,13 @@ fn anonymise(args: &AnonymiseArgs) -> Result<(), Failure> {
     let name = args.trace.display().to_string();
     let mut out = OutFile::create(&args.output, Readers::Umask)?;
     let (first, second) = (input.source()?, input.source()?);
-    let done = anonymise.run(&name, first, second, &options(args.lenient), &mut out);
+    let done = anonymise.run(
+        &name,
+        first,
+        second,
+        &options(args.lenient, &args.limits),
+        &mut out,
+    );
     done.map_err(|error| match error {
         AnonymiseError::Trace(error) => Failure::Trace(error),
         AnonymiseError::Write(e) if e.kind() == io::ErrorKind::BrokenPipe => Failure::Closed,
@@ -207,7 +214,7 @@ fn convert(args: &ConvertArgs) -> Result<(), Failure> {
     refuse_same(&args.trace, &args.output)?;
     // Before the trace is opened: a directory, say, is refused before any work.
     let mut out = OutFile::create(&args.output, Readers::Umask)?;
-    let mut operations = Input::of(&args.trace).operations(options(args.lenient))?;
+    let mut operations = Input::of(&args.trace).operations(options(args.lenient, &args.limits))?;
     let written = write_parquet(&mut operations, &mut out).map_err(|error| match error {
         ConvertError::Trace(error) => Failure::Trace(error),
         ConvertError::Write(e) if e.kind() == io::ErrorKind::BrokenPipe => Failure::Closed,

@@ -18,6 +18,8 @@ use ringfence_types::{Access, Direction, Iova, IovaRange, PhysAddr, PhysRange};
 use grants::{Grants, Row};
 use owners::Owners;
 
+use crate::limits::Limits;
+
 /// Whether an I/O virtual page has one owner at a time, or as many as there are buffers on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ownership {
@@ -36,6 +38,10 @@ pub struct Oracle {
     /// By device.
     owners: Vec<Owners>,
     ownership: Ownership,
+    /// Most owners that a page may have.
+    most: usize,
+    /// First page that had more.
+    crowded: Option<u64>,
     /// What has been judged.
     pub tally: Tally,
 }
@@ -47,8 +53,21 @@ impl Oracle {
             grants: Grants::default(),
             owners: Vec::new(),
             ownership,
+            most: Limits::default().buffers_on_a_page,
+            crowded: None,
             tally: Tally::default(),
         }
+    }
+
+    /// Lets as many as `most` buffers share a page.
+    pub fn with_most(mut self, most: usize) -> Self {
+        self.most = most;
+        self
+    }
+
+    /// The first page that more buffers shared than may. What they reach is not judged any more.
+    pub fn crowded(&self) -> Option<Iova> {
+        self.crowded.map(|page| Iova::new(page << 12))
     }
 
     /// Map has returned: `device` may use `iova` to reach `pieces`, which lie at consecutive pages.
@@ -75,7 +94,9 @@ impl Oracle {
                             let grant = grants.get(old);
                             grant.is_some_and(|g| g.state != State::Dead || !g.overlaps(piece))
                         };
-                        owners.share(page, id.row(), grants, outlives);
+                        if !owners.share(page, id.row(), grants, outlives, self.most) {
+                            self.crowded.get_or_insert(page);
+                        }
                     }
                 }
                 id
@@ -121,7 +142,9 @@ impl Oracle {
                 let lives = |old: Row, grants: &Grants| {
                     grants.get(old).is_some_and(|g| g.state != State::Dead)
                 };
-                owners.share(page, id.row(), grants, lives);
+                if !owners.share(page, id.row(), grants, lives, self.most) {
+                    self.crowded.get_or_insert(page);
+                }
                 continue;
             }
             owners.take(page, id.row(), |old| grants.unpin(old));

@@ -73,19 +73,21 @@ impl Owners {
         self.set(page, id.0);
     }
 
-    /// Adds `id` to the owners of `page`; owners that do not outlive it are forgotten.
+    /// Adds `id` to the owners of `page`; owners that do not outlive it are forgotten. False, and
+    /// nothing added, if `most` are left.
     pub(super) fn share(
         &mut self,
         page: u64,
         id: Row,
         grants: &mut Grants,
         outlives: impl Fn(Row, &Grants) -> bool,
-    ) {
+        most: usize,
+    ) -> bool {
         let slot = self.slot(page);
         grants.pin(id);
         if slot == NONE {
             self.set(page, id.0);
-            return;
+            return true;
         }
         if slot & SHARED == 0 {
             let old = Row(slot);
@@ -98,14 +100,14 @@ impl Owners {
                 grants.unpin(old);
                 self.set(page, id.0);
             }
-            return;
+            return true;
         }
         let Some(list) = self.shared.get_mut((slot & !SHARED) as usize) else {
-            return;
+            return true;
         };
         if list.contains(&id) {
             grants.unpin(id);
-            return;
+            return true;
         }
         list.retain(|&old| {
             let stays = outlives(old, grants);
@@ -114,6 +116,11 @@ impl Owners {
             }
             stays
         });
+        if list.len() >= most {
+            grants.unpin(id);
+            return false;
+        }
         list.push(id);
+        true
     }
 }

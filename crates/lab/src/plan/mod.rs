@@ -15,6 +15,9 @@ use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
 pub use pass::each_plan;
 use withheld::{Run, Withheld};
 
+use crate::error::LabError;
+use crate::limits::Limits;
+
 /// How long a burst may last on the trace's clock.
 pub const BURST_NS: u64 = 50_000;
 
@@ -23,6 +26,18 @@ const TICK_NS: u64 = 1_000_000;
 
 /// How long timers are looked at while nothing happens: no timer of a policy runs longer.
 const QUIET_NS: u64 = 12_000_000;
+
+/// Most bursts that are open at once, each of a device, direction and CPU. A machine has few
+/// within the 50 us that a burst lasts; a trace whose clock stands still could open any number,
+/// and each operation looks for its own among them.
+const MOST_OPEN: usize = 1024;
+
+/// Most ends of cycles behind [`QUIET_NS`] of quiet, for each length of a cycle. A cache keeps a
+/// mapping for C cycles, C is at most 254, so all that it kept has left at the last of 256.
+const MOST_QUIET: u64 = 256;
+
+/// Steps behind which a plan ends: a chunk of long gaps has many more steps than operations.
+const MOST_STEPS: usize = 64 * 1024;
 
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +134,7 @@ struct Open {
     key: Key,
     since: Nanos,
     runs: Vec<Run>,
+    withheld: Withheld,
 }
 
 /// Turns chunks into plans. Remembers what is live and which bursts are open between chunks.
@@ -153,6 +169,10 @@ pub struct Planner {
     cycles: Vec<u64>,
     /// Devices to keep; none means all.
     only: Option<Vec<DeviceIndex>>,
+    limits: Limits,
+    /// By device: whether it has mapped memory.
+    seen: Vec<bool>,
+    devices: usize,
 }
 
 impl Default for Planner {
@@ -182,7 +202,16 @@ impl Planner {
             rings: None,
             cycles: Vec::new(),
             only: None,
+            limits: Limits::default(),
+            seen: Vec::new(),
+            devices: 0,
         }
+    }
+
+    /// Refuses, from now on, traces beyond `limits`.
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
     }
 
     /// Says from now on where devices are told of maps.
@@ -217,19 +246,53 @@ impl Planner {
             .collect()
     }
 
+    /// Whether `device`, which maps memory, is one of as many as may.
+    fn admit(&mut self, device: DeviceIndex) -> bool {
+        let index = device.index();
+        if self.seen.len() <= index {
+            self.seen.resize(index + 1, false);
+        }
+        if !std::mem::replace(&mut self.seen[index], true) {
+            self.devices += 1;
+        }
+        self.devices <= self.limits.devices
+    }
+
     /// Plans the operations of `chunk` into `plan`, whose memory is reused.
-    pub fn plan(&mut self, chunk: &Chunk, plan: &mut Plan) {
+    ///
+    /// # Errors
+    /// More devices map memory than may.
+    pub fn plan(&mut self, chunk: &Chunk, plan: &mut Plan) -> Result<(), LabError> {
+        self.plan_part(chunk, 0, usize::MAX, plan).map(drop)
+    }
+
+    /// The same from operation `first` on, until there are `most` steps or more; returns the
+    /// operation to go on with.
+    fn plan_part(
+        &mut self,
+        chunk: &Chunk,
+        first: usize,
+        most: usize,
+        plan: &mut Plan,
+    ) -> Result<usize, LabError> {
         plan.steps.clear();
         plan.quiet.clear();
         plan.segments.clear();
         plan.maps = 0;
         plan.unmaps = 0;
         plan.lines = 0;
-        for op in &chunk.ops {
+        for (index, op) in chunk.ops.iter().enumerate().skip(first) {
+            if plan.steps.len() >= most {
+                return Ok(index);
+            }
             if !self.keeps(op.device) {
                 continue;
             }
             plan.lines += u64::from(op.lines);
+            if matches!(op.kind, OpKind::Map { .. }) && !self.admit(op.device) {
+                let limit = self.limits.devices;
+                return Err(LabError::DeviceLimit { limit });
+            }
             if self.first {
                 self.first = false;
                 self.ticked = op.time;
@@ -238,6 +301,7 @@ impl Planner {
             self.now = self.now.max(op.time);
             self.step(chunk, op, plan);
         }
+        Ok(chunk.ops.len())
     }
 
     fn step(&mut self, chunk: &Chunk, op: &Op, plan: &mut Plan) {
@@ -310,7 +374,12 @@ impl Planner {
                         direction,
                     },
                 });
-                self.withhold((op.device, cpu, direction), slot, time);
+                let key = (op.device, cpu, direction);
+                if self.open.len() >= MOST_OPEN && self.open.iter().all(|open| open.key != key) {
+                    let oldest = self.open[0].key;
+                    self.end(oldest, time, plan);
+                }
+                self.withhold(key, slot, time);
             }
         }
     }
@@ -342,7 +411,7 @@ impl Planner {
                 });
             } else {
                 // Nothing can be pending but what cycles end: the clock jumps.
-                self.ticked = match self.next_cycle(due) {
+                self.ticked = match self.next_cycle(due, quiet) {
                     Some(end) if end <= time => {
                         plan.steps.push(Timed {
                             time: end,
@@ -357,12 +426,12 @@ impl Planner {
         }
     }
 
-    /// The first end of a cycle from `due` on.
-    fn next_cycle(&self, due: Nanos) -> Option<Nanos> {
-        let ends = self
-            .cycles
-            .iter()
-            .map(|ns| due.0.div_ceil(*ns).saturating_mul(*ns));
+    /// The first end of a cycle from `due` on, as far as one can matter behind `quiet`.
+    fn next_cycle(&self, due: Nanos, quiet: Nanos) -> Option<Nanos> {
+        let ends = self.cycles.iter().filter_map(|ns| {
+            let end = due.0.div_ceil(*ns).saturating_mul(*ns);
+            (end.saturating_sub(quiet.0) / ns < MOST_QUIET).then_some(end)
+        });
         ends.min().map(Nanos)
     }
 
@@ -388,6 +457,7 @@ impl Planner {
                     key,
                     since: time,
                     runs: Vec::new(),
+                    withheld: Withheld::default(),
                 });
                 self.open.len() - 1
             }
@@ -395,6 +465,7 @@ impl Planner {
         for piece in &self.pages[slot] {
             let run = Run::of(piece);
             self.open[index].runs.push(run);
+            self.open[index].withheld.add(run);
             self.withheld.add(run);
         }
     }
@@ -448,7 +519,7 @@ impl Planner {
         for piece in pieces {
             let wanted = Run::of(piece);
             while self.withheld.any(&wanted) {
-                let holds = |open: &&Open| open.runs.iter().any(|run| run.overlaps(&wanted));
+                let holds = |open: &&Open| open.withheld.any(&wanted);
                 let Some(open) = self.open.iter().find(holds) else {
                     break;
                 };

@@ -4,7 +4,7 @@ use std::io::Read;
 
 use ringfence_trace::{Chunk, Devices, Operations};
 
-use super::{Plan, Planner};
+use super::{MOST_STEPS, Plan, Planner};
 use crate::error::LabError;
 
 /// Reads a trace to its end and gives `each` the plan of one chunk after the other, with the planner and the devices named so far. Only
@@ -26,7 +26,11 @@ pub fn each_plan<R: Read>(
         if let Some(names) = only {
             planner.keep_only(operations.devices(), names);
         }
-        planner.plan(&chunk, &mut plan);
+        let mut next = planner.plan_part(&chunk, 0, MOST_STEPS, &mut plan)?;
+        while next < chunk.ops.len() {
+            each(planner, &plan, operations.devices())?;
+            next = planner.plan_part(&chunk, next, MOST_STEPS, &mut plan)?;
+        }
         if !more {
             planner.finish(&mut plan);
         }

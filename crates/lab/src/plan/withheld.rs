@@ -20,14 +20,10 @@ impl Run {
             end: (buffer.last().get() >> shift) + 1,
         }
     }
-
-    pub(super) fn overlaps(&self, other: &Self) -> bool {
-        self.first < other.end && other.first < self.end
-    }
 }
 
 /// How many times each page is withheld. Two edges a run at most, so its size is bounded by the buffers of open bursts.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Withheld {
     /// From this page up to the next edge every page is withheld so many times. No two neighbours have the same number, and the first
     /// one is not 0: nothing is withheld below it.

@@ -7,6 +7,7 @@ use ringfence_types::Direction;
 
 use super::{RINGS, RingSizes, place_of};
 use crate::error::LabError;
+use crate::limits::Limits;
 use crate::plan::{Plan, Planner, Step, each_plan};
 
 /// What a trace does to the rings of its devices.
@@ -85,11 +86,12 @@ impl Census {
 pub fn take_census<R: Read>(
     mut operations: Operations<R>,
     devices: Option<&[String]>,
+    limits: Limits,
 ) -> Result<Census, LabError> {
     let mut census = Census::default();
     each_plan(
         &mut operations,
-        &mut Planner::new(),
+        &mut Planner::new().with_limits(limits),
         devices,
         |_, plan, _| {
             census.add(plan);

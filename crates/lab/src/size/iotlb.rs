@@ -7,6 +7,7 @@
 use crate::Profile;
 use crate::compare::{self, Runner, runner};
 use crate::error::LabError;
+use crate::limits::Limits;
 use crate::modes::Mode;
 
 use super::advice::{IotlbAdvice, IotlbPoint};
@@ -36,13 +37,18 @@ pub(super) struct Trial {
 ///
 /// # Errors
 /// A mode is not built in.
-pub(super) fn trials(modes: &[Mode], profile: &Profile) -> Result<Vec<Trial>, LabError> {
+pub(super) fn trials(
+    modes: &[Mode],
+    profile: &Profile,
+    limits: Limits,
+) -> Result<Vec<Trial>, LabError> {
     let mut out = Vec::with_capacity(modes.len() * TRIALS);
     for mode in modes {
         for (sets, ways) in geometries() {
             let mut profile = profile.clone();
             (profile.iotlb_sets, profile.iotlb_ways) = (sets, ways);
             let options = compare::Options {
+                limits,
                 profile,
                 repetitions: 0,
                 hostile: false,

@@ -13,6 +13,7 @@ use super::usage::{RingUse, Usage};
 use crate::Profile;
 use crate::compare::{self, Runner, runner};
 use crate::error::LabError;
+use crate::limits::Limits;
 use crate::modes::Mode;
 use crate::plan::{Plan, Planner, Step, each_plan};
 use crate::replay::Outcomes;
@@ -32,6 +33,8 @@ pub struct Options {
     pub entries: Vec<u32>,
     /// Modes under which the IOTLB is looked at; none leaves it out.
     pub modes: Vec<Mode>,
+    /// Bounds on the replay.
+    pub limits: Limits,
 }
 
 /// A ring of the sweep.
@@ -107,9 +110,9 @@ pub fn size<R: Read>(
     let mut trials = (0..columns)
         .map(|column| trial(column, &subjects, options))
         .collect::<Result<Vec<_>, _>>()?;
-    let mut shapes = iotlb::trials(&options.modes, &options.profile)?;
+    let mut shapes = iotlb::trials(&options.modes, &options.profile, options.limits)?;
 
-    let mut planner = Planner::new().with_doorbells();
+    let mut planner = Planner::new().with_doorbells().with_limits(options.limits);
     let mut lines = 0;
     let only = options.devices.as_deref();
     each_plan(&mut operations, &mut planner, only, |_, plan, devices| {
@@ -172,6 +175,7 @@ fn trial(column: usize, subjects: &[Subject], options: &Options) -> Result<Trial
         counted[row][place_of(subject.direction)] = subject.advice.sweep[column].entries;
     }
     let options = compare::Options {
+        limits: options.limits,
         profile: options.profile.clone(),
         repetitions: 0,
         hostile: false,

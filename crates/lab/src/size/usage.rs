@@ -8,6 +8,7 @@ use ringfence_types::Direction;
 
 use super::bursts::Bursts;
 use crate::error::LabError;
+use crate::limits::Limits;
 use crate::plan::{Plan, Planner, Step, each_plan};
 use crate::ring::{RINGS, place_of};
 
@@ -221,12 +222,13 @@ impl Usage {
 pub fn take_usage<R: Read>(
     mut operations: Operations<R>,
     devices: Option<&[String]>,
+    limits: Limits,
     mut progress: impl FnMut(u64),
 ) -> Result<Usage, LabError> {
     let mut usage = Usage::default();
     each_plan(
         &mut operations,
-        &mut Planner::new(),
+        &mut Planner::new().with_limits(limits),
         devices,
         |_, plan, _| {
             usage.add(plan);

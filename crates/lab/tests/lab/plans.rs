@@ -205,7 +205,7 @@ fn only_the_chosen_devices_are_planned() {
             let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
             planner.keep_only(operations.devices(), &names);
         }
-        planner.plan(&chunk, &mut plan);
+        planner.plan(&chunk, &mut plan).unwrap();
         planner.finish(&mut plan);
         let devices: BTreeSet<u16> = plan
             .steps

@@ -201,7 +201,7 @@ fn doorbells_follow_runs_of_maps() {
     script.map(5 * US, (0, 1, RX), 4, &buffer(4));
     let mut planner = Planner::new().with_doorbells();
     let mut plan = Plan::default();
-    planner.plan(&script.chunk, &mut plan);
+    planner.plan(&script.chunk, &mut plan).unwrap();
     planner.finish(&mut plan);
     let mut maps = 0;
     let mut found = Vec::new();

@@ -84,10 +84,10 @@ pub(crate) fn planned_in_chunks(chunk: &Chunk, size: usize) -> (Plan, Planner) {
             segments: chunk.segments.clone(),
             marks: Vec::new(),
         };
-        planner.plan(&part, &mut plan);
+        planner.plan(&part, &mut plan).unwrap();
         add(&plan);
     }
-    planner.plan(&Chunk::default(), &mut plan);
+    planner.plan(&Chunk::default(), &mut plan).unwrap();
     planner.finish(&mut plan);
     add(&plan);
     (whole, planner)
@@ -102,7 +102,7 @@ pub(crate) fn planned(chunk: &Chunk) -> (Plan, Planner) {
 pub(crate) fn planned_with(chunk: &Chunk, cycles: &[u64]) -> (Plan, Planner) {
     let mut planner = Planner::new().with_cycles(cycles.iter().copied());
     let mut plan = Plan::default();
-    planner.plan(chunk, &mut plan);
+    planner.plan(chunk, &mut plan).unwrap();
     planner.finish(&mut plan);
     (plan, planner)
 }
@@ -110,6 +110,7 @@ pub(crate) fn planned_with(chunk: &Chunk, cycles: &[u64]) -> (Plan, Planner) {
 /// No meter; the hostile pass if wanted.
 pub(crate) fn judged_only(hostile: bool) -> Options {
     Options {
+        limits: Default::default(),
         modes: Vec::new(),
         profile: Profile::r210_2015(),
         devices: None,

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use ringfence_dma::ring::SlotChoice;
+use ringfence_lab::Limits;
 use ringfence_lab::Profile;
 use ringfence_lab::compare::{Options, runner};
 use ringfence_lab::modes::Mode;
@@ -246,8 +247,9 @@ fn sample() -> Operations<Source> {
 
 #[test]
 fn a_trace_is_advised_on_and_the_advice_holds() {
-    let usage = take_usage(sample(), None, |_| {}).unwrap();
+    let usage = take_usage(sample(), None, Limits::default(), |_| {}).unwrap();
     let options = SizeOptions {
+        limits: Limits::default(),
         profile: Profile::r210_2015(),
         devices: None,
         entries: Vec::new(),
@@ -307,8 +309,9 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
 
 #[test]
 fn sizes_that_are_asked_for_are_tried() {
-    let usage = take_usage(sample(), None, |_| {}).unwrap();
+    let usage = take_usage(sample(), None, Limits::default(), |_| {}).unwrap();
     let options = SizeOptions {
+        limits: Limits::default(),
         profile: Profile::r210_2015(),
         devices: None,
         entries: vec![1, 7],

@@ -27,7 +27,7 @@ fn passes(name: &str, creates: u64, pages: u64) -> Result<[Outcomes; 2], LabErro
     let mut planner = Planner::new().with_cycles(options.cycling.of(&mode).map(|of| of.cycle_ns));
     let mut plan = Plan::default();
     // Cycles end at multiples of 10 s: it ends in the midst of one.
-    planner.plan(&stream(creates, pages, DURATION / 2)?, &mut plan);
+    planner.plan(&stream(creates, pages, DURATION / 2)?, &mut plan)?;
     planner.finish(&mut plan);
     let pass = |judge: Option<Box<dyn crate::runner::Judge>>| {
         let mut judge = judge.ok_or(LabError::Internal("a pass"))?;

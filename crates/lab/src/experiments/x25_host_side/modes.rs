@@ -27,7 +27,7 @@ pub(super) fn in_modes(found: &mut Findings, creates: u64, pages: u64) -> Result
         let mut planner =
             Planner::new().with_cycles(options.cycling.of(&mode).map(|of| of.cycle_ns));
         let mut plan = Plan::default();
-        planner.plan(&chunk, &mut plan);
+        planner.plan(&chunk, &mut plan)?;
         planner.finish(&mut plan);
         judge.run(&plan, &Devices::new())?;
         let outcomes = judge.finish(&planner.alive());

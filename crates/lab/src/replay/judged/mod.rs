@@ -20,6 +20,7 @@ use super::{Attached, Held, Newcomer, Outcomes, Stalled};
 use crate::error::LabError;
 use crate::hardware::{Directed, Hardware};
 use crate::hosted::Cycling;
+use crate::limits::Limits;
 use crate::machine::Machine;
 use crate::oracle::{GrantId, Oracle, Ownership, Windows};
 use crate::plan::{Plan, Step};
@@ -65,6 +66,7 @@ pub struct Judged<H, S: Space, F: Flush<S, u64>, X> {
     /// What devices are told of the mapping at hand: one range, or one a piece where pieces lie apart.
     told: Vec<IovaRange>,
     outcomes: Outcomes,
+    limits: Limits,
 }
 
 impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
@@ -98,6 +100,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             scratch: Vec::new(),
             told: Vec::new(),
             outcomes: Outcomes::default(),
+            limits: Limits::default(),
         }
     }
 
@@ -106,6 +109,14 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
     #[must_use]
     pub fn with_early_touches(mut self, early: bool) -> Self {
         self.early = early;
+        self
+    }
+
+    /// Bounds the replay.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self.oracle = self.oracle.with_most(limits.buffers_on_a_page);
         self
     }
 
@@ -132,6 +143,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
                     let pieces = plan.segments(first, count);
                     self.attach(device, devices)?;
                     self.map_in_turn(id, device, cpu, direction, pieces)?;
+                    self.check_page(device, devices)?;
                 }
                 Step::Unmap {
                     id,
@@ -178,6 +190,22 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             self.close_windows();
         }
         Ok(())
+    }
+
+    /// Whether the oracle can still judge every access.
+    #[inline]
+    fn check_page(&self, device: DeviceIndex, devices: &Devices) -> Result<(), LabError> {
+        match self.oracle.crowded() {
+            None => Ok(()),
+            Some(page) => Err(LabError::CrowdedPage {
+                device: devices
+                    .get(device)
+                    .map(|row| row.name.clone())
+                    .unwrap_or_default(),
+                page,
+                limit: self.limits.buffers_on_a_page,
+            }),
+        }
     }
 
     #[inline]

@@ -40,6 +40,11 @@ pub struct Limits {
     /// Segments of the mappings alive at once, at least one a mapping. `None`: 65536 plus one for
     /// each 8 bytes of input.
     pub segments: Option<u64>,
+    /// Segments of one mapping. A mode looks through all of them at each access.
+    pub list: u64,
+    /// Rows and segments of a Parquet file in all. `None`: 131072 plus one for each byte of the
+    /// file. Traces that Linux wrote take 3 bytes or more for each.
+    pub rows: Option<u64>,
     /// Bytes of marks in all, 96 a mark beside its text. `None`: 16 MiB plus 16 times the input.
     pub marks: Option<u64>,
 }
@@ -53,6 +58,8 @@ impl Default for Limits {
             live: 16 * GIB,
             mapped: None,
             segments: None,
+            list: 8192,
+            rows: None,
             marks: None,
         }
     }
@@ -72,6 +79,12 @@ impl Limits {
 
     fn segments_of(&self, input: u64) -> u64 {
         self.segments.unwrap_or(64 * KIB + input / 8)
+    }
+
+    /// The bound on rows and segments of a Parquet file of `input` bytes.
+    #[cfg(feature = "parquet")]
+    pub(crate) fn rows_of(&self, input: u64) -> u64 {
+        self.rows.unwrap_or(input.saturating_add(128 * KIB))
     }
 
     fn marks_of(&self, input: u64) -> u64 {
@@ -111,6 +124,18 @@ pub enum Excess {
         /// The bound.
         limit: u64,
     },
+    /// [`Limits::list`].
+    List {
+        /// Segments of the mapping.
+        segments: u64,
+        /// The bound.
+        limit: u64,
+    },
+    /// [`Limits::rows`].
+    Rows {
+        /// The bound.
+        limit: u64,
+    },
     /// [`Limits::marks`].
     Marks {
         /// The bound in bytes.
@@ -140,6 +165,14 @@ impl fmt::Display for Excess {
             Self::Segments { limit } => write!(
                 f,
                 "mappings of more than {limit} segments are alive; `--max-segments` raises this limit"
+            ),
+            Self::List { segments, limit } => write!(
+                f,
+                "a mapping of {segments} segments, where the limit is {limit}; `--max-list` raises it"
+            ),
+            Self::Rows { limit } => write!(
+                f,
+                "a file of this size holds at most {limit} rows and segments; `--max-rows` raises this limit"
             ),
             Self::Marks { limit } => write!(
                 f,
@@ -184,6 +217,11 @@ impl Budget {
         let limit = self.limits.mapping;
         if bytes > limit {
             return Err(Excess::Mapping { bytes, limit });
+        }
+        let (segments_here, limit) = (segments.len() as u64, self.limits.list);
+        if segments_here > limit {
+            let segments = segments_here;
+            return Err(Excess::List { segments, limit });
         }
         let limit = self.limits.live;
         if self.live.saturating_add(bytes) > limit {
@@ -319,9 +357,16 @@ mod tests {
         let refused = Err(Excess::Mapped { limit });
         assert_eq!(map(&mut budget, 1, 1, 1, later), refused);
 
-        assert_eq!(map(&mut of(), 0, 1, 65_546, later), Ok(()));
+        let mut budget = of();
+        for id in 0..8 {
+            assert_eq!(map(&mut budget, id, 1, 8192, later), Ok(()));
+        }
+        assert_eq!(map(&mut budget, 8, 1, 10, later), Ok(()));
         let refused = Err(Excess::Segments { limit: 65_546 });
-        assert_eq!(map(&mut of(), 0, 1, 65_547, later), refused);
+        assert_eq!(map(&mut budget, 9, 1, 1, later), refused);
+        let (segments, limit) = (8193, 8192);
+        let refused = Err(Excess::List { segments, limit });
+        assert_eq!(map(&mut of(), 0, 1, 8193, later), refused);
         let limit = 16 * MIB + 80 * 16;
         let room = (limit - MARK_OVERHEAD) as usize;
         assert_eq!(of().mark(room, later), Ok(()));

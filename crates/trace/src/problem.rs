@@ -50,11 +50,6 @@ pub enum ParquetProblem {
         /// The bound.
         excess: Excess,
     },
-    /// Rows and segments take less than a byte each: a few bytes would claim any amount of memory.
-    TooDense {
-        /// Row group, from 0.
-        group: usize,
-    },
     /// A row says what no operation can.
     Row {
         /// Row, from 0.
@@ -90,10 +85,6 @@ impl fmt::Display for ParquetProblem {
                 write!(f, "row group {group} is too large to be held in memory")
             }
             Self::Limit { row, excess } => write!(f, "row {row}: {excess}"),
-            Self::TooDense { group } => write!(
-                f,
-                "row group {group}: the file claims more rows and segments than it has bytes"
-            ),
             Self::Row { row, path } => {
                 write!(f, "row {row}, column {path}: no operation can say this")
             }

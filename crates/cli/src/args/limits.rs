@@ -25,6 +25,12 @@ pub(crate) struct TraceLimitArgs {
     /// Segments of the mappings alive at once [default: 64K and one for 8 bytes of the file]
     #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
     pub max_segments: Option<u64>,
+    /// Segments of one mapping [default: 8K]
+    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
+    pub max_list: Option<u64>,
+    /// Rows and segments of a Parquet file [default: 128K and one a byte of the file]
+    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
+    pub max_rows: Option<u64>,
     /// Bytes of marks, 96 a mark beside its text [default: 16M and 16 times the file]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Limits")]
     pub max_marks: Option<u64>,
@@ -42,6 +48,8 @@ impl TraceLimitArgs {
         limits.text = self.max_text;
         limits.mapped = self.max_mapped;
         limits.segments = self.max_segments;
+        limits.list = self.max_list.unwrap_or(limits.list);
+        limits.rows = self.max_rows;
         limits.marks = self.max_marks;
         limits
     }

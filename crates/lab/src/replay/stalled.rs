@@ -1,6 +1,6 @@
 //! Maps that wait for a slot of their ring (rIOMMU section 4: overflow is legal, "the driver should slow down").
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 
 use ringfence_trace::{DeviceIndex, MappingId};
 use ringfence_types::{Direction, PhysRange};
@@ -18,11 +18,16 @@ pub struct Waiting {
     pub pieces: Box<[PhysRange]>,
 }
 
-/// A queue for each (device, direction): who comes later waits behind those who wait.
+/// A queue for each (device, direction): who comes later waits behind those who wait. To give up
+/// takes as long as to wait, however many do.
 #[derive(Debug, Default)]
 pub struct Stalled {
-    queues: Vec<VecDeque<Waiting>>,
-    waiting: usize,
+    /// By turn.
+    queues: Vec<BTreeMap<i64, Waiting>>,
+    /// The turn of who comes next.
+    next: i64,
+    /// By mapping: its turn.
+    turns: HashMap<MappingId, i64>,
 }
 
 /// The place of a ring among those of all devices.
@@ -35,12 +40,12 @@ impl Stalled {
     /// Whether nobody waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.waiting == 0
+        self.turns.is_empty()
     }
 
     /// How many wait.
     pub fn len(&self) -> usize {
-        self.waiting
+        self.turns.len()
     }
 
     /// Whether a map would have to wait behind others.
@@ -55,24 +60,26 @@ impl Stalled {
     pub fn push(&mut self, device: DeviceIndex, direction: Direction, map: Waiting) {
         let place = place(device, direction);
         if self.queues.len() <= place {
-            self.queues.resize_with(place + 1, VecDeque::new);
+            self.queues.resize_with(place + 1, BTreeMap::new);
         }
-        self.queues[place].push_back(map);
-        self.waiting += 1;
+        self.turns.insert(map.id, self.next);
+        self.queues[place].insert(self.next, map);
+        self.next += 1;
     }
 
     /// The first of a ring leaves its queue.
     pub fn pop(&mut self, device: DeviceIndex, direction: Direction) -> Option<Waiting> {
-        let first = self.queues.get_mut(place(device, direction))?.pop_front()?;
-        self.waiting -= 1;
+        let (_, first) = self.queues.get_mut(place(device, direction))?.pop_first()?;
+        self.turns.remove(&first.id);
         Some(first)
     }
 
     /// It has to wait on, in front.
     pub fn put_back(&mut self, device: DeviceIndex, direction: Direction, map: Waiting) {
         if let Some(queue) = self.queues.get_mut(place(device, direction)) {
-            queue.push_front(map);
-            self.waiting += 1;
+            let first = queue.first_key_value().map_or(self.next, |(turn, _)| *turn);
+            self.turns.insert(map.id, first - 1);
+            queue.insert(first - 1, map);
         }
     }
 
@@ -81,17 +88,20 @@ impl Stalled {
         let Some(queue) = self.queues.get_mut(place(device, direction)) else {
             return false;
         };
-        let Some(at) = queue.iter().position(|map| map.id == id) else {
+        let Some(turn) = self.turns.get(&id) else {
             return false;
         };
-        queue.remove(at);
-        self.waiting -= 1;
+        if queue.get(turn).is_none_or(|map| map.id != id) {
+            return false;
+        }
+        queue.remove(turn);
+        self.turns.remove(&id);
         true
     }
 
     /// All give up; how many there were, ring by ring.
     pub fn clear(&mut self) -> Vec<u64> {
-        self.waiting = 0;
+        self.turns.clear();
         let waited = self.queues.drain(..).map(|queue| queue.len() as u64);
         waited.collect()
     }

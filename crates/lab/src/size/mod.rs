@@ -9,6 +9,7 @@
 mod advice;
 mod bursts;
 mod iotlb;
+mod ranks;
 mod slots;
 mod sweep;
 mod usage;

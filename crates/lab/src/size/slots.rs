@@ -1,6 +1,6 @@
 //! Which maps would wait in a ring of N slots: a model of slots and nothing else, to stand beside what the driver does.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 
 use ringfence_dma::ring::SlotChoice;
 use ringfence_trace::MappingId;
@@ -21,7 +21,10 @@ pub struct Slots {
     /// First slot and number of slots of each mapping; no slots, no mapping.
     held: Vec<(u32, u32)>,
     bursts: Bursts<(u32, u32)>,
-    waiting: VecDeque<(MappingId, u32)>,
+    /// By turn, and by mapping its turn: to give up takes as long as to wait.
+    waiting: BTreeMap<u64, (MappingId, u32)>,
+    turns: HashMap<MappingId, u64>,
+    next: u64,
     stalls: Stalls,
 }
 
@@ -39,7 +42,9 @@ impl Slots {
             },
             held: Vec::new(),
             bursts: Bursts::default(),
-            waiting: VecDeque::new(),
+            waiting: BTreeMap::new(),
+            turns: HashMap::new(),
+            next: 0,
             stalls: Stalls::default(),
         }
     }
@@ -50,12 +55,14 @@ impl Slots {
             Step::Map { id, count, .. } => {
                 if !self.waiting.is_empty() || !self.map(id, count) {
                     self.stalls.stalls += 1;
-                    self.waiting.push_back((id, count));
+                    self.waiting.insert(self.next, (id, count));
+                    self.turns.insert(id, self.next);
+                    self.next += 1;
                 }
             }
             Step::Unmap { id, cpu, .. } => {
-                if let Some(place) = self.waiting.iter().position(|(of, _)| *of == id) {
-                    self.waiting.remove(place);
+                if let Some(turn) = self.turns.remove(&id) {
+                    self.waiting.remove(&turn);
                     self.stalls.stalled_out += 1;
                 } else if let Some(held) = self.held.get_mut(id.index())
                     && held.1 > 0
@@ -120,11 +127,12 @@ impl Slots {
     }
 
     fn retry(&mut self) {
-        while let Some((id, count)) = self.waiting.pop_front() {
+        while let Some((&turn, &(id, count))) = self.waiting.first_key_value() {
             if !self.map(id, count) {
-                self.waiting.push_front((id, count));
                 break;
             }
+            self.waiting.remove(&turn);
+            self.turns.remove(&id);
         }
     }
 }

@@ -7,6 +7,7 @@ use ringfence_trace::{DeviceIndex, Devices, Operations};
 use ringfence_types::Direction;
 
 use super::bursts::Bursts;
+use super::ranks::Ranks;
 use crate::error::LabError;
 use crate::limits::Limits;
 use crate::plan::{Plan, Planner, Step, each_plan};
@@ -53,7 +54,7 @@ pub struct RingUse {
     oldest: u64,
     free_again: VecDeque<bool>,
     /// Ordinals of the live mappings' first slots, ascending.
-    alive: VecDeque<u64>,
+    alive: Ranks,
     /// Ordinal of the slot after the one unmapped last.
     next: u64,
 }
@@ -68,7 +69,7 @@ impl RingUse {
         for _ in 0..count {
             self.free_again.push_back(false);
         }
-        self.alive.push_back(first);
+        self.alive.push(first);
         self.live_max = self.live_max.max(self.live);
         self.mappings_max = self.mappings_max.max(self.alive.len() as u64);
         self.pieces_max = self.pieces_max.max(u64::from(count));
@@ -80,8 +81,7 @@ impl RingUse {
     fn unmap(&mut self, cpu: u16, first: u64, count: u32) {
         self.unmaps += 1;
         self.live -= u64::from(count);
-        if let Ok(place) = self.alive.binary_search(&first) {
-            self.alive.remove(place);
+        if let Some(place) = self.alive.remove(first) {
             self.out_of_order += u64::from(place > 0);
             self.overtaken_sum += place as u64;
             self.overtaken_max = self.overtaken_max.max(place as u64);

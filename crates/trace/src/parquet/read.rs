@@ -24,9 +24,6 @@ use crate::summary::Summary;
 /// Longest footer read: a thousand million operations in groups as we write them.
 const MAX_FOOTER: u32 = 16 << 20;
 
-/// Rows and segments that a file of any size may hold.
-const FREE_VALUES: u64 = 128 << 10;
-
 /// The rows of a file. Memory: one chunk of each column, and a page of each.
 pub(crate) struct Rows {
     name: String,
@@ -37,8 +34,9 @@ pub(crate) struct Rows {
     /// Rows read.
     row: u64,
     checker: Checker,
-    /// Rows and segments of the groups opened so far.
+    /// Rows and segments of the groups opened so far, and the most that may be.
     values: u64,
+    most_values: u64,
     devices: Devices,
     summary: Summary,
     ended: bool,
@@ -170,8 +168,9 @@ impl Rows {
             next_group: 0,
             group: None,
             row: 0,
-            checker: Checker::new(limits, file_bytes),
             values: 0,
+            most_values: limits.rows_of(file_bytes),
+            checker: Checker::new(limits, file_bytes),
             devices,
             summary,
             ended: false,
@@ -254,9 +253,13 @@ impl Rows {
         let group = self.reader.get_row_group(number).map_err(damaged)?;
         let (rows_left, values) = check_group(group.metadata(), number, self.file_bytes)?;
         self.values = self.values.saturating_add(values);
-        // Files that this program writes take 3 bytes or more for each.
-        if self.values > self.file_bytes.saturating_add(FREE_VALUES) {
-            return Err(ParquetProblem::TooDense { group: number });
+        if self.values > self.most_values {
+            return Err(ParquetProblem::Limit {
+                row: self.row,
+                excess: Excess::Rows {
+                    limit: self.most_values,
+                },
+            });
         }
         let group: &dyn RowGroupReader = &*group;
         Ok(Some(Group {

@@ -1,0 +1,105 @@
+//! Numbers that come in ascending order and leave in any, and how many smaller ones are left.
+
+/// Fewest entries that are worth to be compacted.
+const SMALL: usize = 64;
+
+/// Counts by a Fenwick tree (Fenwick 1994): a step takes the logarithm of how many there are.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Ranks {
+    /// Ascending; those that have left stay until there are more of them than others.
+    numbers: Vec<u64>,
+    present: Vec<bool>,
+    /// `tree[i]` counts the last `lowest_bit(i + 1)` entries up to `i`.
+    tree: Vec<u32>,
+    count: usize,
+}
+
+fn lowest_bit(place: usize) -> usize {
+    place & place.wrapping_neg()
+}
+
+impl Ranks {
+    /// How many are left.
+    pub(super) fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Adds a number above all others.
+    pub(super) fn push(&mut self, number: u64) {
+        self.numbers.push(number);
+        self.present.push(true);
+        let place = self.numbers.len();
+        let mut sum = 1;
+        let mut below = place - 1;
+        while below > place - lowest_bit(place) {
+            sum += self.tree[below - 1];
+            below -= lowest_bit(below);
+        }
+        self.tree.push(sum);
+        self.count += 1;
+    }
+
+    /// Takes a number out; how many smaller ones are left. `None` if it is not there.
+    pub(super) fn remove(&mut self, number: u64) -> Option<usize> {
+        let index = self.numbers.binary_search(&number).ok()?;
+        if !std::mem::replace(&mut self.present[index], false) {
+            return None;
+        }
+        self.count -= 1;
+        let mut smaller = 0;
+        let mut place = index;
+        while place > 0 {
+            smaller += self.tree[place - 1] as usize;
+            place -= lowest_bit(place);
+        }
+        let mut place = index + 1;
+        while place <= self.tree.len() {
+            self.tree[place - 1] -= 1;
+            place += lowest_bit(place);
+        }
+        if self.numbers.len() > SMALL && self.count * 2 < self.numbers.len() {
+            self.compact();
+        }
+        Some(smaller)
+    }
+
+    fn compact(&mut self) {
+        let all = std::mem::take(self);
+        let left = all.numbers.into_iter().zip(all.present);
+        for (number, present) in left {
+            if present {
+                self.push(number);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agrees_with_a_sorted_list() {
+        let mut seed = 1_u64;
+        let mut random = |below: usize| {
+            seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(99);
+            (seed >> 33) as usize % below
+        };
+        let (mut ranks, mut list) = (Ranks::default(), Vec::new());
+        for step in 0..20_000_u64 {
+            // The list grows to thousands, and then shrinks.
+            if random(10) < 6 + 2 * usize::from(step < 9000) - 4 * usize::from(step > 15_000) {
+                ranks.push(step);
+                list.push(step);
+            } else if !list.is_empty() {
+                let place = random(list.len());
+                let number = list.remove(place);
+                assert_eq!(ranks.remove(number), Some(place));
+                assert_eq!(ranks.remove(number), None);
+            }
+            assert_eq!(ranks.len(), list.len());
+            assert!(ranks.numbers.len() <= 2 * list.len() + SMALL + 1);
+        }
+        assert_eq!(ranks.remove(u64::MAX), None);
+    }
+}

@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""Measure how much memory and time hostile traces cost, against their size.
+
+    amplify.py RINGFENCE [--megabytes 1,10,100] [--case PATTERN] [--directory DIR]
+
+For each format, kind of trace and size in 10^6 bytes it runs `trace info`, `size` and `compare`
+and prints a row: bytes of the file, peak memory, memory per byte beyond 64 MiB for each pass, and
+processor time. Exits with 1 if a run exceeds 100 bytes of memory a byte of the file plus 64 MiB
+for each pass, or ends by a signal. A run that refuses the trace by an error is a good one.
+"""
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+MIB = 1 << 20
+RATIO = 100
+BASE = 64 * MIB
+# Passes that live side by side: `compare` of one mode has a metered and a hostile one; `size`
+# has two rings of eight sizes each, and two modes with 15 shapes of the IOTLB.
+COMMANDS = [
+    ("info", ["trace", "info"], 1),
+    ("strict", ["compare", "--repeat", "0", "--modes", "strict"], 2),
+    ("rtc", ["compare", "--repeat", "0", "--modes", "pviommu+rtc-adaptive"], 2),
+    ("size", ["size"], 46),
+]
+
+
+def line(what, t=0, cpu=0):
+    return f"t-1 [{cpu:03}] ..... {t // 1000000}.{t % 1000000:06}: {what}\n"
+
+
+def mapped(at, size=4096, device="0000:00:03.0"):
+    return f"dma_map_phys: {device} dir=TO_DEVICE dma_addr={at:x} size={size} phys_addr={at:x} attrs="
+
+
+def unmapped(at, size=4096, device="0000:00:03.0"):
+    return f"dma_unmap_phys: {device} dir=TO_DEVICE dma_addr={at:x} size={size} attrs="
+
+
+def alive():
+    """Every mapping stays alive, each on a page of its own."""
+    n = 0
+    while True:
+        n += 1
+        yield line(mapped((n << 12) % (60 << 30)), n)
+
+
+def shared():
+    """Every mapping stays alive, all on one page."""
+    n = 0
+    while True:
+        n += 1
+        # A DMA address of its own names each: the physical page is one.
+        what = f"dma_map_phys: d dir=TO_DEVICE dma_addr={n << 12:x} size=64 phys_addr=1000 attrs="
+        yield line(what, n)
+
+
+def reverse():
+    """Blocks of 4096 mappings that are unmapped youngest first, behind one that stays."""
+    yield line(mapped(0), 0)
+    base, t = 1, 0
+    while True:
+        for n in range(base, base + 4096):
+            t += 1
+            yield line(mapped((n << 12) % (60 << 30)), t)
+        for n in reversed(range(base, base + 4096)):
+            t += 1
+            yield line(unmapped((n << 12) % (60 << 30)), t)
+        base += 4096
+
+
+def stack():
+    """As many mappings as there is room for, unmapped youngest first, again and again."""
+    t = 0
+    while True:
+        for n in range(60000):
+            t += 1
+            yield line(mapped(n << 12), t)
+        for n in reversed(range(60000)):
+            t += 1
+            yield line(unmapped(n << 12), t)
+
+
+def gaps():
+    """Hours between operations."""
+    t = 0
+    while True:
+        t += 10**11
+        yield line(mapped(4096), t)
+        t += 10**11
+        yield line(unmapped(4096), t)
+
+
+def large():
+    """Mappings of 64 MiB that come and go."""
+    n = 0
+    while True:
+        at = (n % 500) << 26
+        yield line(mapped(at, 1 << 26), n)
+        yield line(unmapped(at, 1 << 26), n)
+        n += 1
+
+
+def lists():
+    """Scatterlists of many short segments."""
+    n = 0
+    while True:
+        starts = [((n * 512 + i) << 13) % (60 << 30) for i in range(512)]
+        text = ",".join(f"0x{start:x}" for start in starts)
+        sizes = ",".join(["0x1"] * 512)
+        what = (
+            f"dma_map_sg: d dir=TO_DEVICE nents=512/512 ents=512/512 dma_addrs={{{text}}} "
+            f"sizes={{{sizes}}} phys_addrs={{{text}}} attrs="
+        )
+        yield line(what, n)
+        if n % 64 > 0:
+            yield line(f"dma_unmap_sg: d dir=TO_DEVICE phys_addrs={{{text}}} attrs=", n)
+        n += 1
+
+
+def bursts():
+    """Unmaps of every device and processor while the clock stands still, and pages mapped again."""
+    n = 0
+    while True:
+        device, cpu = n % 1000, (n // 1000) % 1024
+        yield line(mapped(n << 12, 64, f"d{device}"), 0, cpu)
+        yield line(unmapped(n << 12, 64, f"d{device}"), 0, cpu)
+        n += 1
+
+
+def marks():
+    """Nothing but marks."""
+    n = 0
+    while True:
+        n += 1
+        yield line("tracing_mark_write: " + "m" * (n % 3), n)
+
+
+def long_marks():
+    """Marks of a kibibyte."""
+    while True:
+        yield line("tracing_mark_write: " + "m" * 5000)
+
+
+def idle():
+    """The same line, which says nothing."""
+    while True:
+        yield line("sched_switch: x")
+
+
+CASES = [alive, shared, reverse, stack, gaps, large, lists, bursts, marks, long_marks, idle]
+
+
+def write_text(case, path, size):
+    with open(path, "w") as out:
+        for text in case():
+            size -= len(text)
+            if size < 0:
+                return
+            out.write(text)
+
+
+def write_zstd(case, path, size):
+    """Compresses until the file has its size, or 300 times as much text went in."""
+    left = 300 * size
+    with open(path, "wb") as out:
+        pack = subprocess.Popen(["zstd", "-q", "-1", "-c"], stdin=subprocess.PIPE, stdout=out)
+        block = []
+        for text in case():
+            block.append(text)
+            left -= len(text)
+            if len(block) >= 5000 or left < 0:
+                pack.stdin.write("".join(block).encode())
+                block = []
+                if left < 0 or os.path.getsize(path) >= size:
+                    break
+        pack.stdin.close()
+        pack.wait()
+
+
+def write_parquet(binary, case, path, size):
+    """Converts as much text as makes about the size: 20 bytes of text a byte."""
+    text = path + ".text"
+    write_text(case, text, 20 * size)
+    run = [binary, "trace", "convert", text, "-o", path]
+    done = subprocess.run(run + ["--max-segments", "1T", "--max-live", "1T"], capture_output=True)
+    os.remove(text)
+    return done.returncode == 0
+
+
+def measure(command):
+    """Peak memory in bytes, processor seconds, exit status and the last line of its errors."""
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().split("\n")
+    seconds = usage.ru_utime + usage.ru_stime
+    return usage.ru_maxrss * 1024, seconds, child.returncode, lines[-1]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("binary")
+    parser.add_argument("--megabytes", default="1")
+    parser.add_argument("--case", default="")
+    parser.add_argument("--directory")
+    args = parser.parse_args()
+    formats = ["text", "zstd"]
+    help_text = subprocess.run(
+        [args.binary, "trace", "convert", "/dev/null", "-o", "/dev/null.parquet"],
+        capture_output=True, text=True)
+    if "not built" not in help_text.stderr:
+        formats.append("parquet")
+    directory = tempfile.mkdtemp(prefix="ringfence-amplify-", dir=args.directory)
+    # What a child may take: a run beyond it is a failure anyway, and spares the machine.
+    bad = 0
+    print("| format | trace | command | file, bytes | peak memory, MiB | bytes a byte "
+          "| processor time, s | outcome |")
+    print("|---|---|---|---|---|---|---|---|")
+    try:
+        for megabytes in args.megabytes.split(","):
+            size = int(float(megabytes) * 1e6)
+            for case in CASES:
+                for form in formats:
+                    name = f"{form}-{case.__name__}"
+                    if args.case not in name:
+                        continue
+                    path = os.path.join(directory, name)
+                    if form == "text":
+                        write_text(case, path, size)
+                    elif form == "zstd":
+                        write_zstd(case, path, size)
+                    elif not write_parquet(args.binary, case, path, size):
+                        continue
+                    held = os.path.getsize(path)
+                    for label, command, passes in COMMANDS:
+                        peak, seconds, code, said = measure([args.binary] + command + [path])
+                        ratio = max(0, peak / passes - BASE) / max(held, 1)
+                        within = ratio <= RATIO and code in (0, 1)
+                        bad += not within
+                        outcome = "done" if code == 0 else said.split(": ", 2)[-1]
+                        outcome = outcome if within else "BEYOND: " + outcome
+                        print(f"| {form} | {case.__name__} | {label} | {held} | {peak / MIB:.0f} "
+                              f"| {ratio:.1f} | {seconds:.2f} | {outcome[:80]} |", flush=True)
+                    os.remove(path)
+    finally:
+        shutil.rmtree(directory)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,6 +14,7 @@ pub mod pviommu;
 pub mod pviommu_request;
 pub mod pviommu_stream;
 pub mod random;
+pub mod replay;
 pub mod rtranslate;
 pub mod trace_operations;
 pub mod trace_text;
@@ -68,6 +69,11 @@ pub const TARGETS: &[Target] = &[
         name: "pviommu_stream",
         run: pviommu_stream::run,
         outcomes: pviommu_stream::OUTCOMES,
+    },
+    Target {
+        name: "replay",
+        run: replay::run,
+        outcomes: replay::OUTCOMES,
     },
     Target {
         name: "rtranslate",

@@ -35,6 +35,7 @@ pub const OUTCOMES: &[&str] = &[
     "Column",
     "Compressed",
     "TooLarge",
+    "Limit",
     "row: time_ns",
     "row: event",
     "row: device",
@@ -219,6 +220,7 @@ fn name(problem: &ParquetProblem) -> &'static str {
         ParquetProblem::Column { .. } => "Column",
         ParquetProblem::Compressed { .. } => "Compressed",
         ParquetProblem::TooLarge { .. } => "TooLarge",
+        ParquetProblem::Limit { .. } => "Limit",
         ParquetProblem::Row { path, .. } => match *path {
             "time_ns" => "row: time_ns",
             "event" => "row: event",

@@ -7,6 +7,7 @@ mod files;
 mod gates;
 #[cfg(feature = "live")]
 mod guest_files;
+mod hostile;
 mod json;
 #[cfg(feature = "live")]
 mod live;

@@ -3,6 +3,7 @@
 mod comparison;
 mod composed;
 mod failures;
+mod hostile;
 mod plans;
 mod replays;
 mod rings;

@@ -133,7 +133,10 @@ pub(crate) fn trace(lines: &[String]) -> Operations<Source> {
         text += &format!("    task-1 [000] ..1.. 1.{number:06}: {line}\n");
     }
     let source = Source::from_reader("script", std::io::Cursor::new(text.into_bytes())).unwrap();
-    Operations::new("script", source, TraceOptions::default())
+    // Some scripts map more at once than a trace may unless its user says so.
+    let mut options = TraceOptions::default();
+    options.limits.mapping = 1 << 36;
+    Operations::new("script", source, options)
 }
 
 /// A line that maps `bytes` bytes of `device` at `at`.

@@ -1,0 +1,200 @@
+//! Traces that mean harm: an error that names the limit and its option, or bounded memory.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use crate::{Scratch, failed, ringfence, root, succeeded};
+
+fn map(device: &str, at: u64, bytes: u64) -> String {
+    format!(
+        "t-1 [000] ..... 1.0: dma_map_phys: {device} dir=TO_DEVICE dma_addr={at:x} size={bytes} \
+         phys_addr={at:x} attrs=\n"
+    )
+}
+
+const COMMANDS: [&[&str]; 3] = [
+    &["compare", "--repeat", "0", "--modes", "strict"],
+    &["size"],
+    &["trace", "info"],
+];
+
+#[test]
+fn an_error_names_line_limit_and_option_and_the_option_raises_it() {
+    let scratch = Scratch::new("limits");
+    let gib = 1_u64 << 30;
+    let mark = "t-1 [0] ..... 1.0: tracing_mark_write: x\n".to_owned();
+    let list = |count: u64| {
+        let starts: Vec<String> = (0..count).map(|n| format!("{:#x}", n << 13)).collect();
+        let (starts, sizes) = (starts.join(","), vec!["0x1"; count as usize].join(","));
+        format!(
+            "t-1 [0] ..... 1.0: dma_map_sg: d dir=TO_DEVICE nents={count}/{count} \
+             ents={count}/{count} dma_addrs={{{starts}}} sizes={{{sizes}}} phys_addrs={{{starts}}} \
+             attrs=\n"
+        )
+    };
+    let cases: [(&str, String, u64, &str, &str); 7] = [
+        ("mapping", map("d", 0, gib + 1), 1, "--max-mapping", "2G"),
+        (
+            "live",
+            map("d", 0, gib) + &map("d", gib, gib),
+            2,
+            "--max-live",
+            "2G",
+        ),
+        (
+            "mapped",
+            map("d", 0, gib).repeat(2),
+            2,
+            "--max-mapped",
+            "3G",
+        ),
+        (
+            "segments",
+            map("d", 0, 1) + &map("d", 4096, 1),
+            2,
+            "--max-segments",
+            "2",
+        ),
+        ("list", list(3), 1, "--max-list", "3"),
+        ("marks", mark.repeat(2), 2, "--max-marks", "200"),
+        (
+            "line",
+            format!("{}\n", "#".repeat(200)),
+            1,
+            "--max-line",
+            "200",
+        ),
+    ];
+    for (name, text, line, option, enough) in cases {
+        let path = scratch.file(name, text.as_bytes());
+        for command in COMMANDS {
+            // Small limits where the default is large.
+            let low: &[&str] = match option {
+                "--max-live" | "--max-mapped" => &[option, "1G"],
+                "--max-segments" => &[option, "1"],
+                "--max-list" => &[option, "2"],
+                "--max-marks" | "--max-line" => &[option, "100"],
+                _ => &[],
+            };
+            let args = [command, low, &[path.as_str()]].concat();
+            let text = failed(&ringfence(&args), 1);
+            let place = format!("{path}:{line}: ");
+            assert!(
+                text.contains(&place) && text.contains(option),
+                "{args:?}: {text}"
+            );
+            if command[0] == "trace" {
+                let raised = [command, &[option, enough, path.as_str()]].concat();
+                succeeded(&ringfence(&raised));
+            }
+        }
+    }
+    let devices = map("a", 0, 1) + &map("b", 4096, 1);
+    let path = scratch.file("devices", devices.as_bytes());
+    let args = [COMMANDS[0], &["--max-devices", "1", path.as_str()]].concat();
+    let text = failed(&ringfence(&args), 1);
+    assert!(
+        text.contains("`--device`") && text.contains("`--max-devices`"),
+        "{text}"
+    );
+    succeeded(&ringfence(&[&args[..], &["--device", "b"]].concat()));
+}
+
+#[test]
+fn an_endless_input_is_refused() {
+    for command in COMMANDS {
+        let text = failed(&ringfence(&[command, &["/dev/zero"]].concat()), 1);
+        assert!(
+            text.contains("/dev/zero:1: longer than 1048576 bytes"),
+            "{text}"
+        );
+    }
+}
+
+/// trace-cmd prints what the recording makes it print; here it never stops.
+#[test]
+fn what_trace_cmd_prints_is_bounded_by_its_recording() {
+    let scratch = Scratch::new("trace-cmd");
+    let program = scratch.file("trace-cmd", b"#!/bin/sh\nexec yes '# nothing'\n");
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let path = scratch.file("endless.dat", b"\x17\x08\x44tracing, and more");
+    let paths = format!("{}:{}", scratch.path(""), std::env::var("PATH").unwrap());
+    for command in COMMANDS {
+        let output = Command::new(env!("CARGO_BIN_EXE_ringfence"))
+            .args(command)
+            .arg(&path)
+            .env("PATH", &paths)
+            .output()
+            .unwrap();
+        let text = failed(&output, 1);
+        assert!(text.contains("--max-text"), "{text}");
+    }
+}
+
+#[test]
+fn no_output_steers_the_terminal() {
+    let scratch = Scratch::new("escape");
+    let name = "\u{1b}]0;owned\u{7}dev";
+    let text = format!(
+        "t-1 [0] ..... 1.0: tracing_mark_write: \u{1b}[2J\n{}",
+        map(name, 4096, 64)
+    );
+    for file in ["plain", "\u{1b}[31mfile"] {
+        let path = scratch.file(file, text.as_bytes());
+        for command in COMMANDS {
+            for more in [&[][..], &["--device", "no"], &["--json"]] {
+                if command[0] == "trace" && more.first() == Some(&"--device") {
+                    continue;
+                }
+                let output = ringfence(&[command, more, &[path.as_str()]].concat());
+                for stream in [&output.stdout, &output.stderr] {
+                    let shown = String::from_utf8_lossy(stream);
+                    assert!(
+                        !shown.contains(['\u{1b}', '\u{7}']),
+                        "{command:?}: {shown:?}"
+                    );
+                }
+            }
+        }
+    }
+    // The name as it is shown chooses the device.
+    let path = scratch.file("plain", text.as_bytes());
+    let shown = "\\u{1b}]0;owned\\u{7}dev";
+    succeeded(&ringfence(
+        &[COMMANDS[0], &["--device", shown, &path]].concat(),
+    ));
+}
+
+#[test]
+fn other_compressions_name_the_program_that_reads_them() {
+    let scratch = Scratch::new("archives");
+    for (head, program) in [
+        (&b"\x1f\x8b\x08\0\0\0\0\0"[..], "zcat"),
+        (b"\xfd7zXZ\0\0\x04", "xzcat"),
+    ] {
+        let path = scratch.file("packed", head);
+        let text = failed(&ringfence(&["trace", "info", &path]), 1);
+        assert!(text.contains(&format!("`{program} {path} |")), "{text}");
+    }
+}
+
+/// `tests/limits/amplify.py` measures hostile traces of every format and fails if one takes more
+/// memory than 100 bytes a byte of its file plus 64 MiB for each pass. It is run by hand over
+/// files of 1, 10 and 100 MB; here over small ones.
+#[test]
+fn memory_is_bounded_by_the_size_of_the_file() {
+    let script = root().join("tests/limits/amplify.py");
+    let output = Command::new("python3")
+        .arg(script)
+        .arg(env!("CARGO_BIN_EXE_ringfence"))
+        .args(["--megabytes", "0.05"])
+        .output()
+        .unwrap();
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{table}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(table.lines().count() > 60, "{table}");
+}

@@ -1,0 +1,251 @@
+//! Traces that ask a replay for more than their size warrants.
+
+use std::fmt::Write;
+use std::io::Cursor;
+
+use ringfence_lab::compare::{Options, compare};
+use ringfence_lab::modes::Mode;
+use ringfence_lab::plan::{Planner, Step, each_plan};
+use ringfence_lab::size::{Options as SizeOptions, Slots, size, take_usage};
+use ringfence_lab::{LabError, Limits, Profile};
+use ringfence_trace::{Operations, Options as TraceOptions, Source};
+
+const HOUR_NS: u64 = 3_600_000_000_000;
+
+fn operations(text: &str) -> Operations<Source> {
+    let source = Source::from_reader("t", Cursor::new(text.as_bytes().to_vec())).unwrap();
+    Operations::new("t", source, TraceOptions::default())
+}
+
+fn map(seconds: u64, device: &str, at: u64) -> String {
+    format!(
+        "t-1 [0] ..... {seconds}.0: dma_map_phys: {device} dir=TO_DEVICE dma_addr={at:x} \
+         size=64 phys_addr=1000 attrs=\n"
+    )
+}
+
+fn unmap(seconds: u64, device: &str, at: u64) -> String {
+    format!(
+        "t-1 [0] ..... {seconds}.0: dma_unmap_phys: {device} dir=TO_DEVICE dma_addr={at:x} \
+         size=64 attrs=\n"
+    )
+}
+
+fn options(mode: &str, limits: Limits) -> Options {
+    Options {
+        modes: vec![Mode::find(mode).unwrap()],
+        repetitions: 0,
+        limits,
+        ..Options::new()
+    }
+}
+
+/// Steps of the plans of a text, and the most of one plan.
+fn steps(text: &str, cycles: &[u64]) -> (u64, usize) {
+    let mut planner = Planner::new().with_cycles(cycles.iter().copied());
+    let (mut all, mut most) = (0, 0);
+    each_plan(&mut operations(text), &mut planner, None, |_, plan, _| {
+        all += plan.steps.len() as u64;
+        most = most.max(plan.steps.len()).max(plan.quiet.len());
+        let ticks = plan.steps.iter().filter(|timed| timed.step == Step::Tick);
+        assert!(plan.quiet.len() <= ticks.count());
+        Ok(())
+    })
+    .unwrap();
+    (all, most)
+}
+
+/// 584 years between two lines are not counted through.
+#[test]
+fn a_gap_of_the_clock_costs_a_bounded_number_of_steps() {
+    let text = map(0, "d", 4096) + &unmap(18_446_744_073, "d", 4096);
+    for cycles in [
+        &[][..],
+        &[10_000_000_000],
+        &[1, 10_000_000_000],
+        &[156_862_745, HOUR_NS],
+    ] {
+        let (all, _) = steps(&text, cycles);
+        assert!(all <= 40 + 256 * cycles.len() as u64, "{all} {cycles:?}");
+    }
+    // All cycles that a cache can count end in it, of each length: the longest one's last end is
+    // there although the shortest one's are many.
+    let mut planner = Planner::new().with_cycles([1_000_000_000, HOUR_NS]);
+    let mut last = 0;
+    each_plan(&mut operations(&text), &mut planner, None, |_, plan, _| {
+        last = plan.quiet.last().map_or(last, |end| end.0);
+        Ok(())
+    })
+    .unwrap();
+    assert!(last >= 255 * HOUR_NS, "{last}");
+}
+
+#[test]
+fn plans_of_long_gaps_are_cut() {
+    let mut text = String::new();
+    for n in 0..600 {
+        text += &map(n * 100_000, "d", 4096);
+        text += &unmap(n * 100_000 + 50_000, "d", 4096);
+    }
+    let (all, most) = steps(&text, &[10_000_000]);
+    assert!(all > 250_000, "{all}");
+    assert!(most < 66_000, "{most}");
+}
+
+#[test]
+fn devices_are_bounded_and_named() {
+    let text: String = (0..1100_u64)
+        .map(|n| map(1, &format!("dev{n}"), 4096))
+        .collect();
+    let run = |limits, only: Option<Vec<String>>| {
+        let options = Options {
+            devices: only,
+            ..options("none", limits)
+        };
+        compare("t", operations(&text), &options, |_| {})
+    };
+    let error = run(Limits::default(), None).unwrap_err();
+    assert!(matches!(error, LabError::DeviceLimit { limit: 1024 }));
+    let message = error.to_string();
+    assert!(
+        message.contains("`--device`") && message.contains("`--max-devices`"),
+        "{message}"
+    );
+    assert!(run(Limits::default(), Some(vec!["dev1099".to_owned()])).is_ok());
+    let mut limits = Limits::default();
+    limits.devices = 1100;
+    assert!(run(limits, None).is_ok());
+    // `size` counts and replays.
+    let refused = take_usage(operations(&text), None, Limits::default(), |_| {});
+    assert!(matches!(refused, Err(LabError::DeviceLimit { .. })));
+    let usage = take_usage(operations(&text), None, limits, |_| {}).unwrap();
+    let options = SizeOptions {
+        profile: Profile::r210_2015(),
+        devices: None,
+        entries: vec![1],
+        modes: Vec::new(),
+        limits: Limits::default(),
+    };
+    let refused = size("t", operations(&text), &usage, &options, |_| {});
+    assert!(matches!(refused, Err(LabError::DeviceLimit { .. })));
+}
+
+#[test]
+fn buffers_on_one_page_are_bounded() {
+    let mut text = String::new();
+    for n in 1..=5000 {
+        text += &map(1, "d", n << 12);
+    }
+    for mode in ["none", "rtc-literal"] {
+        let error = compare(
+            "t",
+            operations(&text),
+            &options(mode, Limits::default()),
+            |_| {},
+        );
+        let error = error.unwrap_err();
+        assert!(
+            matches!(error, LabError::CrowdedPage { limit: 4096, .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains("--max-page-buffers"), "{error}");
+        let mut limits = Limits::default();
+        limits.buffers_on_a_page = 5000;
+        assert!(compare("t", operations(&text), &options(mode, limits), |_| {}).is_ok());
+    }
+    // One after the other they are fine, and so they are where each has pages of its own.
+    let mut text = String::new();
+    for n in 1..=5000 {
+        text += &map(1, "d", n << 12);
+        text += &unmap(1, "d", n << 12);
+    }
+    for mode in ["none", "rtc-literal", "strict"] {
+        let options = options(mode, Limits::default());
+        assert!(
+            compare("t", operations(&text), &options, |_| {}).is_ok(),
+            "{mode}"
+        );
+    }
+}
+
+/// While the clock stands still, bursts end only because others begin.
+#[test]
+fn open_bursts_are_bounded() {
+    let mut text = String::new();
+    for n in 0..3000_u64 {
+        let (device, cpu) = (n % 100, n / 100);
+        for event in ["map", "unmap"] {
+            let phys = if event == "map" {
+                " phys_addr=1000"
+            } else {
+                ""
+            };
+            let at = n << 12;
+            writeln!(
+                text,
+                "t-1 [{cpu}] ..... 1.0: dma_{event}_phys: d{device} dir=TO_DEVICE dma_addr={at:x} \
+                 size=64{phys} attrs="
+            )
+            .unwrap();
+        }
+    }
+    // Maps of the page end bursts too; here each has a page of its own.
+    let mut page = 0;
+    let text: String = text
+        .lines()
+        .map(|line| {
+            page += u64::from(line.contains("phys_addr="));
+            line.replace("phys_addr=1000", &format!("phys_addr={:x}", page << 12)) + "\n"
+        })
+        .collect();
+    let mut planner = Planner::new();
+    let (mut open, mut most) = (0_i64, 0);
+    each_plan(&mut operations(&text), &mut planner, None, |_, plan, _| {
+        for timed in &plan.steps {
+            open += match timed.step {
+                Step::Unmap { .. } => 1,
+                Step::EndBurst { .. } => -1,
+                _ => 0,
+            };
+            most = most.max(open);
+        }
+        Ok(())
+    })
+    .unwrap();
+    // The oldest ends right behind the unmap that would be one too many.
+    assert_eq!((most, open), (1025, 0));
+    assert_eq!(planner.bursts, 3000);
+}
+
+/// A ring of one slot, and very many maps that wait: the youngest gives up first.
+#[test]
+fn to_give_up_waiting_does_not_walk_the_queue() {
+    use ringfence_dma::ring::SlotChoice;
+    use ringfence_trace::{DeviceIndex, MappingId};
+    use ringfence_types::Direction;
+
+    let (device, cpu, direction) = (DeviceIndex(0), 0, Direction::ToDevice);
+    let count = 300_000;
+    let mut slots = Slots::new(SlotChoice::Tail, 1);
+    for id in (0..count).map(MappingId) {
+        slots.step(&Step::Map {
+            id,
+            device,
+            cpu,
+            direction,
+            first: 0,
+            count: 1,
+        });
+    }
+    for id in (0..count).rev().map(MappingId) {
+        slots.step(&Step::Unmap {
+            id,
+            device,
+            cpu,
+            direction,
+        });
+    }
+    let stalls = slots.finish();
+    assert_eq!(stalls.stalls, u64::from(count) - 1);
+    assert_eq!(stalls.stalled_out, u64::from(count) - 1);
+}

@@ -86,6 +86,11 @@ pub(crate) enum Failure {
     ReadTwice,
     /// Standard input was named as two traces.
     StdinTwice,
+    /// Standard input is longer than what is kept of it.
+    Spool {
+        /// Bytes that are kept.
+        limit: u64,
+    },
     /// Traces for experiments of which none reads any.
     TraceUnread,
     /// The reader of our output has gone.
@@ -196,6 +201,11 @@ impl fmt::Display for Failure {
                 f.write_str("anonymising reads the trace twice: it has to be a file")
             }
             Self::StdinTwice => f.write_str("standard input is one trace: name - once"),
+            Self::Spool { limit } => write!(
+                f,
+                "standard input is longer than the {limit} bytes that are kept to read it twice; \
+                 name a file, or raise the limit by `--max-spool`"
+            ),
             Self::TraceUnread => {
                 f.write_str("--trace: only X07 and X22 read recorded traces; name one, or --all")
             }

@@ -10,6 +10,9 @@ use ringfence_trace::{Operations, Options, SAMPLE, Source, printable};
 use crate::failure::Failure;
 use crate::spool::Spool;
 
+/// Bytes of standard input that are kept where no option says how many.
+pub(crate) const KEPT: u64 = 4 << 30;
+
 /// Where a trace comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Input {
@@ -41,13 +44,14 @@ impl Input {
         }
     }
 
-    /// The same trace, to be read more than once: standard input is read to its end first.
+    /// The same trace, to be read more than once: standard input is read to its end first, of which
+    /// at most `limit` bytes are kept.
     ///
     /// # Errors
     /// It cannot be read or kept.
-    pub(crate) fn kept(self) -> Result<Self, Failure> {
+    pub(crate) fn kept(self, limit: u64) -> Result<Self, Failure> {
         match self {
-            Self::Stdin => Spool::of_stdin().map(Self::Spooled),
+            Self::Stdin => Spool::of_stdin(limit).map(Self::Spooled),
             other => Ok(other),
         }
     }

@@ -1,7 +1,7 @@
 //! Standard input, kept so that it can be read twice: in a temporary file without a name, which is gone with the program however it ends.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Seek};
+use std::io::{self, Read, Seek};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -21,16 +21,20 @@ impl PartialEq for Spool {
 impl Eq for Spool {}
 
 impl Spool {
-    /// Reads standard input to its end.
+    /// Reads standard input to its end, at most `limit` bytes.
     ///
     /// # Errors
-    /// There is no room, or nothing to be read from.
-    pub(crate) fn of_stdin() -> Result<Self, Failure> {
+    /// There is no room, nothing to be read from, or more than `limit` bytes.
+    pub(crate) fn of_stdin(limit: u64) -> Result<Self, Failure> {
         let (path, mut file) = temporary()?;
         // From here on only this program reaches it.
         fs::remove_file(&path).map_err(Failure::io(&path))?;
-        io::copy(&mut io::stdin().lock(), &mut file).map_err(Failure::io(&path))?;
-        Ok(Self(Rc::new(file)))
+        let mut input = io::stdin().lock().take(limit.saturating_add(1));
+        let copied = io::copy(&mut input, &mut file).map_err(Failure::io(&path))?;
+        match copied > limit {
+            true => Err(Failure::Spool { limit }),
+            false => Ok(Self(Rc::new(file))),
+        }
     }
 
     /// From the beginning. One reader at a time: all share one position.

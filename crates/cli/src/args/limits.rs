@@ -56,7 +56,7 @@ impl TraceLimitArgs {
 }
 
 /// Bounds on a replay. The defaults are those of [`ReplayLimits`].
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct ReplayLimitArgs {
     /// Devices that map memory [default: 1024]
     #[arg(long, value_name = "N", help_heading = "Limits")]
@@ -64,9 +64,17 @@ pub(crate) struct ReplayLimitArgs {
     /// Buffers alive on one page, in modes where buffers share pages [default: 4096]
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_page_buffers: Option<usize>,
+    /// Bytes of standard input that are kept in a temporary file where a trace is read twice
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G", help_heading = "Limits")]
+    pub max_spool: u64,
 }
 
 impl ReplayLimitArgs {
+    /// Bytes of standard input that are kept.
+    pub(crate) fn spool(&self) -> u64 {
+        self.max_spool
+    }
+
     /// The defaults with what was given.
     pub(crate) fn limits(&self) -> ReplayLimits {
         let mut limits = ReplayLimits::default();

@@ -36,7 +36,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
     if counted {
         inputs = inputs
             .into_iter()
-            .map(Input::kept)
+            .map(|input| input.kept(args.replay_limits.spool()))
             .collect::<Result<_, _>>()?;
     }
     let repetitions = args.repeat.unwrap_or_else(|| default_repetitions(&inputs));

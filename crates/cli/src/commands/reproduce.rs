@@ -25,7 +25,7 @@ use super::compare::executed_on;
 use super::json;
 use crate::args::{ReproduceArgs, ReproduceGuestArgs};
 use crate::failure::Failure;
-use crate::inputs::Input;
+use crate::inputs::{Input, KEPT};
 use crate::out_file::write_into;
 use crate::output::{look, print, tell};
 
@@ -117,7 +117,7 @@ fn recorded(
         }
         // What is read for both is read twice.
         let input = if prefetchers && reused {
-            input.kept()?
+            input.kept(KEPT)?
         } else {
             input
         };

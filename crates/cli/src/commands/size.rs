@@ -38,7 +38,9 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
     reading.limits = args.limits.limits();
     let limits = args.replay_limits.limits();
     // A trace is read twice: counted, then replayed.
-    let inputs = inputs.into_iter().map(Input::kept);
+    let inputs = inputs
+        .into_iter()
+        .map(|input| input.kept(args.replay_limits.spool()));
     let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
     let mut sizing = Sizing::new(profile.clone());
     for (input, name) in inputs.iter().zip(Input::names(&inputs)) {

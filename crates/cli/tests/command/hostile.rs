@@ -111,6 +111,24 @@ fn an_endless_input_is_refused() {
     }
 }
 
+#[test]
+fn standard_input_is_kept_up_to_a_limit() {
+    let text = map("d", 4096, 1);
+    for command in [
+        &["size"][..],
+        &["compare", "--repeat", "0", "--modes", "riommu"],
+    ] {
+        let run = |most: usize| {
+            let most = most.to_string();
+            let args = [command, &["-", "--max-spool", most.as_str()]].concat();
+            crate::ringfence_with(&args, text.as_bytes())
+        };
+        succeeded(&run(text.len()));
+        let error = failed(&run(text.len() - 1), 1);
+        assert!(error.contains("`--max-spool`"), "{error}");
+    }
+}
+
 /// trace-cmd prints what the recording makes it print; here it never stops.
 #[test]
 fn what_trace_cmd_prints_is_bounded_by_its_recording() {

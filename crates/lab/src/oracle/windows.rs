@@ -7,7 +7,8 @@ use ringfence_types::{CachedLevels, DomainId, Invalidation, Nanos, PfnRange};
 /// Windows that are open, and what the closed ones add up to.
 #[derive(Debug, Clone, Default)]
 pub struct Windows {
-    open: Vec<Window>,
+    /// By domain: an invalidation looks through those of its own.
+    open: HashMap<DomainId, Vec<Window>>,
     /// Those of mappings that the space has kept, by domain and first page: reuse closes them, too.
     kept: HashMap<(DomainId, u64), Window>,
     /// Windows of kept mappings that were open when the trace ended, and their part of `byte_ns`.
@@ -43,7 +44,7 @@ impl Windows {
     /// Unmap has returned a buffer of `bytes` bytes while the hardware may still translate `range`.
     pub fn open(&mut self, domain: DomainId, range: PfnRange, bytes: u64, now: Nanos) {
         self.count += 1;
-        self.open.push(Window {
+        self.open.entry(domain).or_default().push(Window {
             domain,
             range,
             bytes,
@@ -125,11 +126,8 @@ impl Windows {
         if !self.kept.is_empty() {
             self.close_kept(request, now);
         }
-        if self.open.is_empty() {
-            return;
-        }
         let (longest, byte_ns) = (&mut self.longest_ns, &mut self.byte_ns);
-        self.open.retain(|window| {
+        let mut close = |window: &Window| {
             if !request.covers(window.domain, &window.range, CachedLevels::Leaves) {
                 return true;
             }
@@ -137,7 +135,21 @@ impl Windows {
             *longest = (*longest).max(length);
             *byte_ns += u128::from(length) * u128::from(window.bytes);
             false
-        });
+        };
+        match request {
+            Invalidation::Pages { domain, .. }
+            | Invalidation::Domain(domain)
+            | Invalidation::Ring { domain, .. } => {
+                if let Some(windows) = self.open.get_mut(domain) {
+                    windows.retain(&mut close);
+                }
+            }
+            Invalidation::Global | Invalidation::Context(_) => {
+                for windows in self.open.values_mut() {
+                    windows.retain(&mut close);
+                }
+            }
+        }
     }
 
     /// The trace ends: what is still open counts until now.

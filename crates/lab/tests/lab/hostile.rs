@@ -132,35 +132,33 @@ fn devices_are_bounded_and_named() {
 
 #[test]
 fn buffers_on_one_page_are_bounded() {
+    assert_eq!(Limits::default().buffers_on_a_page, 4096);
+    let mut low = Limits::default();
+    low.buffers_on_a_page = 256;
     let mut text = String::new();
-    for n in 1..=5000 {
+    for n in 1..=300 {
         text += &map(1, "d", n << 12);
     }
     for mode in ["none", "rtc-literal"] {
-        let error = compare(
-            "t",
-            operations(&text),
-            &options(mode, Limits::default()),
-            |_| {},
-        );
+        let error = compare("t", operations(&text), &options(mode, low), |_| {});
         let error = error.unwrap_err();
         assert!(
-            matches!(error, LabError::CrowdedPage { limit: 4096, .. }),
+            matches!(error, LabError::CrowdedPage { limit: 256, .. }),
             "{error}"
         );
         assert!(error.to_string().contains("--max-page-buffers"), "{error}");
         let mut limits = Limits::default();
-        limits.buffers_on_a_page = 5000;
+        limits.buffers_on_a_page = 300;
         assert!(compare("t", operations(&text), &options(mode, limits), |_| {}).is_ok());
     }
     // One after the other they are fine, and so they are where each has pages of its own.
     let mut text = String::new();
-    for n in 1..=5000 {
+    for n in 1..=300 {
         text += &map(1, "d", n << 12);
         text += &unmap(1, "d", n << 12);
     }
     for mode in ["none", "rtc-literal", "strict"] {
-        let options = options(mode, Limits::default());
+        let options = options(mode, low);
         assert!(
             compare("t", operations(&text), &options, |_| {}).is_ok(),
             "{mode}"

@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod access;
 pub mod assigned;
 pub mod caps;
 pub mod counters;
@@ -23,6 +24,7 @@ mod left_behind;
 pub mod link;
 mod memory;
 mod pci;
+mod privileges;
 pub mod pviommu;
 pub mod server;
 mod session;

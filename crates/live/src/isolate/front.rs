@@ -14,6 +14,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use virtio_queue::{Queue, QueueT};
 
 use super::grants::{Grants, Undead};
+use super::life::Waits;
 use super::process::Link;
 use super::supervisor::Breach;
 use super::wire::{MAX_BYTES, Order, Place, Report};
@@ -172,16 +173,37 @@ impl Front {
         true
     }
 
+    /// Hears it until it has said enough, has ended, or has had the device wait for long enough. False
+    /// if it has not by then.
+    fn wait_for_it(&mut self, most: Duration, enough: impl Fn(&Self) -> bool) -> bool {
+        let begun = Instant::now();
+        let patience = most.min(self.link.life.patience(Waits::Device));
+        let heard = self.hear_until(begun + patience, enough);
+        if self
+            .link
+            .life
+            .charge(Waits::Device, begun.elapsed())
+            .is_err()
+        {
+            self.end(&Breach::LateInAll);
+        }
+        heard
+    }
+
     /// Waits for turns that are under way. False if one is not over by then.
     fn end_turns(&mut self, until: Instant) -> bool {
         let ended = self.hear_until(until, Self::is_idle);
+        self.keep_rings();
+        ended
+    }
+
+    /// Whoever rang during a turn that is over does not ring again.
+    fn keep_rings(&mut self) {
         for lane in &mut self.lanes {
             if let Some((turn, _)) = &mut lane.over {
-                // Whoever rang meanwhile does not ring again.
                 turn.more |= std::mem::take(&mut lane.rung);
             }
         }
-        ended
     }
 
     /// Takes what the process says. None if it may not say that now.
@@ -296,7 +318,7 @@ impl Device for Front {
             self.order(&Order::Reset);
         }
         // A turn that is under way ends first, and is of no interest any more.
-        if !self.hear_until(Instant::now() + RESET_WITHIN, |front| !front.resetting) {
+        if !self.wait_for_it(RESET_WITHIN, |front| !front.resetting) {
             self.end(&Breach::Late);
         }
         for lane in &mut self.lanes {
@@ -316,7 +338,8 @@ impl Device for Front {
     fn leave_bus(&mut self) -> Result<(), StillMaster> {
         self.iommu
             .with_grants(self.device, |grants| grants.call_off());
-        self.end_turns(Instant::now() + LEFT_WITHIN);
+        self.wait_for_it(LEFT_WITHIN, Self::is_idle);
+        self.keep_rings();
         match self.iommu.with_grants(self.device, Grants::hold) {
             Some(Err(Undead)) => Err(StillMaster),
             _ => Ok(()),

@@ -25,9 +25,9 @@ use super::windows::{Window, Windows};
 /// and splits them, there is one for each window at most.
 const MAX_WINDOWS: usize = 16 * 1024;
 /// Most files that a guest's memory lies in.
-const MAX_FILES: usize = 16;
+pub(super) const MAX_FILES: usize = 16;
 /// Number of the first of them in the process.
-const FIRST_FILE: RawFd = 64;
+pub(super) const FIRST_FILE: RawFd = 64;
 
 /// Why a page was not granted. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

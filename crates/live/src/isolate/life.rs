@@ -3,14 +3,20 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Child;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// After a kill the process is gone in this time, or hangs in the kernel.
-const GONE_WITHIN: Duration = Duration::from_secs(10);
+use super::lateness::{ALLOWANCE, Lateness, Spent};
+
+/// After a kill the process is gone in this time, or hangs in the kernel. It is waited for once.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
+/// Most time within a minute that the device's own thread waits for its process: to reset, and to
+/// leave its work. The guest decides how often, so the sum is larger than one wait.
+const OWN_ALLOWANCE: Duration = Duration::from_secs(20);
 
 /// A process that can be ended from any thread.
 #[derive(Debug)]
@@ -18,6 +24,23 @@ pub(super) struct Life {
     /// Also readable once it is dead.
     pid: OwnedFd,
     child: Mutex<Child>,
+    /// It was killed, waited for, and not gone.
+    hangs: AtomicBool,
+    /// What the accounts count from.
+    begun: Instant,
+    /// How long the IOMMU waited.
+    for_iommu: Mutex<Lateness>,
+    /// How long its own device did.
+    for_device: Mutex<Lateness>,
+}
+
+/// Who waits for a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waits {
+    /// The IOMMU, and with it all devices.
+    Iommu,
+    /// The device alone.
+    Device,
 }
 
 impl Life {
@@ -26,7 +49,41 @@ impl Life {
         Ok(Self {
             pid,
             child: Mutex::new(child),
+            hangs: AtomicBool::new(false),
+            begun: Instant::now(),
+            for_iommu: Mutex::new(Lateness::new(ALLOWANCE)),
+            for_device: Mutex::new(Lateness::new(OWN_ALLOWANCE)),
         })
+    }
+
+    /// How long `who` may still wait for it.
+    pub(super) fn patience(&self, who: Waits) -> Duration {
+        let now = self.begun.elapsed();
+        let mut account = self
+            .account(who)
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        account.left(now)
+    }
+
+    /// `who` waited so long for it.
+    ///
+    /// # Errors
+    /// [`Spent`]: longer than it may.
+    pub(super) fn charge(&self, who: Waits, late: Duration) -> Result<(), Spent> {
+        let now = self.begun.elapsed();
+        let mut account = self
+            .account(who)
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        account.charge(now, late)
+    }
+
+    fn account(&self, who: Waits) -> &Mutex<Lateness> {
+        match who {
+            Waits::Iommu => &self.for_iommu,
+            Waits::Device => &self.for_device,
+        }
     }
 
     /// Its number.
@@ -47,7 +104,13 @@ impl Life {
     #[must_use = "it may still have its memory"]
     pub(super) fn end(&self) -> bool {
         self.kill();
-        let limit = Timespec::try_from(GONE_WITHIN).ok();
+        // Whoever comes after the first one only looks.
+        let limit = if self.hangs.load(Ordering::Acquire) {
+            Duration::ZERO
+        } else {
+            GONE_WITHIN
+        };
+        let limit = Timespec::try_from(limit).ok();
         let mut dead = [PollFd::from_borrowed_fd(self.pid.as_fd(), PollFlags::IN)];
         loop {
             match poll(&mut dead, limit.as_ref()) {
@@ -56,7 +119,10 @@ impl Life {
                     let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
                     return child.wait().is_ok();
                 }
-                _ => return false,
+                _ => {
+                    self.hangs.store(true, Ordering::Release);
+                    return false;
+                }
             }
         }
     }

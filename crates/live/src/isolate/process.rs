@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
@@ -24,8 +24,9 @@ use super::wire::{MAX_BYTES, Order, Report};
 use crate::caps::Caps;
 use crate::counters::DeviceCounters;
 use crate::errant::Errant;
+use crate::privileges::NO_PRIVILEGES;
 
-/// A process that is not ready and confined by then is ended.
+/// A process that is not ready and confined by then is ended: one time for all of its steps.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
 /// What to run in the process: a program that calls [`simulate`](super::simulate).
@@ -70,6 +71,7 @@ pub fn start(
     image: &Image<'_>,
     counters: &Arc<DeviceCounters>,
 ) -> Result<(Grants, Link), Breach> {
+    let until = Instant::now() + READY_WITHIN;
     let board = Arc::new(Board::create()?);
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
@@ -93,11 +95,12 @@ pub fn start(
     };
     let file = board.file().ok_or(Breach::Gone)?;
     send_with(&ours, &setup.encode(), &[file.as_fd(), image.file])?;
-    let (report, mut fds) = next(&ours)?;
+    let (report, mut fds) = next(&ours, until)?;
     let (Report::Ready, Some(listener), true) = (report, fds.pop(), fds.is_empty()) else {
         return Err(Breach::Protocol);
     };
-    let (Report::Confined, true) = next(&ours).map(|(report, fds)| (report, fds.is_empty()))?
+    let (Report::Confined, true) =
+        next(&ours, until).map(|(report, fds)| (report, fds.is_empty()))?
     else {
         return Err(Breach::Protocol);
     };
@@ -106,6 +109,7 @@ pub fn start(
         Arc::clone(&board),
         Arc::clone(&life),
         Arc::clone(counters),
+        until,
     )?;
     verify(life.number())?;
     let grants = Grants::new(board, supervisor)?;
@@ -117,11 +121,12 @@ pub fn start(
     Ok((grants, link))
 }
 
-fn next(socket: &OwnedFd) -> Result<(Report, Vec<OwnedFd>), Breach> {
-    let limit = Timespec::try_from(READY_WITHIN).ok();
+fn next(socket: &OwnedFd, until: Instant) -> Result<(Report, Vec<OwnedFd>), Breach> {
     let mut ready = [PollFd::new(socket, PollFlags::IN)];
     loop {
-        match poll(&mut ready, limit.as_ref()) {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).unwrap_or_default();
+        match poll(&mut ready, Some(&left)) {
             Ok(0) => return Err(Breach::Late),
             Ok(_) => break,
             Err(rustix::io::Errno::INTR) => {}
@@ -136,7 +141,8 @@ fn next(socket: &OwnedFd) -> Result<(Report, Vec<OwnedFd>), Breach> {
     Ok((report, fds))
 }
 
-/// The kernel's word for it: two threads, each under a filter that it can never leave, and two descriptors.
+/// Asks the kernel: two threads, each without privileges and under a filter that it can never leave,
+/// and two descriptors.
 ///
 /// Up to here the process has run code of ours only, on nothing of the guest's.
 fn verify(number: u32) -> Result<(), Breach> {
@@ -144,7 +150,7 @@ fn verify(number: u32) -> Result<(), Breach> {
     for thread in fs::read_dir(format!("/proc/{number}/task"))? {
         let status = fs::read_to_string(thread?.path().join("status"))?;
         let says = |line: &str| status.lines().any(|other| other == line);
-        if !says("Seccomp:\t2") || !says("NoNewPrivs:\t1") {
+        if !says("Seccomp:\t2") || !NO_PRIVILEGES.into_iter().all(says) {
             return Err(Breach::Unconfined);
         }
         threads += 1;

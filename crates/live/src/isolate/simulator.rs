@@ -5,17 +5,18 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use virtio_queue::{Queue, QueueT};
 
 use super::board::Board;
 use super::process::{receive_with, send_with};
 use super::reach::Reach;
 use super::wire::{MAX_BYTES, Order, Place, Report};
-use super::{copy, filter, mapper, sys};
+use super::{copy, filter, limits, mapper, sys};
 use crate::caps::{Caps, Complaints};
 use crate::counters::DeviceCounters;
 use crate::errant::{Errant, Misbehaviour, Tried};
+use crate::privileges;
 use crate::virtio::Device;
 use crate::virtio::blk::{Blk, TooLong};
 
@@ -56,12 +57,8 @@ pub fn simulate() -> io::Result<()> {
 pub fn enter(map: fn(&Board) -> !) -> io::Result<Simulator> {
     let not_ours = || io::Error::from(io::ErrorKind::InvalidData);
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // What is granted is not to be found in a dump.
-    let none = Rlimit {
-        current: Some(0),
-        maximum: Some(0),
-    };
-    setrlimit(Resource::Core, none)?;
+    // Before there is another thread: each has capabilities of its own.
+    privileges::drop_all()?;
     sys::keep_heap(HEAP_BYTES);
     let socket = rustix::stdio::stdin();
     let (bytes, fds) = receive_with(socket)?;
@@ -116,8 +113,8 @@ pub fn enter(map: fn(&Board) -> !) -> io::Result<Simulator> {
         .collect::<Result<_, _>>();
     let queues = queues.map_err(io::Error::other)?;
     copy::catch_faults()?;
-    rustix::thread::set_no_new_privs(true)?;
     let listener = mapper::start(board, map)?;
+    limits::apply(disk.file())?;
     sys::close_all_but(&[socket.as_raw_fd(), number, listener.as_raw_fd()])?;
     let own = socket.try_clone_to_owned()?;
     send_with(&own, &Report::Ready.encode(), &[listener.as_fd()])?;

@@ -165,6 +165,16 @@ pub unsafe fn make(call: &Call) -> u64 {
     u64::from(errno.cast_unsigned())
 }
 
+/// A write beyond the limit of a file's size fails, and does not end the process.
+pub(super) fn ignore_file_size_signal() -> io::Result<()> {
+    // SAFETY: it installs no handler; the signal is thrown away.
+    let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    if before == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Closes all descriptors but these.
 pub(super) fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
     let mut keep: Vec<u32> = keep.iter().map(|fd| fd.cast_unsigned()).collect();

@@ -128,3 +128,20 @@ fn looks_around<I: Boundary>(behind: &str, everything: u64) {
     assert_eq!(found, granted);
     assert_eq!(written, pages - 1, "not the page for reading");
 }
+
+/// A sealed memfd cannot grow in any case; a file of the host's can.
+#[test]
+fn an_image_stays_as_long_as_it_was() {
+    let image = image_on_disk();
+    let length = image.metadata().unwrap().len();
+    let mut apart: Apart<Virtio> = apart::<Virtio>("grows", &[], &image).mapped();
+    apart.guest.disk.ring(0);
+    let _ = apart.guest.wait();
+    let mut answers = [0; 24];
+    image.read_exact_at(&mut answers, 0).unwrap();
+    let (answers, _) = answers.as_chunks::<8>();
+    let answers: Vec<i64> = answers.iter().copied().map(i64::from_le_bytes).collect();
+    let refused = -i64::from(libc::EFBIG);
+    assert_eq!(answers, [512, refused, refused]);
+    assert_eq!(image.metadata().unwrap().len(), length);
+}

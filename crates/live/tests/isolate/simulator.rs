@@ -28,6 +28,8 @@ fn main() -> io::Result<()> {
                 let _ = disk.file().read_exact_at(&mut gate, GATE);
             }
         }),
+        "dawdles" => enter(dawdles)?.serve(),
+        "grows" => grows(&enter(mapper::follow)?),
         "ignores" => enter(ignores)?.serve(),
         "answers-twice" => enter(answers_twice)?.serve(),
         "keeps" => enter(keeps)?.serve(),
@@ -134,6 +136,39 @@ fn goes_on(simulator: &Simulator, says: bool) -> io::Result<()> {
         simulator.disk.file().write_all_at(&told, 0)?;
     }
     end(0)
+}
+
+/// Writes across the end of its disk and far behind it. The first words of the disk say what the
+/// kernel answered: bytes written, or an error number as a negative one.
+fn grows(simulator: &Simulator) -> io::Result<()> {
+    (0..3).for_each(|_| wait());
+    let file = simulator.disk.file();
+    let answer = |written: io::Result<usize>| match written {
+        Ok(bytes) => bytes as i64,
+        Err(error) => -i64::from(error.raw_os_error().unwrap_or(0)),
+    };
+    let answers = [GATE - 511, GATE + 1, 1 << 30]
+        .map(|at| answer(file.write_at(&[0xaa; 1024], at)))
+        .map(i64::to_le_bytes);
+    file.write_all_at(answers.as_flattened(), 0)?;
+    let words = [3u64, 0, 1, 0, 0, 0, 0];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let _ = rustix::io::write(rustix::stdio::stdin(), &bytes);
+    wait();
+    end(0)
+}
+
+/// Does as it is told, each time late, and never too late for a single answer.
+fn dawdles(board: &Board) -> ! {
+    rounds(board, |call| {
+        if call.number == libc::SYS_munmap {
+            let begun = std::time::Instant::now();
+            while begun.elapsed() < std::time::Duration::from_millis(700) {
+                std::hint::spin_loop();
+            }
+        }
+        true
+    })
 }
 
 /// Makes the calls of one round, each changed by `change`.

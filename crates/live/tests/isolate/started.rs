@@ -1,12 +1,17 @@
 //! Processes that do not confine themselves are not used.
 
+use std::fs;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringfence_live::caps::Caps;
+use ringfence_live::isolate::windows::{END, FIRST};
 use ringfence_live::isolate::{Image, Program, start};
 
-use crate::rig::disk_file;
+use crate::guest::Virtio;
+use crate::rig::{disk_file, image_on_disk};
+use crate::{Apart, apart};
 
 fn refused(program: &Program) -> String {
     let file = disk_file();
@@ -42,4 +47,76 @@ fn programs_that_are_none() {
 #[test]
 fn one_that_does_not_confine_all_of_itself() {
     assert!(refused(&crate::program("keeps-a-thread")).contains("did not confine"));
+}
+
+/// The capability that the bounding set is changed with.
+const SETPCAP: u64 = 1 << 8;
+
+/// The processes that this one has started, with this argument.
+fn processes(behaviour: &str) -> Vec<PathBuf> {
+    let parent = format!("PPid:\t{}", std::process::id());
+    let all = fs::read_dir("/proc")
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let ours = all.filter(|path| {
+        let read = |name: &str| fs::read_to_string(path.join(name)).unwrap_or_default();
+        read("status").lines().any(|line| line == parent)
+            && read("cmdline").split('\0').nth(1) == Some(behaviour)
+    });
+    ours.collect()
+}
+
+#[test]
+fn it_has_no_privileges_and_bounded_resources() {
+    let image = image_on_disk();
+    let length = image.metadata().unwrap().len();
+    let _apart: Apart<Virtio> = apart("obeys", &[], &image);
+    let [process] = &processes("obeys")[..] else {
+        panic!("one process");
+    };
+    let mut threads = 0;
+    for thread in fs::read_dir(process.join("task")).unwrap() {
+        let status = fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+        for line in [
+            "CapInh:\t0000000000000000",
+            "CapPrm:\t0000000000000000",
+            "CapEff:\t0000000000000000",
+            "CapAmb:\t0000000000000000",
+            "NoNewPrivs:\t1",
+            "Seccomp:\t2",
+        ] {
+            assert!(
+                status.lines().any(|other| other == line),
+                "{line}: {status}"
+            );
+        }
+        // Where this process may drop them, the bounding set is empty as well.
+        let own = fs::read_to_string("/proc/thread-self/status").unwrap();
+        let own = own.lines().find_map(|line| line.strip_prefix("CapEff:\t"));
+        let own = u64::from_str_radix(own.unwrap(), 16).unwrap();
+        if own & SETPCAP != 0 {
+            assert!(status.contains("CapBnd:\t0000000000000000"), "{status}");
+        }
+        threads += 1;
+    }
+    assert_eq!(threads, 2);
+    let limits = fs::read_to_string(process.join("limits")).unwrap();
+    let bytes = length.to_string();
+    let windows = (END - FIRST + (1 << 30)).to_string();
+    for (name, most) in [
+        ("Max file size", bytes.as_str()),
+        ("Max core file size", "1"),
+        ("Max open files", "80"),
+        ("Max processes", "0"),
+        ("Max address space", &windows),
+        ("Max data size", "268435456"),
+        ("Max stack size", "8388608"),
+        ("Max locked memory", "0"),
+    ] {
+        let line = limits.lines().find(|line| line.starts_with(name)).unwrap();
+        let [soft, hard, ..] = line[name.len()..].split_whitespace().collect::<Vec<_>>()[..] else {
+            panic!("{line}");
+        };
+        assert_eq!((soft, hard), (most, most), "{name}");
+    }
 }

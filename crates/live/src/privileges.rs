@@ -1,0 +1,76 @@
+//! Privileges that a thread gives up for good: capabilities(7), and those that a program file could give it.
+
+use std::io;
+
+use rustix::io::Errno;
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+
+/// Numbers that a capability can have. The kernel refuses those that it does not know.
+const CAPABILITIES: u32 = 64;
+
+/// Takes all capabilities and all ways to new ones from the calling thread, and from the threads and
+/// processes that it starts later.
+///
+/// # Errors
+/// The kernel's. The bounding set stays where the thread may not change it (`CAP_SETPCAP`): with
+/// `no_new_privs` no program gains capabilities from it.
+pub(crate) fn drop_all() -> io::Result<()> {
+    set_no_new_privs(true)?;
+    match clear_ambient_capability_set() {
+        // Kernels before 4.3 have no such set.
+        Ok(()) | Err(Errno::INVAL) => {}
+        Err(error) => return Err(error.into()),
+    }
+    for number in 0..CAPABILITIES {
+        let one = CapabilitySet::from_bits_retain(1 << number);
+        match remove_capability_from_bounding_set(one) {
+            Ok(()) => {}
+            Err(Errno::INVAL | Errno::PERM) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let none = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    Ok(set_capabilities(None, none)?)
+}
+
+/// The lines of `/proc/<pid>/status` of a thread that has given up all of them.
+pub(crate) const NO_PRIVILEGES: [&str; 5] = [
+    "CapInh:\t0000000000000000",
+    "CapPrm:\t0000000000000000",
+    "CapEff:\t0000000000000000",
+    "CapAmb:\t0000000000000000",
+    "NoNewPrivs:\t1",
+];
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_and_those_that_it_starts_have_no_privileges() {
+        let statuses = thread::spawn(|| {
+            drop_all().unwrap();
+            let own = fs::read_to_string("/proc/thread-self/status").unwrap();
+            let of_another = || fs::read_to_string("/proc/thread-self/status").unwrap();
+            [own, thread::spawn(of_another).join().unwrap()]
+        });
+        for status in statuses.join().unwrap() {
+            for line in NO_PRIVILEGES {
+                assert!(
+                    status.lines().any(|other| other == line),
+                    "{line}: {status}"
+                );
+            }
+        }
+    }
+}

@@ -25,13 +25,15 @@ pub struct Caps {
     pub iotlb_pages: usize,
     /// Misses that it has under way. Beyond: the device waits.
     pub iotlb_misses: usize,
+    /// Bytes of the file that records the IOMMU driver's requests. Beyond: they are only counted.
+    pub record_bytes: u64,
 }
 
 /// The fewest pages that [`Caps::iotlb_pages`] can be: with fewer, an access to as many pages as one can have would never find all of them there.
 pub const LEAST_IOTLB_PAGES: usize = 1024;
 
 impl Default for Caps {
-    /// 65536 mappings in 64 domains, each of 16 MiB of tables; queues of 256; requests of 16 MiB; 8192 pages of an IOTLB, 64 misses.
+    /// 65536 mappings in 64 domains, each of 16 MiB of tables; queues of 256; requests of 16 MiB; 8192 pages of an IOTLB, 64 misses; a record of 1 GiB.
     fn default() -> Self {
         let iotlb = IotlbLimits::default();
         Self {
@@ -42,6 +44,7 @@ impl Default for Caps {
             request_bytes: 16 << 20,
             iotlb_pages: iotlb.pages,
             iotlb_misses: iotlb.misses,
+            record_bytes: 1 << 30,
         }
     }
 }

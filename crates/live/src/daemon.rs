@@ -13,7 +13,7 @@ pub use rebuild::Rebuilt;
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,6 +26,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use self::apart::{Told, front};
 use self::ready::Ready;
+use crate::access::{Access, check_directory};
 use crate::assigned::AssignedDma;
 use crate::caps::{Caps, Complaints};
 use crate::counters::{DeviceCounters, prometheus};
@@ -34,12 +35,11 @@ use crate::errant::{Errant, Misbehaviour, Tried};
 use crate::guest::{ForeignIommu, IOMMU, Machine, PVIOMMU, Slot};
 use crate::handover::{Attention, CONTROL, Limits, Offer, Offered, StateError, offer};
 use crate::iommu::{Behind, Iommu, Recorder};
-use crate::left_behind;
 use crate::link;
 use crate::memory::{Locked, MemoryRules};
 use crate::pviommu::PvIommu;
 use crate::server::{Event, Post, Report, Served, Stop, serve_text};
-use crate::vhost_user::{self, Settings};
+use crate::vhost_user::{self, Clients, Settings};
 use crate::virtio::blk::Blk;
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::late::Late;
@@ -108,13 +108,25 @@ impl Daemon {
     /// # Errors
     /// What opening the disk and listening meet, with the path.
     pub fn start(dir: &Path, devices: &Devices, log: &Log) -> Result<Self, (PathBuf, io::Error)> {
-        let at = |path: &Path| {
-            let path = path.to_owned();
-            move |error| (path, error)
-        };
+        let at = at(dir);
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
-        devices.check().map_err(invalid).map_err(at(dir))?;
-        let mut daemon = Self::empty(dir, devices.back_end).map_err(at(dir))?;
+        devices.check().map_err(invalid).map_err(&at)?;
+        check_directory(dir).map_err(&at)?;
+        let mut daemon = Self::empty(dir, devices.back_end).map_err(&at)?;
+        match daemon.fill(devices, log) {
+            Ok(()) => Ok(daemon),
+            Err(error) => {
+                // What it has made so far is of no use to anybody.
+                daemon.stop.stop();
+                daemon.remove_sockets();
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(&mut self, devices: &Devices, log: &Log) -> Result<(), (PathBuf, io::Error)> {
+        let daemon = self;
+        daemon.machine.access = devices.access;
         daemon.rules = devices.memory.clone();
         if let Some(path) = &devices.memory.file {
             daemon.make_memory(path).map_err(at(path))?;
@@ -183,13 +195,14 @@ impl Daemon {
         }
         daemon.publish()?;
         daemon.launch();
-        Ok(daemon)
+        Ok(())
     }
 
     fn empty(dir: &Path, foreign: Option<ForeignIommu>) -> io::Result<Self> {
         Ok(Self {
             machine: Machine {
                 dir: dir.to_owned(),
+                access: Access::OwnUser,
                 memory_file: None,
                 iommu: None,
                 foreign,
@@ -217,6 +230,7 @@ impl Daemon {
         let mut file = File::options();
         file.write(true).create_new(true).mode(0o600).open(path)?;
         self.sockets.push(path.to_owned());
+        self.machine.access.share(path)?;
         self.machine.memory_file = Some(path.to_owned());
         Ok(())
     }
@@ -227,9 +241,14 @@ impl Daemon {
         counters
     }
 
-    fn listen(&mut self, path: &Path) -> Result<UnixListener, (PathBuf, io::Error)> {
-        left_behind::clear(path).map_err(|error| (path.to_owned(), error))?;
-        let listener = UnixListener::bind(path).map_err(|error| (path.to_owned(), error))?;
+    /// Listens at `path`, for as long as the devices are served.
+    fn listen(
+        &mut self,
+        path: &Path,
+        access: Access,
+    ) -> Result<UnixListener, (PathBuf, io::Error)> {
+        let listener = access.listen(path);
+        let listener = listener.map_err(|error| (path.to_owned(), error))?;
         self.sockets.push(path.to_owned());
         Ok(listener)
     }
@@ -245,7 +264,8 @@ impl Daemon {
         let mut device = IommuDevice::new(iommu.clone(), Arc::clone(&counters));
         device.complain(complaints(IOMMU, log));
         if let Some(path) = &devices.requests {
-            device.record(Recorder::create(path).map_err(|error| (path.clone(), error))?);
+            let record = Recorder::create(path, devices.caps.record_bytes);
+            device.record(record.map_err(at(path))?);
         }
         let dma = iommu.memory();
         let function = VirtioPci::new(device, dma, false, Arc::clone(&counters));
@@ -347,7 +367,8 @@ impl Daemon {
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
         self.machine.devices.push((slot, name));
-        let listener = self.listen(&self.machine.socket(name))?;
+        let access = self.machine.access;
+        let listener = self.listen(&self.machine.socket(name), access)?;
         let (stop, log) = (self.stop.clone(), Arc::clone(log));
         let settings = Settings {
             device: DeviceId::new(slot.address()),
@@ -355,7 +376,11 @@ impl Daemon {
         };
         let report: Report = Arc::new(move |event| log(name, event));
         self.threads.push(thread::spawn(move || {
-            vhost_user::serve(&listener, device, &settings, &counters, &stop, &report)
+            let clients = Clients {
+                listener: &listener,
+                access,
+            };
+            vhost_user::serve(&clients, device, &settings, &counters, &stop, &report)
         }));
         Ok(())
     }
@@ -368,7 +393,10 @@ impl Daemon {
         log: &Log,
     ) -> Result<(), (PathBuf, io::Error)> {
         let path = self.machine.socket(name);
-        let post = Post::new(self.listen(&path)?, function).under(self.rules.clone());
+        let access = self.machine.access;
+        let post = Post::new(self.listen(&path, access)?, function)
+            .under(self.rules.clone())
+            .open_to(access);
         let prepared = self.prepare(name, post, counters, log);
         prepared.map_err(|error| (path, io::Error::other(error)))
     }
@@ -399,13 +427,14 @@ impl Daemon {
         if let Some(Ok(listener)) = self.metrics.as_ref().map(UnixListener::try_clone) {
             let (stop, counters) = (self.stop.clone(), self.counters.clone());
             self.threads.push(thread::spawn(move || {
-                serve_text(&listener, &stop, || text(&counters))
+                serve_text(&listener, Access::OwnUser, &stop, || text(&counters))
             }));
         }
     }
 
     fn publish(&mut self) -> Result<(), (PathBuf, io::Error)> {
-        self.metrics = Some(self.listen(&self.machine.dir.join(METRICS))?);
+        let path = self.machine.dir.join(METRICS);
+        self.metrics = Some(self.listen(&path, Access::OwnUser)?);
         Ok(())
     }
 
@@ -417,9 +446,8 @@ impl Daemon {
     pub fn offer_hand_over(&mut self, limits: Limits, log: &Log) -> io::Result<()> {
         let path = self.machine.dir.join(CONTROL);
         if self.control.is_none() && self.machine.foreign.is_none() {
-            let listener = self.listen(&path).map_err(|(_, error)| error)?;
-            // Whoever is another user and was quick is turned away all the same.
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+            let listener = self.listen(&path, Access::OwnUser);
+            let listener = listener.map_err(|(_, error)| error)?;
             self.control = Some(listener);
         }
         let (Some(control), Some(metrics)) = (self.control.take(), self.metrics.take()) else {
@@ -467,16 +495,26 @@ impl Daemon {
         if self.gone.load(Ordering::Acquire) {
             return result.map(|()| Ended::HandedOver);
         }
+        self.remove_sockets();
+        result.map(|()| Ended::Stopped)
+    }
+
+    fn remove_sockets(&self) {
         for socket in &self.sockets {
             let _ = fs::remove_file(socket);
         }
-        result.map(|()| Ended::Stopped)
     }
 
     /// What makes it end.
     pub fn stopper(&self) -> Stop {
         self.stop.clone()
     }
+}
+
+/// An error's path.
+fn at(path: &Path) -> impl Fn(io::Error) -> (PathBuf, io::Error) {
+    let path = path.to_owned();
+    move |error| (path.clone(), error)
 }
 
 fn complaints(name: &'static str, log: &Log) -> Complaints {

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use self::stream::{Received, receive};
 use self::waiting::wait_or_bell;
+use crate::access::Access;
 use crate::counters::DeviceCounters;
 use crate::handover::{FunctionState, Own, Unmovable};
 use crate::memory::MemoryRules;
@@ -96,6 +97,7 @@ pub fn serve<F: Served>(
 pub(crate) struct Post<F> {
     listener: UnixListener,
     rules: MemoryRules,
+    access: Access,
     talk: Talk<F>,
     /// For the next client.
     words: Words,
@@ -123,6 +125,7 @@ impl<F: Served> Post<F> {
         Self {
             listener,
             rules: MemoryRules::default(),
+            access: Access::default(),
             talk: Talk::Alone(function),
             words: Words::default(),
         }
@@ -133,11 +136,17 @@ impl<F: Served> Post<F> {
         Self { rules, ..self }
     }
 
+    /// Only these may be its clients.
+    pub(crate) fn open_to(self, access: Access) -> Self {
+        Self { access, ..self }
+    }
+
     /// Goes on with a client.
     pub(crate) fn with(listener: UnixListener, conversation: Conversation<F>) -> Self {
         Self {
             listener,
             rules: MemoryRules::default(),
+            access: Access::default(),
             words: conversation.words.next(),
             talk: Talk::With(Box::new(conversation)),
         }
@@ -199,7 +208,9 @@ impl<F: Served> Post<F> {
                     if let Some(pause) = woken.pause() {
                         return Ok(pause);
                     }
-                    let Some(stream) = stop.take(&self.listener, &mut report)? else {
+                    let words = &mut self.words;
+                    let mut say = |event: Event<'_>| words.say(event, &mut report);
+                    let Some(stream) = stop.take(&self.listener, self.access, &mut say)? else {
                         continue;
                     };
                     report(Event::Connected);
@@ -241,10 +252,11 @@ impl<F: Served> Post<F> {
 /// What listening or waiting meets.
 pub fn serve_text(
     listener: &UnixListener,
+    access: Access,
     stop: &Stop,
     text: impl Fn() -> String,
 ) -> io::Result<()> {
-    while let Some(mut stream) = stop.accept(listener, |_| ())? {
+    while let Some(mut stream) = stop.accept(listener, access, |_| ())? {
         // A reader who does not read is not waited for: the text fits into a socket's buffer.
         stream.set_nonblocking(true)?;
         let _ = io::Write::write_all(&mut stream, text().as_bytes());

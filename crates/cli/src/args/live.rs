@@ -27,7 +27,8 @@ Ends with Ctrl-C. Exit codes: 0 done, 1 error, 2 wrong usage, 4 another process 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Directory of the sockets; made if it does not exist
+    /// Directory of the sockets; made if it does not exist, for this user alone. One that belongs to another user, or that others can write to, is
+    /// refused
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
     /// The IOMMU is the para-virtual one; the guest needs its module (`guest prepare --module pviommu`)
@@ -83,6 +84,10 @@ fn interval(text: &str) -> Result<f64, String> {
 /// Which devices there are.
 #[derive(Debug, Args)]
 pub(crate) struct DeviceArgs {
+    /// Let members of this group, by its number, connect to the devices and read their tables: for a QEMU of another user. Otherwise only this user and
+    /// root can
+    #[arg(long, value_name = "GID", help_heading = "Devices")]
+    pub group: Option<u32>,
     /// A disk over this raw file
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
     pub blk: Option<PathBuf>,
@@ -115,7 +120,7 @@ pub(crate) struct DeviceArgs {
         help_heading = "Devices"
     )]
     pub errant: Vec<Errant>,
-    /// Write what the guest's IOMMU driver asks for to this file, one request a line
+    /// Write what the guest's IOMMU driver asks for to this file, one request a line, up to --max-requests
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = "Devices")]
     pub requests: Option<PathBuf>,
     /// No virtio-iommu: devices see all of the guest's memory
@@ -175,6 +180,9 @@ pub(crate) struct CapArgs {
     /// Pages of 4 KiB that a vhost-user back-end keeps translations of
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 8192, value_parser = iotlb)]
     pub max_iotlb: usize,
+    /// MiB of the file of --requests. Further requests are only counted: its last line is then `lost N`, not `end`
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub max_requests: u64,
     /// Translations that it asks for at a time
     #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 64, value_parser = positive)]
     pub max_misses: usize,

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use ringfence_live::MemoryRules;
+use ringfence_live::access::{Access, Gid};
 use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Devices, Ended, Here, Log, use_all_descriptors};
 use ringfence_live::handover::Limits;
@@ -42,17 +43,31 @@ fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
     let mut devices = devices(&args.devices, args.devices.blk.as_deref())?;
     devices.paravirtual = args.pviommu;
     check(&devices)?;
+    let made = devices.access.make_directory(&args.dir);
+    made.map_err(Failure::io(&args.dir))?;
     let dir = directory::own(&args.dir)?;
     let mut daemon = start(&dir, &devices, &args.devices)?;
+    match announce(&mut daemon, args) {
+        Ok(()) => Ok(daemon),
+        Err(error) => {
+            // Its sockets go with it.
+            daemon.stopper().stop();
+            let _ = daemon.join();
+            Err(error)
+        }
+    }
+}
+
+/// Offers the devices to other processes and to QEMU.
+fn announce(daemon: &mut Daemon, args: &ServeArgs) -> Result<(), Failure> {
     let offered = daemon.offer_hand_over(Limits::default(), &log());
     offered.map_err(Failure::io(&args.dir))?;
-    stop_with_ctrl_c(&daemon)?;
+    stop_with_ctrl_c(daemon)?;
     let arguments = daemon.machine().device_arguments()?;
     let words: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
     let lines: Vec<String> = words.chunks(2).map(|pair| pair.join(" ")).collect();
     tell("serving; arguments for QEMU:");
-    print(&format!("{}\n", lines.join(" \\\n")))?;
-    Ok(daemon)
+    print(&format!("{}\n", lines.join(" \\\n")))
 }
 
 fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
@@ -60,6 +75,7 @@ fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
     let dir = directory::own(&args.dir)?;
     let here = Here {
         dir: &dir,
+        access: access(&args.devices),
         caps: &caps(&args.devices.caps),
         optimisations: optimisations(&args.devices),
         memory: &memory(&args.devices),
@@ -104,6 +120,7 @@ pub(crate) fn device() -> Result<(), Failure> {
 /// The devices of a command line, with this disk.
 pub(super) fn devices(args: &DeviceArgs, disk: Option<&Path>) -> Result<Devices, Failure> {
     Ok(Devices {
+        access: access(args),
         disk: disk.map(Path::to_owned),
         read_only: args.read_only,
         entropy: args.rng,
@@ -138,6 +155,11 @@ fn optimisations(args: &DeviceArgs) -> HostOptimisations {
     }
 }
 
+fn access(args: &DeviceArgs) -> Access {
+    let group = args.group.map(Gid::from_raw);
+    group.map_or(Access::OwnUser, Access::Group)
+}
+
 fn memory(args: &DeviceArgs) -> MemoryRules {
     MemoryRules {
         file: args.memory_file.clone(),
@@ -154,6 +176,7 @@ fn caps(args: &CapArgs) -> Caps {
         request_bytes: args.max_request << 10,
         iotlb_pages: args.max_iotlb,
         iotlb_misses: args.max_misses,
+        record_bytes: args.max_requests << 20,
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::Log;
 use super::options::{NOTHING_TO_LOCK, NOTHING_TO_SERVE};
 use super::way::is_apart;
+use crate::access::Access;
 use crate::caps::Caps;
 use crate::handover::{HandedDevice, Own, StateError};
 use crate::host::HostOptimisations;
@@ -16,6 +17,8 @@ use crate::memory::{Locked, MemoryRules};
 pub struct Here<'a> {
     /// Where their sockets are.
     pub dir: &'a Path,
+    /// Who may connect to them.
+    pub access: Access,
     /// What the guest can make this process keep. Devices that keep more, or whose queues are larger, are not taken over.
     pub caps: &'a Caps,
     /// What this host does in advance for devices behind the para-virtual IOMMU.
@@ -38,6 +41,7 @@ impl std::fmt::Debug for Here<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self {
             dir,
+            access,
             caps,
             optimisations,
             memory,
@@ -45,7 +49,7 @@ impl std::fmt::Debug for Here<'_> {
             log: _,
         } = self;
         let dir = dir.display();
-        let told = (optimisations, memory, isolate);
+        let told = (access, optimisations, memory, isolate);
         write!(f, "Here({dir}, {caps:?}, {told:?})")
     }
 }
@@ -55,6 +59,7 @@ impl<'a> Here<'a> {
     pub fn new(dir: &'a Path, caps: &'a Caps, log: &'a Log) -> Self {
         Self {
             dir,
+            access: Access::OwnUser,
             caps,
             optimisations: HostOptimisations::Off,
             memory: &USUAL,

@@ -4,6 +4,7 @@ use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::access::Access;
 use crate::caps::{Caps, LEAST_IOTLB_PAGES};
 use crate::errant::Errant;
 use crate::guest::ForeignIommu;
@@ -20,6 +21,8 @@ pub(super) const NOTHING_TO_SERVE: &str = "the pool of frames and the pointer to
 /// Which devices a guest gets.
 #[derive(Clone, Debug, Default)]
 pub struct Devices {
+    /// Who may connect to the devices.
+    pub access: Access,
     /// A disk over this file.
     pub disk: Option<PathBuf>,
     /// The disk cannot be written.

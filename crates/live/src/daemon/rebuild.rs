@@ -45,6 +45,7 @@ impl Daemon {
         here.check(&handed.devices)?;
         let mut daemon = Self::empty(here.dir, None)?;
         daemon.rules = here.memory.clone();
+        daemon.machine.access = here.access;
         let is_iommu =
             |device: &HandedDevice| matches!(device.own, Own::Iommu { .. } | Own::PvIommu(_));
         let (mut fronts, fronted): (Vec<_>, Vec<_>) =
@@ -130,7 +131,7 @@ impl Daemon {
             (Behind::Virtio(unit), Own::Iommu { snapshot, record }) => {
                 let mut face = IommuDevice::new(unit.clone(), counters);
                 if let Some(record) = record {
-                    face.record(Recorder::restore(record)?);
+                    face.record(Recorder::restore(record, rest.here.caps.record_bytes)?);
                 }
                 face.complain(complaints(IOMMU, rest.here.log));
                 self.machine.iommu = Some(IOMMU_SLOT);
@@ -277,7 +278,8 @@ fn rebuild_post<D: Device, A: Dma>(
     let rules = rest.here.memory.clone();
     let socket = listener(rest.listener)?;
     let Some(session) = rest.session else {
-        return Ok(Post::new(socket, function).under(rules));
+        let post = Post::new(socket, function);
+        return Ok(post.under(rules).open_to(rest.here.access));
     };
     let stream = socket_of(session.stream, false)?;
     let inbox = Inbox::with_part(&session.bytes, session.fds, session.too_many_fds);
@@ -291,7 +293,8 @@ fn rebuild_post<D: Device, A: Dma>(
         inbox,
         words: Words::default(),
     };
-    Ok(Post::with(socket, conversation).under(rules))
+    let post = Post::with(socket, conversation);
+    Ok(post.under(rules).open_to(rest.here.access))
 }
 
 fn listener(fd: OwnedFd) -> Result<UnixListener, StateError> {

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use super::initramfs::save;
 use super::{GuestError, Machine, Qemu};
 
 /// What to boot.
@@ -40,6 +39,10 @@ pub fn boot(boot: &Boot<'_>) -> Result<u8, GuestError> {
     let initrd = dir.join("initramfs.cpio");
     let console = dir.join("console.log");
     let status = dir.join("status");
+    let save = |path, bytes| {
+        let saved = boot.machine.access.write(path, bytes);
+        saved.map_err(GuestError::io(path))
+    };
     save(&initrd, boot.initramfs)?;
     save(&status, b"")?;
     let seconds = boot.limit.as_secs().max(1).to_string();

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::GuestError;
-use super::initramfs::save;
 use super::viot;
+use crate::access::Access;
 
 /// A device's place on bus 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ impl Slot {
 pub struct Machine {
     /// Where sockets and tables are.
     pub dir: PathBuf,
+    /// Who may use the files there.
+    pub access: Access,
     /// The IOMMU's place, if there is one. Its socket is `iommu.sock`.
     pub iommu: Option<Slot>,
     /// The devices: place and name. The socket of each is `NAME.sock` in `dir`.
@@ -118,7 +120,9 @@ impl Machine {
         if let Some(slot) = self.iommu {
             let path = self.dir.join("viot.bin");
             let endpoints: Vec<u16> = self.devices.iter().map(|(s, _)| s.address()).collect();
-            save(&path, &viot::table(slot.address(), &endpoints))?;
+            let table = viot::table(slot.address(), &endpoints);
+            let saved = self.access.write(&path, &table);
+            saved.map_err(GuestError::io(&path))?;
             arguments.push("-acpitable".into());
             arguments.push(format!("file={}", path.display()));
             arguments.extend(self.device(slot, &self.socket(IOMMU)));

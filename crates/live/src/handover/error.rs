@@ -112,6 +112,11 @@ impl From<io::Error> for StateError {
 pub enum TakeOverError {
     /// Nobody answers at the control socket, or no longer.
     Io(io::Error),
+    /// The process that has the devices is another user's.
+    OtherUser {
+        /// That user.
+        user: u32,
+    },
     /// It took longer than it may.
     TimeOut,
     /// The first process does not give them away: its reason.
@@ -128,6 +133,9 @@ impl std::fmt::Display for TakeOverError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Io(error) => error.fmt(f),
+            Self::OtherUser { user } => {
+                write!(f, "the process that has the devices belongs to user {user}")
+            }
             Self::TimeOut => f.write_str("no answer in time"),
             Self::Refused(why) => write!(f, "not handed over: {why}"),
             Self::Kept(why) => write!(f, "kept: {why}"),

@@ -2,13 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use super::channel::{Channel, ChannelError, Kind, ORDERS};
 use super::{Answer, Attention, Called, Handed, HandedDevice, Order};
-use crate::server::Stop;
+use crate::access::Access;
+use crate::server::{Event, Stop, Words};
 
 /// How long the first process waits.
 #[derive(Clone, Copy, Debug)]
@@ -68,11 +69,18 @@ enum Whose {
 /// # Errors
 /// What listening meets; or nobody has the devices any more.
 pub(crate) fn offer(offer: Offer, stop: &Stop, log: impl Fn(&str)) -> io::Result<Offered> {
-    while let Some(stream) = stop.accept(&offer.control, |_| ())? {
-        if !is_own(&stream) {
-            log("another user asked for the devices");
-            continue;
-        }
+    let mut words = Words::default();
+    loop {
+        let refused = |event: Event<'_>| {
+            words.say(event, |event| {
+                if let Event::Refused(why) = event {
+                    log(&why.to_string());
+                }
+            });
+        };
+        let Some(stream) = stop.accept(&offer.control, Access::OwnUser, refused)? else {
+            return Ok(Offered::Stopped);
+        };
         let channel = Channel {
             stream,
             bounds: ORDERS,
@@ -99,13 +107,6 @@ pub(crate) fn offer(offer: Offer, stop: &Stop, log: impl Fn(&str)) -> io::Result
         let _ = channel.send(said, text.as_bytes(), &[], limit);
         return why.map_or(Ok(Offered::Gone), |why| Err(io::Error::other(why)));
     }
-    Ok(Offered::Stopped)
-}
-
-/// Whether the other side is a process of the same user.
-fn is_own(stream: &UnixStream) -> bool {
-    let peer = rustix::net::sockopt::socket_peercred(stream);
-    peer.is_ok_and(|peer| peer.uid == rustix::process::geteuid() || peer.uid.is_root())
 }
 
 impl Offer {
@@ -236,6 +237,7 @@ fn saved(name: &str, called: &Called, until: Instant) -> Result<HandedDevice, Re
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
     use std::thread;
 
     use super::*;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::channel::{Channel, ChannelError, Kind, STREAMS};
 use super::{Handed, TakeOverError};
+use crate::access::{is_own, peer};
 
 /// What a take-over has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +55,15 @@ impl From<ChannelError> for TakeOverError {
 
 impl Take {
     pub(crate) fn connect(control: &Path) -> Result<Self, TakeOverError> {
-        Ok(Self::with(UnixStream::connect(control)?))
+        let stream = UnixStream::connect(control)?;
+        // Its owner could have this process serve a guest, and a disk, of their own.
+        let user = peer(&stream)?;
+        if !is_own(user) {
+            return Err(TakeOverError::OtherUser {
+                user: user.as_raw(),
+            });
+        }
+        Ok(Self::with(stream))
     }
 
     pub(crate) fn with(stream: UnixStream) -> Self {
@@ -104,5 +113,44 @@ impl Taking<'_> {
             Kind::Kept => Err(TakeOverError::Kept(answer.text())),
             _ => Err(TakeOverError::Message),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use rustix::process::Uid;
+    use rustix::thread::set_thread_res_uid;
+
+    use super::*;
+
+    #[test]
+    fn devices_of_another_user_are_not_taken() {
+        let dir = std::env::temp_dir().join(format!("rf-take-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+        let own = dir.join("own");
+        let _listener = UnixListener::bind(&own).unwrap();
+        Take::connect(&own).unwrap();
+        let path = dir.join("theirs");
+        let theirs = path.clone();
+        let listens = thread::spawn(move || {
+            let nobody = Uid::from_raw(65534);
+            set_thread_res_uid(nobody, nobody, nobody).ok()?;
+            UnixListener::bind(theirs).ok()
+        });
+        // Only root can try it.
+        if let Some(_listener) = listens.join().unwrap() {
+            let error = Take::connect(&path).unwrap_err();
+            assert!(
+                error.to_string().contains("belongs to user 65534"),
+                "{error}"
+            );
+        }
+        fs::remove_dir_all(dir).unwrap();
     }
 }

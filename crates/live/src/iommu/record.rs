@@ -1,4 +1,7 @@
 //! What the guest's IOMMU driver asked for, written down as text: one request a line, in the order in which the device took them.
+//!
+//! The guest decides how many there are, so the file has a limit. At the limit a line `full` ends the
+//! requests, and the last line says how many are not in it: `lost 17`.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,26 +22,47 @@ pub struct Recorder {
     file: File,
     pending: Vec<u8>,
     whole: bool,
+    /// Bytes that requests may take in the file.
+    most: u64,
+    /// Bytes of them that are in the file, or pending.
+    bytes: u64,
+    /// Requests that are not.
+    lost: u64,
 }
 
 impl Recorder {
-    /// Begins a file at `path`.
+    /// Begins a file at `path`, with room for `most` bytes of requests.
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn create(path: &Path) -> io::Result<Self> {
+    pub fn create(path: &Path, most: u64) -> io::Result<Self> {
         Ok(Self {
             file: File::create(path)?,
             pending: Vec::new(),
             whole: true,
+            most,
+            bytes: 0,
+            lost: 0,
         })
     }
 
     /// Adds `request`, which was carried out or refused.
     pub fn add(&mut self, request: &[u8], done: bool) {
-        if self.whole {
-            self.put(&line(request, done));
+        if !self.whole {
+            self.lost = self.lost.saturating_add(1);
+            return;
         }
+        let line = line(request, done);
+        let bytes = self.bytes.saturating_add(line.len() as u64 + 1);
+        if bytes > self.most {
+            self.put("full");
+            self.write();
+            self.whole = false;
+            self.lost = 1;
+            return;
+        }
+        self.bytes = bytes;
+        self.put(&line);
         if self.pending.len() >= PENDING_BYTES {
             self.write();
         }
@@ -50,6 +74,11 @@ impl Recorder {
             self.put("end");
             self.write();
             self.whole = false;
+        } else if self.lost > 0 {
+            self.put(&format!("lost {}", self.lost));
+            self.write();
+            self.whole = false;
+            self.lost = 0;
         }
     }
 
@@ -72,11 +101,11 @@ impl Recorder {
         })
     }
 
-    /// Goes on with another process's. Nothing is written by that.
+    /// Goes on with another process's, up to `most` bytes. Nothing is written by that.
     ///
     /// # Errors
     /// No file that can be written, or lines that nobody left.
-    pub(crate) fn restore(state: RecordState) -> Result<Self, StateError> {
+    pub(crate) fn restore(state: RecordState, most: u64) -> Result<Self, StateError> {
         let RecordState {
             file,
             whole,
@@ -100,10 +129,16 @@ impl Recorder {
                 what: "lines of a record",
             });
         }
+        // What is no regular file stores nothing.
+        let written = u64::try_from(about.st_size).unwrap_or(0);
+        let bytes = written.saturating_add(pending.len() as u64);
         Ok(Self {
             file: file.into(),
             pending,
             whole,
+            most,
+            bytes,
+            lost: 0,
         })
     }
 }
@@ -137,6 +172,42 @@ fn line(request: &[u8], done: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_record_says_what_it_lacks() {
+        let path = std::env::temp_dir().join(format!("rf-record-{}", std::process::id()));
+        let detach = [
+            spec::VIRTIO_IOMMU_T_DETACH,
+            0,
+            0,
+            0,
+            1,
+            0,
+            0,
+            0,
+            32,
+            0,
+            0,
+            0,
+        ];
+        let one = format!("{}\n", line(&detach, true));
+        let of = |count: u64, most: u64| {
+            let mut recorder = Recorder::create(&path, most).unwrap();
+            (0..count).for_each(|_| recorder.add(&detach, true));
+            recorder.end();
+            let text = std::fs::read_to_string(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            text
+        };
+        let bytes = one.len() as u64;
+        assert_eq!(of(3, 3 * bytes), format!("{}end\n", one.repeat(3)));
+        assert_eq!(of(4, 3 * bytes), format!("{}full\nlost 1\n", one.repeat(3)));
+        assert_eq!(
+            of(5000, 2 * bytes),
+            format!("{}full\nlost 4998\n", one.repeat(2))
+        );
+        assert_eq!(of(2, 0), "full\nlost 2\n");
+    }
 
     #[test]
     fn requests_read_as_the_driver_meant_them() {

@@ -17,11 +17,11 @@ mod monitor;
 
 use std::fs;
 use std::io;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
+use crate::access::Access;
 use crate::counters::DeviceCounters;
 use crate::guest::{Machine, Slot};
 use crate::server::Stop;
@@ -84,6 +84,7 @@ impl Judge {
         let monitor = dir.join(MONITOR);
         let machine = Machine {
             dir: dir.to_owned(),
+            access: Access::OwnUser,
             iommu: None,
             foreign: None,
             devices: vec![(SLOT, NAME)],
@@ -99,14 +100,13 @@ impl Judge {
             ],
         };
         let socket = machine.socket(NAME);
-        let _ = fs::remove_file(&socket);
-        let listener = UnixListener::bind(&socket)?;
+        let listener = Access::OwnUser.listen(&socket)?;
         let counters = Arc::new(DeviceCounters::default());
         let disk = Blk::new(disk, false, Arc::clone(&counters))?;
         let stop = Stop::new()?;
         let told = stop.clone();
         let thread = thread::spawn(move || {
-            let Some(stream) = told.accept(&listener, |_| ())? else {
+            let Some(stream) = told.accept(&listener, Access::OwnUser, |_| ())? else {
                 return Ok(Report::default());
             };
             bench::Bench::new(stream, disk, SLOT.address(), counters, monitor, settings)?.run(&told)

@@ -10,8 +10,8 @@ use rustix::net::SocketType;
 use super::{
     LONG_NAME, Link, Receiving, Sending, from_the_root, local_socket, never_waits, received,
 };
+use crate::access::bind_datagram;
 use crate::handover::{LinkState, StateError, Unmovable};
-use crate::left_behind;
 use crate::virtio::Awaited;
 
 /// A pair of sockets. What the other side has no room for is lost, as on a wire.
@@ -28,8 +28,7 @@ impl Datagram {
     /// What binding meets.
     pub fn open(local: &Path, remote: &Path) -> io::Result<Self> {
         let local = from_the_root(local);
-        left_behind::clear(&local)?;
-        let socket = UnixDatagram::bind(&local)?;
+        let socket = bind_datagram(&local)?;
         socket.set_nonblocking(true)?;
         Ok(Self {
             socket,

@@ -10,6 +10,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketType, recv, s
 
 use super::framing::{Deframed, Deframer, Framer};
 use super::{LONG_NAME, Link, Receiving, Sending, from_the_root, local_socket, never_waits};
+use crate::access::Access;
 use crate::handover::{LinkState, PeerState, StateError, Unmovable};
 use crate::left_behind;
 use crate::virtio::Awaited;
@@ -56,7 +57,7 @@ impl Stream {
                 _ => return Err(error),
             },
         }
-        let listener = UnixListener::bind(path)?;
+        let listener = Access::OwnUser.listen(path)?;
         listener.set_nonblocking(true)?;
         Ok(Self {
             listener: Some(listener),
@@ -93,7 +94,9 @@ impl Stream {
         let Some(listener) = &self.listener else {
             return;
         };
-        if let Ok((stream, _)) = listener.accept() {
+        if let Ok((stream, _)) = listener.accept()
+            && Access::OwnUser.admit(&stream).is_ok()
+        {
             self.peer = Peer::new(stream).ok();
         }
     }

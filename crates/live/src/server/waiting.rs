@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Event;
+use crate::access::Access;
 use crate::virtio::Awaited;
 
 /// How long a client waits that the host has no room for.
@@ -41,27 +42,35 @@ impl Stop {
     pub(crate) fn accept(
         &self,
         listener: &UnixListener,
+        access: Access,
         mut report: impl FnMut(Event<'_>),
     ) -> io::Result<Option<UnixStream>> {
         loop {
             if wait(Some(listener.as_fd()), None, self, false)?.stop {
                 return Ok(None);
             }
-            if let Some(stream) = self.take(listener, &mut report)? {
+            if let Some(stream) = self.take(listener, access, &mut report)? {
                 return Ok(Some(stream));
             }
         }
     }
 
-    /// The client that has come. None if it has gone again, or if the host has no room for it: that is another one's doing, and passes.
+    /// The client that has come. None if it may not, if it has gone again, or if the host has no room for it: that is another one's doing, and passes.
     pub(super) fn take(
         &self,
         listener: &UnixListener,
+        access: Access,
         report: &mut impl FnMut(Event<'_>),
     ) -> io::Result<Option<UnixStream>> {
         use rustix::io::Errno;
         let error = match listener.accept() {
-            Ok((stream, _)) => return Ok(Some(stream)),
+            Ok((stream, _)) => match access.admit(&stream) {
+                Ok(()) => return Ok(Some(stream)),
+                Err(stranger) => {
+                    report(Event::Refused(&stranger));
+                    return Ok(None);
+                }
+            },
             Err(error) => error,
         };
         match Errno::from_io_error(&error) {

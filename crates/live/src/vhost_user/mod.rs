@@ -24,5 +24,5 @@ pub use refusal::Refusal;
 pub use request::{
     MAX_PAYLOAD_BYTES, MAX_REGIONS, Request, RequestError, Shared, StreamError, VringAddress,
 };
-pub use server::serve;
+pub use server::{Clients, serve};
 pub use session::{Outcome, Session, Settings};

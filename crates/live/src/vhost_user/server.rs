@@ -10,10 +10,20 @@ use rustix::net::{RecvFlags, recv};
 
 use super::refusal::Refusal;
 use super::session::{Session, Settings};
+use crate::access::Access;
 use crate::counters::DeviceCounters;
 use crate::server::{Event, Report, Stop, Words, answer, receive_piece, wait};
 use crate::virtio::{Awaited, Device};
 use crate::wire::Assembly;
+
+/// Where front-ends come from.
+#[derive(Clone, Copy, Debug)]
+pub struct Clients<'a> {
+    /// The socket.
+    pub listener: &'a UnixListener,
+    /// Who may connect.
+    pub access: Access,
+}
 
 /// Serves front-ends one after another until told to stop.
 ///
@@ -21,7 +31,7 @@ use crate::wire::Assembly;
 /// What listening meets; that the limits leave no room for an IOTLB; or a panic of the device. What a front-end does wrong is no error: it is reported and at
 /// worst ends its connection.
 pub fn serve<D: Device + Send + 'static>(
-    listener: &UnixListener,
+    clients: &Clients<'_>,
     mut device: D,
     settings: &Settings,
     counters: &Arc<DeviceCounters>,
@@ -29,7 +39,11 @@ pub fn serve<D: Device + Send + 'static>(
     report: &Report,
 ) -> io::Result<()> {
     let mut words = Words::default();
-    while let Some(stream) = stop.accept(listener, |event| report(&event))? {
+    loop {
+        let say = |event: Event<'_>| words.say(event, |event| report(&event));
+        let Some(stream) = stop.accept(clients.listener, clients.access, say)? else {
+            break;
+        };
         report(&Event::Connected);
         let (counters, told) = (Arc::clone(counters), Arc::clone(report));
         let session = Session::new(device, settings, Arc::clone(&counters), told);

@@ -84,10 +84,20 @@ impl Blk {
     /// A disk over `file`: as many whole sectors as it has now.
     ///
     /// # Errors
-    /// Whatever asking for its size meets.
+    /// The file is neither a regular file nor a block device, or shorter than a sector; or what asking
+    /// for its size meets.
     pub fn new(file: File, read_only: bool, counters: Arc<DeviceCounters>) -> io::Result<Self> {
+        let kind = file.metadata()?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            let why = "a disk is a regular file or a block device, and this is neither";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         // Seeking tells the size of block devices too.
         let bytes = io::Seek::seek(&mut &file, io::SeekFrom::End(0))?;
+        if bytes < SECTOR_BYTES {
+            let why = format!("a disk has at least one sector of 512 bytes, and this has {bytes}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         let caps = Caps::default();
         Ok(Self {
             file,

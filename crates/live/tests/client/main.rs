@@ -14,6 +14,7 @@ mod net;
 mod options;
 mod para;
 mod para_rings;
+mod private;
 mod pviommu;
 mod rig;
 mod rings;

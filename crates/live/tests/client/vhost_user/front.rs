@@ -11,10 +11,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use ringfence_live::access::Access;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::errant::{Errant, Misbehaviour};
 use ringfence_live::server::{Event, Report, Stop};
-use ringfence_live::vhost_user::{Settings, serve};
+use ringfence_live::vhost_user::{Clients, Settings, serve};
 use ringfence_live::virtio::blk::Blk;
 use ringfence_softiommu::iotlb::{Header, IotlbLimits, Message as Iotlb};
 use ringfence_types::{DeviceId, Iova, IovaRange, Permissions};
@@ -129,7 +130,11 @@ impl Front {
         disk.misbehave(Misbehaviour::new(errant, None, tell, Arc::clone(&counters)));
         let (theirs, counted) = (stop.clone(), Arc::clone(&counters));
         let thread = thread::spawn(move || {
-            serve(&listener, disk, &SETTINGS, &counted, &theirs, &report).unwrap();
+            let clients = Clients {
+                listener: &listener,
+                access: Access::OwnUser,
+            };
+            serve(&clients, disk, &SETTINGS, &counted, &theirs, &report).unwrap();
         });
         let main = UnixStream::connect(&path).unwrap();
         let (channel, given) = UnixStream::pair().unwrap();

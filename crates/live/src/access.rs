@@ -1,0 +1,349 @@
+//! Who may use the sockets and files of this process, and how they are made so that nobody else can.
+//!
+//! Sockets get their mode before they get their name: there is no moment at which others could
+//! connect. Each connection's user is checked as well, since a mode can be changed later.
+
+use std::fs::{self, DirBuilder, File, Metadata};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Mode, chmod, chownat, fchmod};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
+use rustix::process::geteuid;
+
+pub use rustix::process::{Gid, Uid};
+
+use crate::left_behind;
+
+/// Most connections that wait to be accepted at a socket; later ones wait in `connect`.
+const BACKLOG: i32 = 128;
+/// Rights of everybody but the owner to change something.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// Who may connect to the devices' sockets beside the user who runs this process, and root.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// Nobody.
+    #[default]
+    OwnUser,
+    /// Members of a group: for a QEMU of another user.
+    Group(Gid),
+}
+
+/// A connection that was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stranger {
+    /// Whose process asked.
+    pub user: u32,
+}
+
+impl std::fmt::Display for Stranger {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { user } = self;
+        write!(
+            f,
+            "connection of user {user}, who may not connect (--group)"
+        )
+    }
+}
+
+impl std::error::Error for Stranger {}
+
+/// Why a directory cannot hold sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotPrivate {
+    /// Its owner is another user.
+    Owner {
+        /// That user.
+        user: u32,
+    },
+    /// Others can change it.
+    Writable {
+        /// Its mode.
+        mode: u32,
+    },
+}
+
+impl std::fmt::Display for NotPrivate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Owner { user } => write!(
+                f,
+                "the directory belongs to user {user}, who could replace the sockets: name one of your own"
+            ),
+            Self::Writable { mode } => write!(
+                f,
+                "others can write to the directory (mode {mode:o}) and replace the sockets: chmod go-w"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for NotPrivate {}
+
+impl Access {
+    /// Mode of a socket or a file.
+    fn mode(self) -> Mode {
+        match self {
+            Self::OwnUser => Mode::RUSR | Mode::WUSR,
+            Self::Group(_) => Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP,
+        }
+    }
+
+    /// Lets whoever may connect use the file at `path`, so far the user's alone.
+    ///
+    /// # Errors
+    /// The file cannot be given to the group.
+    pub fn share(self, path: &Path) -> io::Result<()> {
+        self.open_up(path, self.mode())
+    }
+
+    /// Gives what is at `path`, so far the user's alone, to the group as well.
+    fn open_up(self, path: &Path, mode: Mode) -> io::Result<()> {
+        if let Self::Group(group) = self {
+            chownat(CWD, path, None, Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+            chmod(path, mode)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the directory of the sockets, if it is not there, and checks it.
+    ///
+    /// # Errors
+    /// What making it meets; [`NotPrivate`].
+    pub fn make_directory(self, path: &Path) -> io::Result<()> {
+        if let Some(parent) = path.parent()
+            && !parent.as_os_str().is_empty()
+        {
+            fs::create_dir_all(parent)?;
+        }
+        match DirBuilder::new().mode(0o700).create(path) {
+            // Members of the group find sockets whose names they know, and see no others.
+            Ok(()) => self.open_up(path, Mode::RWXU | Mode::XGRP),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => check_directory(path),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Listens at `path`, where nobody listens yet.
+    ///
+    /// # Errors
+    /// What listening meets.
+    pub fn listen(self, path: &Path) -> io::Result<UnixListener> {
+        left_behind::clear(path)?;
+        let socket = named(SocketType::STREAM, path)?;
+        listen(&socket, BACKLOG)?;
+        self.open_up(path, self.mode())?;
+        Ok(socket.into())
+    }
+
+    /// Whether the process at the other end of `stream` may use it.
+    ///
+    /// # Errors
+    /// [`Stranger`].
+    pub fn admit(self, stream: &UnixStream) -> Result<(), Stranger> {
+        let user = peer(stream).map_err(|_| Stranger { user: u32::MAX })?;
+        // The kernel looked at the group when it let the process connect.
+        if is_own(user) || self != Self::OwnUser {
+            return Ok(());
+        }
+        Err(Stranger {
+            user: user.as_raw(),
+        })
+    }
+
+    /// Writes `bytes` to a new file in place of what was at `path`.
+    ///
+    /// # Errors
+    /// What that meets.
+    pub fn write(self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut options = File::options();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)?;
+        file.write_all(bytes)?;
+        self.open_up(path, self.mode())
+    }
+}
+
+/// A datagram socket at `path` that only this user can send to.
+pub(crate) fn bind_datagram(path: &Path) -> io::Result<UnixDatagram> {
+    left_behind::clear(path)?;
+    named(SocketType::DGRAM, path).map(Into::into)
+}
+
+/// A socket with a name, for this user alone: Linux gives the name the mode of the socket's inode.
+fn named(kind: SocketType, path: &Path) -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Whether the sockets in the directory at `path` stay what they are: only this user can change it.
+///
+/// # Errors
+/// What looking at it meets; [`NotPrivate`].
+pub fn check_directory(path: &Path) -> io::Result<()> {
+    let about = fs::metadata(path)?;
+    if !about.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    judge(&about, geteuid()).map_err(|why| io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+fn judge(about: &Metadata, own: Uid) -> Result<(), NotPrivate> {
+    let (user, mode) = (about.uid(), about.mode() & 0o7777);
+    if user != own.as_raw() {
+        return Err(NotPrivate::Owner { user });
+    }
+    if mode & OTHERS_WRITE != 0 {
+        return Err(NotPrivate::Writable { mode });
+    }
+    Ok(())
+}
+
+/// Whose process the other end of a stream is: of a listener, who listened; of a client, who connected.
+pub(crate) fn peer(stream: &UnixStream) -> io::Result<Uid> {
+    Ok(rustix::net::sockopt::socket_peercred(stream.as_fd())?.uid)
+}
+
+/// Whether this process may trust that user as itself.
+pub(crate) fn is_own(user: Uid) -> bool {
+    user == geteuid() || user.is_root()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+    use std::thread;
+
+    use rustix::thread::set_thread_res_uid;
+
+    use super::*;
+
+    struct Dir(PathBuf);
+
+    impl Dir {
+        fn new(name: &str) -> Self {
+            let path = format!("rf-access-{name}-{}", std::process::id());
+            let path = std::env::temp_dir().join(path);
+            Access::OwnUser.make_directory(&path).unwrap();
+            Self(path)
+        }
+
+        fn mode(&self, name: &str) -> u32 {
+            fs::metadata(self.0.join(name)).unwrap().mode() & 0o777
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// A connection to `path` of a thread that is another user. None where this test may not become one.
+    fn connect_as_nobody(path: &Path) -> Option<io::Result<UnixStream>> {
+        let path = path.to_owned();
+        let connect = move || {
+            let nobody = Uid::from_raw(65534);
+            set_thread_res_uid(nobody, nobody, nobody).ok()?;
+            Some(UnixStream::connect(path))
+        };
+        thread::spawn(connect).join().unwrap()
+    }
+
+    #[test]
+    fn what_is_made_is_the_users_alone() {
+        let dir = Dir::new("alone");
+        let (socket, file) = (dir.0.join("socket"), dir.0.join("file"));
+        let _listener = Access::OwnUser.listen(&socket).unwrap();
+        let _datagrams = bind_datagram(&dir.0.join("datagrams")).unwrap();
+        // What was there is replaced, not followed.
+        fs::write(dir.0.join("precious"), "precious").unwrap();
+        std::os::unix::fs::symlink(dir.0.join("precious"), &file).unwrap();
+        Access::OwnUser.write(&file, b"new").unwrap();
+        assert_eq!(fs::read(dir.0.join("precious")).unwrap(), b"precious");
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        assert_eq!(dir.mode(""), 0o700);
+        for name in ["socket", "datagrams", "file"] {
+            assert_eq!(dir.mode(name), 0o600, "{name}");
+        }
+        fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o755)).unwrap();
+        if let Some(connected) = connect_as_nobody(&socket) {
+            let error = connected.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        }
+    }
+
+    #[test]
+    fn who_comes_is_asked_whatever_the_mode() {
+        let dir = Dir::new("asked");
+        let socket = dir.0.join("socket");
+        let listener = Access::OwnUser.listen(&socket).unwrap();
+        let own = UnixStream::connect(&socket).unwrap();
+        assert_eq!(Access::OwnUser.admit(&listener.accept().unwrap().0), Ok(()));
+        drop(own);
+        fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
+        let Some(connected) = connect_as_nobody(&socket) else {
+            return;
+        };
+        let _theirs = connected.unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let refused = Err(Stranger { user: 65534 });
+        assert_eq!(Access::OwnUser.admit(&stream), refused);
+        assert_eq!(Access::Group(Gid::from_raw(65534)).admit(&stream), Ok(()));
+    }
+
+    #[test]
+    fn a_group_gets_what_it_needs_and_no_more() {
+        let dir = Dir::new("group");
+        let own = rustix::process::getegid();
+        let shared = Access::Group(own);
+        shared.make_directory(&dir.0.join("shared")).unwrap();
+        let _listener = shared.listen(&dir.0.join("shared/socket")).unwrap();
+        shared.write(&dir.0.join("shared/file"), b"").unwrap();
+        assert_eq!(dir.mode("shared"), 0o710);
+        assert_eq!(dir.mode("shared/socket"), 0o660);
+        assert_eq!(dir.mode("shared/file"), 0o660);
+    }
+
+    #[test]
+    fn directories_of_others_are_refused() {
+        let dir = Dir::new("others");
+        check_directory(&dir.0).unwrap();
+        let about = fs::metadata(&dir.0).unwrap();
+        let stranger = Uid::from_raw(about.uid() + 1);
+        let user = about.uid();
+        assert_eq!(judge(&about, stranger), Err(NotPrivate::Owner { user }));
+        for (mode, private) in [
+            (0o700, true),
+            (0o755, true),
+            (0o770, false),
+            (0o1777, false),
+            (0o702, false),
+        ] {
+            fs::set_permissions(&dir.0, fs::Permissions::from_mode(mode)).unwrap();
+            let error = Access::OwnUser.make_directory(&dir.0).err();
+            assert_eq!(error.is_none(), private, "{mode:o}");
+            if let Some(error) = error {
+                assert!(error.to_string().contains("chmod go-w"), "{error}");
+            }
+        }
+        fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o700)).unwrap();
+    }
+}

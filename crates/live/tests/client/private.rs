@@ -1,0 +1,140 @@
+//! What a daemon makes in its directory, and what it leaves behind when it cannot begin.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ringfence_live::access::Access;
+use ringfence_live::daemon::{Daemon, Devices, Log};
+use ringfence_live::handover::Limits;
+
+use crate::rig::DISK_SECTORS;
+
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Self {
+        let path = format!("rf-private-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(path);
+        Access::OwnUser.make_directory(&path).unwrap();
+        Self(path)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
+    fn disk(&self) -> PathBuf {
+        let path = self.0.join("disk.img");
+        fs::write(&path, vec![0; (DISK_SECTORS * 512) as usize]).unwrap();
+        path
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn log() -> Log {
+    Arc::new(|_, _| ())
+}
+
+fn refused(dir: &Path, devices: &Devices) -> String {
+    let (path, error) = Daemon::start(dir, devices, &log()).unwrap_err();
+    format!("{}: {error}", path.display())
+}
+
+#[test]
+fn only_the_user_can_use_what_is_made() {
+    let dir = Dir::new("modes");
+    let devices = Devices {
+        disk: Some(dir.disk()),
+        entropy: true,
+        ..Devices::default()
+    };
+    let mut daemon = Daemon::start(&dir.0, &devices, &log()).unwrap();
+    daemon.offer_hand_over(Limits::default(), &log()).unwrap();
+    daemon.machine().device_arguments().unwrap();
+    let mut made = dir.names();
+    made.retain(|name| name != "disk.img");
+    assert_eq!(
+        made,
+        [
+            "blk.sock",
+            "control.sock",
+            "iommu.sock",
+            "metrics.sock",
+            "rng.sock",
+            "viot.bin"
+        ]
+    );
+    for name in made {
+        let mode = fs::metadata(dir.0.join(&name)).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+    daemon.stopper().stop();
+    daemon.join().unwrap();
+    assert_eq!(dir.names(), ["disk.img", "viot.bin"]);
+}
+
+#[test]
+fn a_daemon_that_cannot_begin_leaves_nothing() {
+    let dir = Dir::new("fails");
+    let disk = dir.disk();
+    for name in ["rng", "blk", "metrics"] {
+        let socket = dir.0.join(format!("{name}.sock"));
+        fs::write(&socket, "precious").unwrap();
+        let devices = Devices {
+            disk: Some(disk.clone()),
+            entropy: true,
+            ..Devices::default()
+        };
+        let said = refused(&dir.0, &devices);
+        assert!(said.contains("no socket has this name"), "{said}");
+        assert_eq!(fs::read(&socket).unwrap(), b"precious", "{name}");
+        fs::remove_file(&socket).unwrap();
+        assert_eq!(dir.names(), ["disk.img"], "{name}");
+    }
+}
+
+#[test]
+fn a_directory_that_others_can_write_to_is_refused() {
+    let dir = Dir::new("others");
+    fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o733)).unwrap();
+    let said = refused(&dir.0, &Devices::default());
+    assert!(said.contains("chmod go-w"), "{said}");
+    assert_eq!(dir.names(), [""; 0]);
+}
+
+#[test]
+fn what_is_no_disk_is_refused() {
+    let dir = Dir::new("disks");
+    let short = dir.0.join("short");
+    for (bytes, said) in [("", "and this has 0"), ("511 bytes", "and this has 9")] {
+        fs::write(&short, bytes).unwrap();
+        let devices = Devices {
+            disk: Some(short.clone()),
+            ..Devices::default()
+        };
+        let error = refused(&dir.0, &devices);
+        assert!(error.contains(said), "{error}");
+    }
+    for path in ["/dev/zero", "/dev/null"] {
+        let devices = Devices {
+            disk: Some(path.into()),
+            ..Devices::default()
+        };
+        let error = refused(&dir.0, &devices);
+        assert!(
+            error.starts_with(path) && error.contains("neither"),
+            "{error}"
+        );
+    }
+}

@@ -29,6 +29,7 @@ use self::ready::Ready;
 use crate::access::{Access, check_directory};
 use crate::assigned::AssignedDma;
 use crate::caps::{Caps, Complaints};
+use crate::confine;
 use crate::counters::{DeviceCounters, prometheus};
 use crate::dma::Direct;
 use crate::errant::{Errant, Misbehaviour, Tried};
@@ -81,6 +82,8 @@ pub struct Daemon {
     ready: Vec<Ready>,
     metrics: Option<UnixListener>,
     control: Option<UnixListener>,
+    /// The longest that a file of theirs can become.
+    file_bytes: u64,
     /// Another process has taken the devices over.
     gone: Arc<AtomicBool>,
 }
@@ -128,6 +131,7 @@ impl Daemon {
         let daemon = self;
         daemon.machine.access = devices.access;
         daemon.rules = devices.memory.clone();
+        daemon.file_bytes = devices.caps.record_bytes;
         if let Some(path) = &devices.memory.file {
             daemon.make_memory(path).map_err(at(path))?;
         }
@@ -164,6 +168,7 @@ impl Daemon {
             let mut disk =
                 Blk::new(file, devices.read_only, Arc::clone(&counters)).map_err(at(path))?;
             disk.keep_within(&devices.caps, complaints(BLK.1, log));
+            daemon.file_bytes = daemon.file_bytes.max(disk.bytes());
             if let (Some(program), Some(behind)) = (&devices.isolate, &iommu) {
                 let told = Told {
                     read_only: devices.read_only,
@@ -221,6 +226,7 @@ impl Daemon {
             ready: Vec::new(),
             metrics: None,
             control: None,
+            file_bytes: 0,
             gone: Arc::default(),
         })
     }
@@ -376,6 +382,7 @@ impl Daemon {
         };
         let report: Report = Arc::new(move |event| log(name, event));
         self.threads.push(thread::spawn(move || {
+            confine::serving_thread()?;
             let clients = Clients {
                 listener: &listener,
                 access,
@@ -419,14 +426,19 @@ impl Daemon {
 
     /// All that is ready begins.
     fn launch(&mut self) {
+        if self.rules.locked != Locked::Nothing {
+            confine::allow_locking();
+        }
+        confine::prepare();
         let ready = std::mem::take(&mut self.ready);
         let threads = ready
             .into_iter()
-            .map(|ready| thread::spawn(|| ready.serve()));
+            .map(|ready| thread::spawn(|| confine::serving_thread().and_then(|()| ready.serve())));
         self.threads.extend(threads);
         if let Some(Ok(listener)) = self.metrics.as_ref().map(UnixListener::try_clone) {
             let (stop, counters) = (self.stop.clone(), self.counters.clone());
             self.threads.push(thread::spawn(move || {
+                confine::serving_thread()?;
                 serve_text(&listener, Access::OwnUser, &stop, || text(&counters))
             }));
         }
@@ -461,6 +473,7 @@ impl Daemon {
         };
         let (stop, gone, log) = (self.stop.clone(), Arc::clone(&self.gone), Arc::clone(log));
         self.threads.push(thread::spawn(move || {
+            confine::serving_thread()?;
             let say = |why: &str| log("hand-over", &Event::Kept(why));
             if offer(offered, &stop, say)? == Offered::Gone {
                 gone.store(true, Ordering::Release);
@@ -503,6 +516,15 @@ impl Daemon {
         for socket in &self.sockets {
             let _ = fs::remove_file(socket);
         }
+    }
+
+    /// Confines the calling thread, which from now on only waits for the others and removes the sockets.
+    /// See [`serving_process`](confine::serving_process).
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn confine(&self) -> io::Result<()> {
+        confine::serving_process(self.file_bytes)
     }
 
     /// What makes it end.

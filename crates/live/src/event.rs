@@ -123,6 +123,11 @@ impl Asynchronous {
     }
 }
 
+/// Opens what signals take, before the process may open nothing any more.
+pub(crate) fn prepare() {
+    let _ = Asynchronous::get();
+}
+
 /// Signals an eventfd. Never waits: a counter that is full is signalled already.
 pub(crate) fn signal(event: &OwnedFd) {
     if !Asynchronous::get().is_some_and(|asynchronous| asynchronous.signal(event)) {

@@ -8,6 +8,7 @@
 pub mod access;
 pub mod assigned;
 pub mod caps;
+pub mod confine;
 pub mod counters;
 pub mod daemon;
 pub mod dma;
@@ -26,6 +27,7 @@ mod memory;
 mod pci;
 mod privileges;
 pub mod pviommu;
+mod seccomp;
 pub mod server;
 mod session;
 pub mod vhost_user;

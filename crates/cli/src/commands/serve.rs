@@ -1,6 +1,6 @@
 //! `ringfence serve`.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ringfence_live::MemoryRules;
 use ringfence_live::access::{Access, Gid};
 use ringfence_live::caps::Caps;
+use ringfence_live::confine::drop_privileges;
 use ringfence_live::daemon::{Daemon, Devices, Ended, Here, Log, use_all_descriptors};
 use ringfence_live::handover::Limits;
 use ringfence_live::host::HostOptimisations;
@@ -62,8 +63,8 @@ fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
 fn announce(daemon: &mut Daemon, args: &ServeArgs) -> Result<(), Failure> {
     let offered = daemon.offer_hand_over(Limits::default(), &log());
     offered.map_err(Failure::io(&args.dir))?;
-    stop_with_ctrl_c(daemon)?;
     let arguments = daemon.machine().device_arguments()?;
+    confine(daemon, args)?;
     let words: Vec<String> = arguments.iter().map(|word| quote(word)).collect();
     let lines: Vec<String> = words.chunks(2).map(|pair| pair.join(" ")).collect();
     tell("serving; arguments for QEMU:");
@@ -87,7 +88,7 @@ fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
         path,
         source: io::Error::other(error),
     })?;
-    stop_with_ctrl_c(&daemon)?;
+    confine(&daemon, args)?;
     print(&format!(
         "taken over: {} copies in {} us while {} requests were completed; then {} us without devices: {} to stop and copy {} bytes, {} to \
          rebuild, {} to let go\n",
@@ -101,6 +102,12 @@ fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
         (taken.pause - taken.stopping - taken.rebuilding).as_micros(),
     ))?;
     Ok(daemon)
+}
+
+/// All is open that serving takes: every thread that begins from now on can open nothing more.
+fn confine(daemon: &Daemon, args: &ServeArgs) -> Result<(), Failure> {
+    daemon.confine().map_err(Failure::io(&args.dir))?;
+    stop_with_ctrl_c(daemon)
 }
 
 fn stop_with_ctrl_c(daemon: &Daemon) -> Result<(), Failure> {
@@ -192,19 +199,25 @@ pub(super) fn start(dir: &Path, devices: &Devices, args: &DeviceArgs) -> Result<
     let mut daemon = started.map_err(|(path, source)| Failure::Io { path, source })?;
     daemon.machine().memory = args.memory;
     daemon.machine().processors = args.cpus;
+    // Neither this process nor a QEMU that it starts needs any.
+    drop_privileges().map_err(Failure::io(dir))?;
     Ok(daemon)
 }
 
 /// To standard error.
 fn log() -> Log {
-    Arc::new(|device, event| match event {
-        Event::Refused(refusal) => tell(&format!("{device}: refused: {refusal}")),
-        Event::Closed(error) => tell(&format!("{device}: connection closed: {error}")),
-        Event::Broken(broken) => tell(&format!("{device}: {broken}")),
-        Event::Errant(tried) => tell(&format!("{device}: {tried}")),
-        Event::Ended(breach) => tell(&format!("{device}: its process was ended: it {breach}")),
-        Event::Kept(why) => tell(&format!("the devices stay here: {why}")),
-        Event::Connected | Event::Disconnected => {}
+    Arc::new(|device, event| {
+        let line = match event {
+            Event::Refused(refusal) => format!("{device}: refused: {refusal}"),
+            Event::Closed(error) => format!("{device}: connection closed: {error}"),
+            Event::Broken(broken) => format!("{device}: {broken}"),
+            Event::Errant(tried) => format!("{device}: {tried}"),
+            Event::Ended(breach) => format!("{device}: its process was ended: it {breach}"),
+            Event::Kept(why) => format!("the devices stay here: {why}"),
+            Event::Connected | Event::Disconnected => return,
+        };
+        // A log that takes nothing any more, a full file or a closed pipe, ends no device.
+        let _ = writeln!(io::stderr(), "ringfence: {}", visible(&line));
     })
 }
 

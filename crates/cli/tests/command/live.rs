@@ -1,7 +1,9 @@
 //! What serves guests, as far as it goes without a guest.
 
-use std::io::Write;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
+use std::process::{Command, Stdio};
 
 use crate::{Scratch, failed, ringfence, stderr, succeeded};
 
@@ -49,5 +51,71 @@ fn a_network_device_that_cannot_be_is_wrong_usage() {
     }
     for wrong in [&["top"][..], &["top", ".", "--interval", "0"]] {
         assert_eq!(ringfence(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+/// Every thread, the first one included: what one of them cannot do, none can do for it.
+#[test]
+fn what_serves_has_no_privileges() {
+    for more in [
+        &[][..],
+        &["--isolate"],
+        &["--pviommu"],
+        &["--no-iommu"],
+        &["--vhost-user=virtio"],
+    ] {
+        let scratch = Scratch::new("serves");
+        let (dir, disk) = (scratch.path("run"), scratch.path("disk.img"));
+        fs::write(&disk, [0; 512]).unwrap();
+        let mut serve = Command::new(env!("CARGO_BIN_EXE_ringfence"))
+            .args(["serve", "--dir", &dir, "--blk", &disk])
+            .args(more)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(serve.stdout.take().unwrap());
+        said.read_line(&mut String::new()).unwrap();
+        let tasks = format!("/proc/{}/task", serve.id());
+        let statuses = || {
+            let tasks = fs::read_dir(&tasks).unwrap();
+            let statuses = tasks.map(|task| task.unwrap().path().join("status"));
+            statuses
+                .filter_map(|path| fs::read_to_string(path).ok())
+                .collect::<Vec<_>>()
+        };
+        let confined = |status: &String| {
+            [
+                "CapPrm:\t0000000000000000",
+                "CapEff:\t0000000000000000",
+                "NoNewPrivs:\t1",
+                "Seccomp:\t2",
+            ]
+            .iter()
+            .all(|line| status.lines().any(|other| other == *line))
+        };
+        // The first thread confines itself last, after what it has printed.
+        for tries in 0.. {
+            if statuses().iter().all(confined) {
+                break;
+            }
+            assert!(tries < 10_000, "{more:?}: {:?}", statuses());
+            assert!(serve.try_wait().unwrap().is_none(), "{more:?}");
+            std::thread::yield_now();
+        }
+        assert!(statuses().len() > 2, "{more:?}");
+        let interrupted = Command::new("kill")
+            .args(["-INT", &serve.id().to_string()])
+            .status();
+        assert!(interrupted.unwrap().success());
+        assert!(serve.wait().unwrap().success(), "{more:?}");
+        let left: Vec<_> = fs::read_dir(&dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert!(
+            left.iter().all(|name| name == "viot.bin"),
+            "{more:?}: {left:?}"
+        );
     }
 }

@@ -24,6 +24,7 @@ use crate::memory::{GuestRam, Locked};
 use crate::pviommu::PvIommu;
 use crate::server::{Conversation, Post, Words};
 use crate::session::Session;
+use crate::virtio::blk::SECTOR_BYTES;
 use crate::virtio::iommu::IommuDevice;
 use crate::virtio::net::Net;
 use crate::virtio::pviommu::PvIommuDevice;
@@ -46,6 +47,11 @@ impl Daemon {
         let mut daemon = Self::empty(here.dir, None)?;
         daemon.rules = here.memory.clone();
         daemon.machine.access = here.access;
+        let disks = handed.devices.iter().filter_map(|device| match device.own {
+            Own::Blk { sectors, .. } => Some(sectors.saturating_mul(SECTOR_BYTES)),
+            _ => None,
+        });
+        daemon.file_bytes = disks.max().unwrap_or(0).max(here.caps.record_bytes);
         let is_iommu =
             |device: &HandedDevice| matches!(device.own, Own::Iommu { .. } | Own::PvIommu(_));
         let (mut fronts, fronted): (Vec<_>, Vec<_>) =

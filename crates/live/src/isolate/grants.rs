@@ -4,6 +4,7 @@
 //! what was unmapped is out of the process's reach, or the process is dead.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
@@ -95,6 +96,8 @@ pub struct Grants {
     memory: GuestMemoryMmap,
     /// Which files the process has, by device and inode.
     files: Vec<(u64, u64)>,
+    /// `/dev/null`, which takes their places.
+    nothing: File,
     /// None once it is dead.
     supervisor: Option<Supervisor>,
     life: Arc<Life>,
@@ -115,6 +118,7 @@ impl Grants {
             held: true,
             memory: GuestMemoryMmap::default(),
             files: Vec::new(),
+            nothing: File::open("/dev/null")?,
             life: Arc::clone(supervisor.life()),
             supervisor: Some(supervisor),
             breach: None,
@@ -371,12 +375,9 @@ impl Grants {
         let Some(supervisor) = &self.supervisor else {
             return;
         };
-        let nothing = std::fs::File::open("/dev/null").map_err(Breach::Io);
-        let taken = nothing.and_then(|nothing| {
-            (0..count).try_for_each(|at| {
-                let number = FIRST_FILE.cast_unsigned() + u32::try_from(at).unwrap_or(0);
-                supervisor.give(nothing.as_fd(), number)
-            })
+        let taken = (0..count).try_for_each(|at| {
+            let number = FIRST_FILE.cast_unsigned() + u32::try_from(at).unwrap_or(0);
+            supervisor.give(self.nothing.as_fd(), number)
         });
         if let Err(breach) = taken {
             self.ended(breach);

@@ -29,7 +29,7 @@ pub(super) struct Asked {
 }
 
 /// Puts the calling thread under `filter`, for good. With `listen`, the supervisor's end comes back.
-pub(super) fn confine(filter: &[sock_filter], listen: bool) -> io::Result<Option<OwnedFd>> {
+pub(crate) fn confine(filter: &[sock_filter], listen: bool) -> io::Result<Option<OwnedFd>> {
     let program = sock_fprog {
         len: u16::try_from(filter.len()).map_err(io::Error::other)?,
         filter: filter.as_ptr().cast_mut(),
@@ -166,7 +166,7 @@ pub unsafe fn make(call: &Call) -> u64 {
 }
 
 /// A write beyond the limit of a file's size fails, and does not end the process.
-pub(super) fn ignore_file_size_signal() -> io::Result<()> {
+pub(crate) fn ignore_file_size_signal() -> io::Result<()> {
     // SAFETY: it installs no handler; the signal is thrown away.
     let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     if before == libc::SIG_ERR {

@@ -118,6 +118,11 @@ impl Blk {
         &self.file
     }
 
+    /// Bytes of its sectors.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.sectors.saturating_mul(SECTOR_BYTES)
+    }
+
     /// The disk that another process had over `file`, as large as the driver knows it.
     ///
     /// # Errors

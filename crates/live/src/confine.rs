@@ -1,0 +1,250 @@
+//! What the daemon gives up once its sockets, files and devices are open.
+//!
+//! Each thread that serves somebody confines itself: it has no capabilities, can gain none, and asks
+//! the kernel for nothing but what serving takes. It opens no file, starts no program, names no
+//! socket, and has no memory that can be executed but the program's. A call that is not in the list
+//! fails with `EPERM`: the library that makes a new one goes on as it does on a kernel without it,
+//! and a thread that was taken over gains nothing by the difference.
+
+use std::io;
+
+use libc::{SECCOMP_RET_ERRNO, sock_filter};
+use rustix::process::{
+    DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit,
+};
+
+use crate::event;
+use crate::isolate::sys;
+use crate::privileges;
+use crate::seccomp::{Rule, program};
+
+/// Files of the daemon's own, a log for example, may become so long.
+const OWN_FILE_BYTES: u64 = 1 << 30;
+/// A limit of 1 byte keeps core dumps from files and from programs that take them (core(5)).
+const CORE_BYTES: u64 = 1;
+
+const fn allow(number: libc::c_long) -> Rule {
+    Rule::allow(number)
+}
+
+/// Calls of a thread that serves.
+const SERVING: &[Rule] = &[
+    // Descriptors that are open.
+    allow(libc::SYS_read),
+    allow(libc::SYS_write),
+    allow(libc::SYS_readv),
+    allow(libc::SYS_writev),
+    allow(libc::SYS_pread64),
+    allow(libc::SYS_pwrite64),
+    allow(libc::SYS_lseek),
+    allow(libc::SYS_close),
+    allow(libc::SYS_fstat),
+    allow(libc::SYS_fstatfs),
+    allow(libc::SYS_newfstatat),
+    allow(libc::SYS_statx),
+    allow(libc::SYS_fcntl),
+    allow(libc::SYS_dup),
+    allow(libc::SYS_fsync),
+    allow(libc::SYS_fdatasync),
+    allow(libc::SYS_ftruncate),
+    allow(libc::SYS_fallocate),
+    allow(libc::SYS_ioctl),
+    allow(libc::SYS_poll),
+    allow(libc::SYS_ppoll),
+    // An eventfd is known by the name of its descriptor.
+    allow(libc::SYS_readlink),
+    allow(libc::SYS_readlinkat),
+    // Interrupts: see event.rs.
+    allow(libc::SYS_io_submit),
+    allow(libc::SYS_io_getevents),
+    allow(libc::SYS_eventfd2),
+    allow(libc::SYS_timerfd_create),
+    allow(libc::SYS_timerfd_settime),
+    // Clients. A link's datagrams name the other side.
+    allow(libc::SYS_accept4),
+    allow(libc::SYS_sendto),
+    allow(libc::SYS_sendmsg),
+    allow(libc::SYS_recvfrom),
+    allow(libc::SYS_recvmsg),
+    allow(libc::SYS_getsockopt),
+    allow(libc::SYS_setsockopt),
+    allow(libc::SYS_getsockname),
+    allow(libc::SYS_getpeername),
+    allow(libc::SYS_shutdown),
+    // Memory: the guest's and the heap. None of it is executed.
+    allow(libc::SYS_mmap).without(2, EXECUTABLE),
+    allow(libc::SYS_mprotect).without(2, EXECUTABLE),
+    allow(libc::SYS_munmap),
+    allow(libc::SYS_mremap),
+    allow(libc::SYS_madvise),
+    allow(libc::SYS_brk),
+    allow(libc::SYS_mlock),
+    allow(libc::SYS_munlock),
+    allow(libc::SYS_memfd_create),
+    allow(libc::SYS_membarrier),
+    // Threads of this process, such as a vhost-user session's.
+    allow(libc::SYS_clone),
+    allow(libc::SYS_clone3),
+    allow(libc::SYS_futex),
+    allow(libc::SYS_set_robust_list),
+    allow(libc::SYS_rseq),
+    allow(libc::SYS_gettid),
+    allow(libc::SYS_getpid),
+    // Calls that cannot fail, and whose callers do not look: user and processor.
+    allow(libc::SYS_getuid),
+    allow(libc::SYS_geteuid),
+    allow(libc::SYS_getgid),
+    allow(libc::SYS_getegid),
+    allow(libc::SYS_getcpu),
+    allow(libc::SYS_tgkill),
+    allow(libc::SYS_sched_yield),
+    allow(libc::SYS_sched_getaffinity),
+    allow(libc::SYS_sigaltstack),
+    allow(libc::SYS_rt_sigprocmask),
+    allow(libc::SYS_rt_sigaction),
+    allow(libc::SYS_rt_sigreturn),
+    allow(libc::SYS_restart_syscall),
+    allow(libc::SYS_prctl).with(0, libc::PR_SET_NAME.cast_unsigned()),
+    allow(libc::SYS_exit),
+    allow(libc::SYS_exit_group),
+    // Time and chance.
+    allow(libc::SYS_clock_gettime),
+    allow(libc::SYS_clock_nanosleep),
+    allow(libc::SYS_nanosleep),
+    allow(libc::SYS_getrandom),
+    // The end of a device's process.
+    allow(libc::SYS_pidfd_send_signal),
+    allow(libc::SYS_waitid),
+    allow(libc::SYS_wait4),
+];
+
+/// What the first thread needs beside that: it waits for a signal, and removes the sockets.
+const ENDING: &[Rule] = &[
+    allow(libc::SYS_pipe2),
+    allow(libc::SYS_unlink),
+    allow(libc::SYS_unlinkat),
+];
+
+const EXECUTABLE: u32 = libc::PROT_EXEC.cast_unsigned();
+
+fn filter(more: &[Rule]) -> Vec<sock_filter> {
+    let rules = [SERVING, more].concat();
+    program(&rules, SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned())
+}
+
+/// Confines the calling thread, which serves somebody, and the threads that it starts.
+///
+/// # Errors
+/// The kernel refuses: such a thread must not serve.
+pub(crate) fn serving_thread() -> io::Result<()> {
+    privileges::drop_all()?;
+    sys::confine(&filter(&[]), false).map(drop)
+}
+
+/// Takes the privileges of the calling thread, and of programs that it starts: for a process that still
+/// has one to start.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn drop_privileges() -> io::Result<()> {
+    privileges::drop_all()
+}
+
+/// Confines the first thread of a process whose devices are served, and bounds what the process can
+/// do: other processes of the user cannot look into it, it leaves no core dump, and no file grows
+/// beyond `file_bytes` or 1 GiB. It can start no program any more.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn serving_process(file_bytes: u64) -> io::Result<()> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    sys::ignore_file_size_signal()?;
+    limit(Resource::Fsize, file_bytes.max(OWN_FILE_BYTES))?;
+    limit(Resource::Core, CORE_BYTES)?;
+    privileges::drop_all()?;
+    sys::confine(&filter(ENDING), false).map(drop)
+}
+
+fn limit(resource: Resource, most: u64) -> io::Result<()> {
+    let now = getrlimit(resource);
+    let at_most = |limit: Option<u64>| Some(limit.map_or(most, |limit| limit.min(most)));
+    let limit = Rlimit {
+        current: at_most(now.current),
+        maximum: at_most(now.maximum),
+    };
+    Ok(setrlimit(resource, limit)?)
+}
+
+/// Looks at what the kernel tells once, before the process may ask no more.
+pub(crate) fn prepare() {
+    event::prepare();
+    let _ = rustix::param::page_size();
+}
+
+/// Lets this process lock as much memory as a guest has, where it may allow itself that. Afterwards it
+/// has no privilege to lock more than the limit.
+pub(crate) fn allow_locking() {
+    let unlimited = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    // Without the privilege the limit stays, and a page beyond it is not locked: its map is refused.
+    let _ = setrlimit(Resource::Memlock, unlimited);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::net::UnixStream;
+    use std::process::Command;
+    use std::thread;
+
+    use super::*;
+
+    fn confined<T: Send + 'static>(does: impl FnOnce() -> T + Send + 'static) -> T {
+        let does = || {
+            serving_thread().unwrap();
+            does()
+        };
+        thread::spawn(does).join().unwrap()
+    }
+
+    #[test]
+    fn a_serving_thread_opens_starts_and_names_nothing() {
+        let errors = confined(|| {
+            let connected = UnixStream::connect("/nowhere");
+            [
+                ("open", File::open("/etc/passwd").err()),
+                ("create", File::create("/tmp/rf-confined").err()),
+                ("program", Command::new("/bin/true").spawn().err()),
+                ("connect", connected.err()),
+                ("remove", fs::remove_file("/tmp/rf-confined").err()),
+                (
+                    "chmod",
+                    rustix::fs::chmod("/tmp", rustix::fs::Mode::empty())
+                        .err()
+                        .map(Into::into),
+                ),
+            ]
+        });
+        for (what, error) in errors {
+            let error: io::Error = error.unwrap_or_else(|| panic!("{what} succeeds"));
+            assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_serving_thread_serves() {
+        confined(|| {
+            let (mut ours, mut theirs) = (
+                rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap(),
+                vec![0_u8; 4 << 20],
+            );
+            theirs.fill(1);
+            rustix::io::write(&mut ours, &1u64.to_ne_bytes()).unwrap();
+            // A thread of its own is as confined as it is.
+            let opened = thread::spawn(|| File::open("/etc/passwd").err()).join();
+            assert!(opened.unwrap().is_some());
+        });
+    }
+}

@@ -1,0 +1,114 @@
+//! Programs for seccomp(2): which system calls a thread may make.
+//!
+//! A rule compares registers. Memory that an argument points to is never looked at: another thread
+//! could change it meanwhile.
+
+use libc::{
+    BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
+    SECCOMP_RET_KILL_PROCESS, sock_filter,
+};
+
+/// `AUDIT_ARCH_X86_64`: a system call of another architecture has other numbers.
+const ARCH: u32 = 0xc000_003e;
+/// Offsets in `struct seccomp_data`.
+const AT_NUMBER: u32 = 0;
+const AT_ARCH: u32 = 4;
+const AT_ARGUMENTS: u32 = 16;
+
+/// A system call, and what becomes of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rule {
+    number: libc::c_long,
+    condition: Condition,
+    action: u32,
+}
+
+/// A condition on the lower half of an argument; the kernel takes no more of a descriptor or of flags.
+#[derive(Clone, Copy, Debug)]
+enum Condition {
+    Always,
+    Equals { argument: u32, value: u32 },
+    Lacks { argument: u32, bits: u32 },
+}
+
+impl Rule {
+    /// The call is made.
+    pub(crate) const fn allow(number: libc::c_long) -> Self {
+        Self::act(number, SECCOMP_RET_ALLOW)
+    }
+
+    /// This becomes of the call.
+    pub(crate) const fn act(number: libc::c_long, action: u32) -> Self {
+        Self {
+            number,
+            condition: Condition::Always,
+            action,
+        }
+    }
+
+    /// Only if this argument, counted from 0, has the value.
+    pub(crate) const fn with(mut self, argument: u32, value: u32) -> Self {
+        self.condition = Condition::Equals { argument, value };
+        self
+    }
+
+    /// Only if this argument, counted from 0, has none of the bits.
+    pub(crate) const fn without(mut self, argument: u32, bits: u32) -> Self {
+        self.condition = Condition::Lacks { argument, bits };
+        self
+    }
+}
+
+/// The program for these rules. `otherwise` is the action for every other call of this architecture;
+/// one of another architecture ends the process.
+pub(crate) fn program(rules: &[Rule], otherwise: u32) -> Vec<sock_filter> {
+    let load = |offset| statement(BPF_LD | BPF_W | BPF_ABS, offset);
+    let end = |action| statement(BPF_RET | BPF_K, action);
+    let argument = |argument: u32| load(AT_ARGUMENTS.saturating_add(argument.saturating_mul(8)));
+    let mut program = vec![
+        load(AT_ARCH),
+        equal(ARCH, 1, 0),
+        end(SECCOMP_RET_KILL_PROCESS),
+        load(AT_NUMBER),
+    ];
+    for rule in rules {
+        let number = u32::try_from(rule.number).unwrap_or(u32::MAX);
+        match rule.condition {
+            Condition::Always => program.extend([equal(number, 0, 1), end(rule.action)]),
+            Condition::Equals {
+                argument: at,
+                value,
+            } => program.extend([
+                equal(number, 0, 4),
+                argument(at),
+                equal(value, 0, 1),
+                end(rule.action),
+                end(otherwise),
+            ]),
+            Condition::Lacks { argument: at, bits } => program.extend([
+                equal(number, 0, 4),
+                argument(at),
+                jump(BPF_JMP | BPF_JSET | BPF_K, bits, 1, 0),
+                end(rule.action),
+                end(otherwise),
+            ]),
+        }
+    }
+    program.push(end(otherwise));
+    program
+}
+
+fn statement(code: u32, k: u32) -> sock_filter {
+    jump(code, k, 0, 0)
+}
+
+/// Skips `yes` instructions if the loaded word is `value`, else `no`.
+fn equal(value: u32, yes: u8, no: u8) -> sock_filter {
+    jump(BPF_JMP | BPF_JEQ | BPF_K, value, yes, no)
+}
+
+fn jump(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    // All codes are below 256.
+    let code = (code & 0xffff) as u16;
+    sock_filter { code, jt, jf, k }
+}

@@ -35,6 +35,7 @@ const SERVING: &[Rule] = &[
     allow(libc::SYS_readv),
     allow(libc::SYS_writev),
     allow(libc::SYS_pread64),
+    allow(libc::SYS_preadv2),
     allow(libc::SYS_pwrite64),
     allow(libc::SYS_lseek),
     allow(libc::SYS_close),

@@ -20,6 +20,8 @@ pub struct Limits {
     pub rebuild: Duration,
     /// For whatever else the second process does.
     pub idle: Duration,
+    /// For all that it does before it has the devices stop: each copy costs every device a turn.
+    pub copying: Duration,
 }
 
 impl Default for Limits {
@@ -28,6 +30,7 @@ impl Default for Limits {
             stop: Duration::from_secs(5),
             rebuild: Duration::from_secs(5),
             idle: Duration::from_secs(30),
+            copying: Duration::from_secs(180),
         }
     }
 }
@@ -113,8 +116,15 @@ impl Offer {
     fn serve(&self, channel: &Channel<'_>) -> Result<Whose, Reason> {
         let limits = &self.limits;
         let lost = |error: ChannelError| format!("while nothing was stopped: {error}");
+        let until = Instant::now() + limits.copying;
         loop {
-            let asked = match channel.receive(limits.idle) {
+            let left = until.saturating_duration_since(Instant::now());
+            // What is there already is read without waiting: a second process that asks on and on
+            // would never be late.
+            if left.is_zero() {
+                return Err(lost(ChannelError::TimeOut));
+            }
+            let asked = match channel.receive(limits.idle.min(left)) {
                 // It has seen enough.
                 Err(ChannelError::Io(_) | ChannelError::Stopped) => return Ok(Whose::Ours),
                 other => other.map_err(lost)?,

@@ -32,6 +32,9 @@ const RESET_WITHIN: Duration = Duration::from_secs(5);
 const LEFT_WITHIN: Duration = Duration::from_secs(2);
 /// Most messages that are heard at a time.
 const HEARD_AT_ONCE: usize = 64;
+/// Most accesses that were stopped, or requests that were too long, in one turn, for each descriptor of
+/// the queue. Every one takes the IOMMU's lock: a process that says more speaks for no device.
+const REPORTS_PER_DESCRIPTOR: u32 = 16;
 
 /// What a front tells the log.
 #[derive(Debug)]
@@ -70,6 +73,8 @@ pub struct Front {
     device: DeviceId,
     lanes: Vec<Lane>,
     resetting: bool,
+    /// Such reports since the last turn began.
+    reports: u32,
     ended: bool,
     /// It was told to, for tests.
     misbehaves: bool,
@@ -102,6 +107,7 @@ impl Front {
             device,
             lanes,
             resetting: false,
+            reports: 0,
             ended: false,
             tell,
             counters,
@@ -227,6 +233,7 @@ impl Front {
                 access,
                 permission,
             } => {
+                self.count_report()?;
                 let reason = if permission {
                     DeniedReason::Permission
                 } else {
@@ -250,9 +257,25 @@ impl Front {
                 }));
             }
             // It is said as often as the log bears it.
-            Report::TooLong { bytes, most } => self.disk.complain(TooLong { bytes, most }),
+            Report::TooLong { bytes, most } => {
+                self.count_report()?;
+                self.disk.complain(TooLong { bytes, most });
+            }
             Report::Ready | Report::Confined | Report::WasReset => return None,
         }
+        Some(())
+    }
+
+    /// One more report that nobody asked for. None if it is one too many.
+    fn count_report(&mut self) -> Option<()> {
+        let descriptors = self.disk.queue_sizes().iter().copied().map(u32::from);
+        let most = descriptors
+            .sum::<u32>()
+            .saturating_mul(REPORTS_PER_DESCRIPTOR);
+        self.reports = self
+            .reports
+            .checked_add(1)
+            .filter(|reports| *reports <= most)?;
         Some(())
     }
 
@@ -401,6 +424,7 @@ impl Device for Front {
         lane.working = true;
         lane.round = lane.round.wrapping_add(1);
         let round = lane.round;
+        self.reports = 0;
         if !told {
             self.order(&Order::queue(number, &queue.state()));
         }

@@ -30,6 +30,12 @@ fn main() -> io::Result<()> {
         }),
         "dawdles" => enter(dawdles)?.serve(),
         "grows" => grows(&enter(mapper::follow)?),
+        "complains" => break_out(|| {
+            // Of an access that was stopped, and never of anything else.
+            let words = [6u64, 0xdead_0000, 1, 0];
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            while rustix::io::write(rustix::stdio::stdin(), &bytes).is_ok() {}
+        }),
         "ignores" => enter(ignores)?.serve(),
         "answers-twice" => enter(answers_twice)?.serve(),
         "keeps" => enter(keeps)?.serve(),

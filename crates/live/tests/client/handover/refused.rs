@@ -314,3 +314,27 @@ fn a_stream_that_was_cut_or_changed_is_refused_whole() {
     );
     end(first);
 }
+
+/// Its next question is there before the last one is answered, so it is never waited for.
+#[test]
+fn a_second_that_copies_on_and_on_is_hung_up_on() {
+    let dir = Dir::new("endless");
+    let limits = Limits {
+        copying: Duration::from_millis(200),
+        ..Limits::default()
+    };
+    let first = daemon(&dir, limits);
+    let mut guest = Guest::boot(&dir);
+    let mut second = Second::connect(&dir);
+    let asked = second.0.try_clone().unwrap();
+    let asks = std::thread::spawn(move || {
+        let mut asked = asked;
+        while asked.write_all(&words(&[COPY, 0, 0, 0])).is_ok() {}
+    });
+    // The answers are read, so that nothing but the limit ends it.
+    let mut bytes = [0; 65536];
+    while std::io::Read::read(&mut second.0, &mut bytes).is_ok_and(|read| read > 0) {}
+    asks.join().unwrap();
+    guest.read(8);
+    end(first);
+}

@@ -14,6 +14,7 @@ use ringfence_live::handover::Limits;
 use ringfence_live::host::HostOptimisations;
 use ringfence_live::isolate::{Program, simulate};
 use ringfence_live::server::Event;
+use ringfence_report::visible;
 
 use crate::args::{CapArgs, DeviceArgs, ServeArgs};
 use crate::directory;

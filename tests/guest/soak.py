@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Hostile clients beside a working guest: soak.py --seconds N --guest DIR:PID [--other DIR:PID] [--peer SOCKET]
+"""Hostile clients beside a working guest.
 
-DIR is the directory of a running `ringfence serve`, PID its process. The guest of --guest uses blk.sock and
-iommu.sock; the attackers use every other socket of both directories, and also try these two.
+    soak.py --seconds N --guest DIR:PID [--other DIR:PID] [--peer SOCKET]
 
-Phases with and without attackers alternate (A B B A), so that drift of the host cancels. The guest's
-throughput is read from metrics.sock. After each quiet phase the memory, descriptors and threads of every
-daemon are read. Fails if the median throughput under attack is below 0.9 of the median alone, if an
-attacker got nothing done, or if a daemon grew.
+DIR is the directory of a running `ringfence serve`, PID its process. The guest of --guest uses
+blk.sock and iommu.sock; the attackers use every other socket of both directories, and also try
+these two.
+
+Phases with and without attackers alternate (A B B A), so that drift of the host cancels. The
+guest's throughput is read from metrics.sock. After each quiet phase the memory, descriptors and
+threads of every daemon are read. Fails if the median throughput under attack is below 0.9 of the
+median alone, if an attacker got nothing done, or if a daemon grew.
 """
 
 import argparse
@@ -80,7 +83,9 @@ class Hostile:
 
     def u64(self):
         edges = (0, 1, 0xFFF, 0x1000, 1 << 32, 1 << 39, (1 << 48) - 4096, 1 << 63, (1 << 64) - 1)
-        return self.random.choice((*edges, self.random.getrandbits(64), self.random.getrandbits(20)))
+        return self.random.choice(
+            (*edges, self.random.getrandbits(64), self.random.getrandbits(20))
+        )
 
     def u32(self):
         edges = (*range(10), 16, 32, 0x7FFFFFFF, 0xFFFFFFFF)
@@ -98,15 +103,19 @@ VFIO_VERSION = b'{"capabilities":{"max_msg_fds":8,"max_data_xfer_size":1048576}}
 
 
 def vfio_message(hostile, number):
-    """A vfio-user message: header of 16 bytes, then a body that is right in form more often than not."""
+    """A vfio-user message: 16 bytes of header, then a body that is mostly right in form."""
     choose, u32, u64 = hostile.random.choice, hostile.u32, hostile.u64
     command = choose((1, 2, 2, 2, 3, 4, 5, 7, 8, 8, 9, 9, 9, 10, 10, 10, 13, 15, u32() & 0xFFFF))
     if command == 2:
-        body = struct.pack("<IIQQQ", choose((32, u32())), choose((0, 1, 2, 3, u32())), u64(), u64(), u64())
+        body = struct.pack(
+            "<IIQQQ", choose((32, u32())), choose((0, 1, 2, 3, u32())), u64(), u64(), u64()
+        )
     elif command == 3:
         body = struct.pack("<IIQQ", choose((24, u32())), choose((0, 1, 2)), u64(), u64())
     elif command == 8:
-        body = struct.pack("<IIIII", choose((20, 24)), u32(), u32(), u32(), u32()) + hostile.some(64)
+        body = struct.pack("<IIIII", choose((20, 24)), u32(), u32(), u32(), u32()) + hostile.some(
+            64
+        )
     elif command in (9, 10):
         length = choose((0, 1, 2, 4, 8, 64, 4096, u32()))
         body = struct.pack("<QII", choose((u64(), u32() & 0x3FFF)), choose((0, 7, u32())), length)
@@ -114,11 +123,14 @@ def vfio_message(hostile, number):
     else:
         body = hostile.some(200)
     size = len(body) + 16 if hostile.random.random() < 0.95 else u32()
-    return struct.pack("<HHIII", number & 0xFFFF, command, size, choose((0, 0, 1, 16, u32())), 0) + body
+    return (
+        struct.pack("<HHIII", number & 0xFFFF, command, size, choose((0, 0, 1, 16, u32())), 0)
+        + body
+    )
 
 
 def vhost_message(hostile, _):
-    """A vhost-user message: header of 12 bytes, then memory tables, rings, descriptors, IOTLB messages."""
+    """A vhost-user message: 12 bytes of header; memory, rings, descriptors, IOTLB messages."""
     choose, u32, u64 = hostile.random.choice, hostile.u32, hostile.u64
     request = choose((1, 2, 3, 5, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 22, hostile.u32() & 63))
     if request == 5:
@@ -130,11 +142,15 @@ def vhost_message(hostile, _):
     elif request in (8, 10, 18):
         body = struct.pack("<II", choose((0, 1, u32())), u32())
     elif request == 9:
-        body = struct.pack("<IIQQQQ", choose((0, u32())), choose((0, 1)), u64(), u64(), u64(), u64())
+        body = struct.pack(
+            "<IIQQQQ", choose((0, u32())), choose((0, 1)), u64(), u64(), u64(), u64()
+        )
     elif request in (12, 13, 14):
         body = struct.pack("<Q", choose((0, 1, 0x100, u64())))
     elif request == 22:
-        body = struct.pack("<QQQBB6x", u64(), u64(), u64(), choose((0, 1, 2, 3, 7)), choose((1, 2, 3, 255)))
+        body = struct.pack(
+            "<QQQBB6x", u64(), u64(), u64(), choose((0, 1, 2, 3, 7)), choose((1, 2, 3, 255))
+        )
     else:
         body = hostile.some(200)
     size = len(body) if hostile.random.random() < 0.95 else u32()
@@ -165,7 +181,7 @@ def speak(message, hello):
 
 
 def crowd(hostile, path, on, done):
-    """Many connections that say nothing, or half a message, and never read. Others get through between two crowds."""
+    """Many connections that say nothing, or half a message, and never read."""
     streams = []
     try:
         for _ in range(64):
@@ -228,12 +244,20 @@ def attackers(guest, others, peer):
     vfio, vhost = speak(vfio_message, True), speak(vhost_message, False)
     control = [path for path in (guest.directory / "control.sock",) if path.exists()]
     out = [(f"vfio-user on {path.stem}", vfio, path) for path in free_sockets(guest)]
-    out += [(f"crowd on {path.stem}", crowd, path) for path in sorted(guest.directory.glob("*.sock"))]
-    out += [(f"vfio-user on {path.stem}, in use", vfio, guest.directory / path) for path in map(pathlib.Path, ("blk.sock", "iommu.sock"))]
+    out += [
+        (f"crowd on {path.stem}", crowd, path) for path in sorted(guest.directory.glob("*.sock"))
+    ]
+    out += [
+        (f"vfio-user on {path.stem}, in use", vfio, guest.directory / path)
+        for path in map(pathlib.Path, ("blk.sock", "iommu.sock"))
+    ]
     out += [(f"trickle on {path.stem}", trickle, path) for path in [*free_sockets(guest), *control]]
     out += [(f"any bytes on {path.stem}", vfio, path) for path in control]
     for other in others:
-        out += [("vhost-user", vhost, other.directory / "blk.sock"), ("crowd, vhost-user", crowd, other.directory / "blk.sock")]
+        out += [
+            ("vhost-user", vhost, other.directory / "blk.sock"),
+            ("crowd, vhost-user", crowd, other.directory / "blk.sock"),
+        ]
     if peer:
         out.append(("network peer", garbage, peer))
     return out
@@ -269,7 +293,9 @@ def main():
     crew = []
     for number, (name, act, path) in enumerate(attackers(args.guest, args.other, args.peer)):
         done = multiprocessing.Value("Q", 0, lock=False)
-        process = multiprocessing.Process(target=attack, args=(name, act, path, SEED + number, on, over, done), daemon=True)
+        process = multiprocessing.Process(
+            target=attack, args=(name, act, path, SEED + number, on, over, done), daemon=True
+        )
         process.start()
         crew.append((name, process, done))
     daemons = [args.guest, *args.other]
@@ -303,20 +329,25 @@ def report(crew, rates, usage):
             problems.append(f"attacker did nothing: {name}")
     alone, attacked = statistics.median(rates[False]), statistics.median(rates[True])
     ratio = attacked / alone if alone else 0.0
-    print(f"requests per second: alone {spread(rates[False])}, attacked {spread(rates[True])}, ratio {ratio:.3f}, phases {len(rates[True])} each")
+    print(
+        f"requests per second: alone {spread(rates[False])}, attacked {spread(rates[True])}, "
+        f"ratio {ratio:.3f}, {len(rates[True])} phases each"
+    )
     if not ratio >= LEAST_RATIO:
         problems.append(f"throughput under attack is {ratio:.3f} of alone, below {LEAST_RATIO}")
     for pid, samples in usage.items():
         (before, files, threads), (after, more_files, more_threads) = samples[0], samples[-1]
         peak = max(sample[0] for sample in samples)
         print(
-            f"daemon: {before >> 20} MiB, {files} descriptors, {threads} threads after the first attack; "
+            f"daemon: {before >> 20} MiB, {files} descriptors, {threads} threads after the first; "
             f"{after >> 20} MiB (at most {peak >> 20}), {more_files}, {more_threads} after the last"
         )
         if after > before + GROWTH_BYTES:
             problems.append(f"memory grew from {before} to {after} bytes")
         if more_files > files or more_threads > threads:
-            problems.append(f"descriptors grew from {files} to {more_files} or threads from {threads} to {more_threads}")
+            problems.append(
+                f"descriptors or threads grew: {files}, {threads} to {more_files}, {more_threads}"
+            )
     return problems
 
 

@@ -11,11 +11,14 @@ readonly DEFAULT_LIMIT=$((SECONDS_EACH + 180))
 export GUEST_JOBS=1
 . "$(dirname "$0")/guests.sh"
 
-# Reads of 4 KiB around the guest's cache until a line comes. A shell gives a background command an empty input.
+# Reads of 4 KiB around the guest's cache until a line comes. A shell gives a background command
+# an empty input, so that it reads descriptor 3.
 readonly READS='exec 3<&0; (read line <&3; : >/tmp/stop) &
 dd if=/dev/vda bs=4k count=64 iflag=direct 2>/dev/null | md5sum >/tmp/before
 echo begun
-while [ ! -e /tmp/stop ]; do dd if=/dev/vda of=/dev/null bs=4k count=256 iflag=direct 2>/dev/null || exit 3; done
+while [ ! -e /tmp/stop ]; do
+    dd if=/dev/vda of=/dev/null bs=4k count=256 iflag=direct 2>/dev/null || exit 3
+done
 dd if=/dev/vda bs=4k count=64 iflag=direct 2>/dev/null | md5sum | cmp - /tmp/before || exit 4
 dmesg | grep -i -e "page fault" -e "I/O error" -e "timed out"; true'
 
@@ -34,48 +37,64 @@ soak() {
     return $code
 }
 soak_one() {
-    local kernel=$1 serve=() run=$case/run other=$case/other guest_daemon other_daemon qemu arguments
+    local kernel=$1 serve=() run=$case/run other=$case/other
+    local guest_daemon other_daemon qemu arguments written
     shift
     while [[ $1 != -- ]]; do serve+=("$1"); shift; done
     shift
     head -c 64M /dev/urandom >"$case/image"
     truncate -s 4M "$case/second"
-    "$ringfence" serve --dir "$run" --blk "$case/image" --rng --net "socket=$case/wire" "${serve[@]}" \
-        >"$case/arguments" 2>"$case/complaints" &
+    "$ringfence" serve --dir "$run" --blk "$case/image" --rng --net "socket=$case/wire" \
+        "${serve[@]}" >"$case/arguments" 2>"$case/complaints" &
     guest_daemon=$!
     pids+=($guest_daemon)
-    "$ringfence" serve --dir "$other" --blk "$case/second" --vhost-user virtio >"$case/unused" 2>>"$case/complaints" &
+    "$ringfence" serve --dir "$other" --blk "$case/second" --vhost-user virtio \
+        >"$case/unused" 2>>"$case/complaints" &
     other_daemon=$!
     pids+=($other_daemon)
-    "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" --initramfs "$case/initramfs" "$@" -- sh -c "$READS" >"$case/prepared" || return 1
+    "$ringfence" guest prepare --cache "$cache" --kernel "$kernel" \
+        --initramfs "$case/initramfs" --module-source "$repo/kmod" "$@" -- sh -c "$READS" \
+        >"$case/prepared" || return 1
     . "$case/prepared"
-    until [[ -s $case/arguments && -s $case/unused ]]; do kill -0 $guest_daemon $other_daemon || return 1; sleep 0.05; done
+    until [[ -s $case/arguments && -s $case/unused ]]; do
+        kill -0 $guest_daemon $other_daemon || return 1
+        sleep 0.05
+    done
     # The guest has the disk and the IOMMU; the other devices are the attackers'.
     arguments=$(grep -v -e 'rng\.sock' -e 'net\.sock' "$case/arguments")
     mkfifo "$case/input"
-    eval "taskset -c 0 timeout --kill-after=10 $LIMIT $QEMU $arguments" -display none -kernel '"$KERNEL"' -initrd '"$INITRAMFS"' \
-        -append '"$APPEND"' -serial 'file:"$case/console"' -chardev 'stdio,id=command,signal=off' -serial chardev:command \
-        -serial 'file:"$case/status"' <"$case/input" >"$case/out" &
+    eval "taskset -c 0 timeout --kill-after=10 $LIMIT $QEMU $arguments" -display none \
+        -kernel '"$KERNEL"' -initrd '"$INITRAMFS"' -append '"$APPEND"' \
+        -serial 'file:"$case/console"' -chardev 'stdio,id=command,signal=off' \
+        -serial chardev:command -serial 'file:"$case/status"' <"$case/input" >"$case/out" &
     qemu=$!
     pids+=($qemu)
     exec {input}>"$case/input"
-    until grep -q '^begun' "$case/out"; do kill -0 $qemu || { tail -n 5 "$case/console"; return 1; }; sleep 0.2; done
-    python3 "$here/soak.py" --seconds "$SECONDS_EACH" --guest "$run:$guest_daemon" --other "$other:$other_daemon" --peer "$case/wire" || return 1
+    until grep -q '^begun' "$case/out"; do
+        kill -0 $qemu || { tail -n 5 "$case/console"; return 1; }
+        sleep 0.2
+    done
+    python3 "$here/soak.py" --seconds "$SECONDS_EACH" --guest "$run:$guest_daemon" \
+        --other "$other:$other_daemon" --peer "$case/wire" || return 1
     echo stop >&$input
     wait $qemu || return 1
     exec {input}>&-
     cat "$case/out"
     grep -q '^status 0' "$case/status" || return 1
-    ! grep -hi -e 'page fault' -e 'I/O error' -e 'timed out' "$case/out" "$case/console" | grep -v 'clocksource: ' || return 1
+    ! grep -hi -e 'page fault' -e 'I/O error' -e 'timed out' "$case/out" "$case/console" |
+        grep -v 'clocksource: ' || return 1
     kill -INT $guest_daemon $other_daemon
     wait $guest_daemon && wait $other_daemon || return 1
     # Refused clients do not fill the log.
-    (($(stat -c %s "$case/complaints") < 262144)) || { echo "the daemons wrote $(stat -c %s "$case/complaints") bytes"; return 1; }
+    written=$(stat -c %s "$case/complaints")
+    ((written < 262144)) || { echo "the daemons wrote $written bytes of complaints"; return 1; }
     grep -h '^requests\|^daemon' "$log" | paste -sd ';' >"$case/note"
 }
 
-choose_kernels
+choose_kernels --module pviommu --module-source "$repo/kmod"
 kernel=${KERNELS%% *}
 try "virtio-iommu: $kernel" soak "$kernel" -- --strict
 try "virtio-iommu, disk in a process: $kernel" soak "$kernel" --isolate -- --strict
+try "para-virtual, disk in a process: $kernel" soak "$kernel" --pviommu --isolate -- \
+    --module pviommu
 all_passed

@@ -178,8 +178,10 @@ static void pvi_unmap_sg(struct device *dev, struct scatterlist *list, int nents
 
 	spin_lock_irqsave(&endpoint->lock, flags);
 	for_each_sg(list, entry, nents, i) {
+		int stray = pvi_cache_put(endpoint, sg_dma_address(entry), &gone);
+
 		endpoint->unmaps++;
-		err = err ?: pvi_cache_put(endpoint, sg_dma_address(entry), &gone);
+		err = err ?: stray;
 	}
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	if (err)

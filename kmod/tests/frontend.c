@@ -293,6 +293,30 @@ static void refusals(void)
 	end();
 }
 
+/* A driver unmaps one entry of a list on its own, and then the list: every other entry is unmapped. */
+static void lists_with_an_entry_that_is_not_mapped(void)
+{
+	struct scatterlist list[4];
+	unsigned int stray, i;
+	int cached;
+
+	for (cached = 0; cached < 2; cached++) {
+		for (stray = 0; stray < 4; stray++) {
+			begin_with_queue("a list with a stray entry", cached, 64);
+			fill(list, 4, PAGE_SIZE);
+			CHECK(pvi_ops.map_sg(&pdev.dev, list, 4, DMA_FROM_DEVICE, 0) == 4);
+			unmap(sg_dma_address(&list[stray]));
+			pvi_ops.unmap_sg(&pdev.dev, list, 4, DMA_FROM_DEVICE, 0);
+			CHECK(!endpoint->live && endpoint->unmaps == 5);
+			CHECK(endpoint->failures == 1 && test_complaints == 1);
+			pvi_cache_drop_unused(endpoint);
+			for (i = 0; i < 4; i++)
+				CHECK(!device_writes(sg_dma_address(&list[i]), 'a'));
+			end();
+		}
+	}
+}
+
 static void cycles(void)
 {
 	dma_addr_t one, two, later, held;
@@ -420,6 +444,7 @@ int main(void)
 	interrupted_while_all_slots_are_taken();
 	small_rings_and_little_memory();
 	refusals();
+	lists_with_an_entry_that_is_not_mapped();
 	cycles();
 	do {
 		kept_for_the_other_direction(literal);

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Iova, PageSize};
 
+use super::role::Shed;
 use super::tree::{NodeId, Tree, TreeError};
 use super::{Cache, Cycles, Key, NotCached, NotHeld, Stats};
 
@@ -48,6 +49,8 @@ pub struct Rtc {
     cycles: Cycles,
     limit: usize,
     released: usize,
+    /// Pages of all mappings.
+    pages: u64,
     counts: Stats,
 }
 
@@ -57,7 +60,7 @@ fn page(key: Key) -> u64 {
 }
 
 impl Rtc {
-    /// An empty cache of at most `limit` mappings.
+    /// An empty cache of at most `limit` pages, in use or released.
     pub fn new(cycles: Cycles, limit: usize) -> Self {
         Self {
             trees: Default::default(),
@@ -68,6 +71,7 @@ impl Rtc {
             cycles,
             limit,
             released: 0,
+            pages: 0,
             counts: Stats::default(),
         }
     }
@@ -165,12 +169,13 @@ impl Rtc {
         }
         self.free.push(at);
         self.released = self.released.saturating_sub(1);
+        self.pages = self.pages.saturating_sub(key.pages());
         Some((key, giova))
     }
 
-    /// Walks the section of `cycle`: those in use leave the queue, those released later move to their section, the others leave the cache until
-    /// `wanted` of them have, and stay where they are after that. How many left.
-    fn expire(&mut self, cycle: u64, wanted: u64, mut expired: impl FnMut(Key, Iova)) -> u64 {
+    /// Walks the section of `cycle`: those in use leave the queue, those released later move to their section, the others leave the cache as long
+    /// as `wanted` takes them, and stay where they are after that. How many left.
+    fn expire(&mut self, cycle: u64, wanted: &mut Shed, mut expired: impl FnMut(Key, Iova)) -> u64 {
         let section = self.section(cycle).and_then(Option::take);
         let mut at = section.map(|section| section.first);
         let mut gone = 0;
@@ -179,12 +184,12 @@ impl Rtc {
                 break;
             };
             record.queued = false;
-            let (users, released) = (record.users, record.released);
+            let (users, released, pages) = (record.users, record.released, record.key.pages());
             at = record.next.take();
             if users > 0 {
                 continue;
             }
-            if released != cycle || gone == wanted {
+            if released != cycle || !wanted.takes(pages) {
                 self.enqueue(this);
             } else if let Some((key, giova)) = self.forget(this) {
                 gone += 1;
@@ -199,14 +204,9 @@ impl Rtc {
         self.cycle.saturating_sub(u64::from(self.cycles.get()))
     }
 
-    fn force(&mut self, wanted: u64, mut expired: impl FnMut(Key, Iova)) {
-        let mut left = wanted;
+    fn force(&mut self, mut wanted: Shed, mut expired: impl FnMut(Key, Iova)) {
         for cycle in self.oldest()..=self.cycle {
-            if left == 0 {
-                break;
-            }
-            let gone = self.expire(cycle, left, &mut expired);
-            left -= gone;
+            let gone = self.expire(cycle, &mut wanted, &mut expired);
             self.counts.forced = self.counts.forced.wrapping_add(gone);
         }
     }
@@ -235,8 +235,8 @@ impl Cache for Rtc {
         if self.find(key).is_some() {
             return Err(NotCached::Present);
         }
-        let held = self.records.len().saturating_sub(self.free.len());
-        if held >= self.limit {
+        let pages = self.pages.saturating_add(key.pages());
+        if pages > self.limit as u64 {
             return Err(NotCached::Full);
         }
         let at = match self.free.last() {
@@ -275,6 +275,7 @@ impl Cache for Rtc {
             leaf,
         };
         self.free.pop();
+        self.pages = pages;
         match self.record(at) {
             Some(slot) => *slot = record,
             None => self.records.push(record),
@@ -300,7 +301,7 @@ impl Cache for Rtc {
     fn tick(&mut self, expired: impl FnMut(Key, Iova)) {
         // The section of the oldest cycle becomes that of the next one.
         let gone = match self.cycle.checked_sub(u64::from(self.cycles.get())) {
-            Some(oldest) => self.expire(oldest, u64::MAX, expired),
+            Some(oldest) => self.expire(oldest, &mut Shed::all(), expired),
             None => 0,
         };
         self.cycle = self.cycle.saturating_add(1);
@@ -308,11 +309,11 @@ impl Cache for Rtc {
     }
 
     fn shed(&mut self, expired: impl FnMut(Key, Iova)) {
-        self.force(self.limit.div_ceil(16) as u64, expired);
+        self.force(Shed::of(self.limit), expired);
     }
 
     fn drain(&mut self, expired: impl FnMut(Key, Iova)) {
-        self.force(u64::MAX, expired);
+        self.force(Shed::all(), expired);
     }
 
     fn stats(&self) -> Stats {
@@ -320,6 +321,7 @@ impl Cache for Rtc {
         Stats {
             mappings: self.records.len().saturating_sub(self.free.len()),
             released: self.released,
+            pages: self.pages,
             bytes: trees
                 .saturating_add(self.records.capacity().saturating_mul(size_of::<Record>()))
                 .saturating_add(self.free.capacity().saturating_mul(size_of::<u32>())),

@@ -33,8 +33,8 @@ pub trait Cache {
     /// with one request.
     fn tick(&mut self, expired: impl FnMut(Key, Iova));
 
-    /// The limit is reached: forgets those released mappings that would expire next, a sixteenth of the limit or all there are, and gives each
-    /// to `expired`.
+    /// The limit is reached: forgets those released mappings that would expire next, and gives each to `expired`. They have at most a
+    /// sixteenth of the limit's pages, unless the first alone has more.
     fn shed(&mut self, expired: impl FnMut(Key, Iova));
 
     /// Forgets every released mapping: the device goes, or memory is short. Mappings in use stay.
@@ -49,7 +49,7 @@ pub trait Cache {
 pub enum NotCached {
     /// The key has a mapping already.
     Present,
-    /// As many mappings as the limit allows.
+    /// With it there were more pages than the limit allows.
     Full,
     /// No memory.
     OutOfMemory,
@@ -61,7 +61,7 @@ impl fmt::Display for NotCached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Present => f.write_str("the key has a mapping already"),
-            Self::Full => f.write_str("as many mappings as the limit allows"),
+            Self::Full => f.write_str("more pages than the limit allows"),
             Self::OutOfMemory => f.write_str("no memory"),
             Self::Address(giova) => write!(f, "{giova} is no address that can be cached"),
         }
@@ -85,6 +85,42 @@ impl fmt::Display for NotHeld {
 
 impl core::error::Error for NotHeld {}
 
+/// What a [`shed`](Cache::shed) may still take, in order of release: the module's `pvi_take_unused`.
+#[derive(Debug)]
+pub(super) struct Shed {
+    pages: u64,
+    first: bool,
+}
+
+impl Shed {
+    /// All there are.
+    pub(super) const fn all() -> Self {
+        Self::new(u64::MAX, true)
+    }
+
+    /// A sixteenth of a limit.
+    pub(super) fn of(limit: usize) -> Self {
+        Self::new(limit.div_ceil(16) as u64, true)
+    }
+
+    /// So many pages; `first`: the first one goes, however many it has.
+    pub(super) const fn new(pages: u64, first: bool) -> Self {
+        Self { pages, first }
+    }
+
+    /// Whether a mapping of so many pages goes. After one that does not, none does.
+    pub(super) fn takes(&mut self, pages: u64) -> bool {
+        let fits = self.pages > 0 && (self.first || pages <= self.pages);
+        self.pages = if fits {
+            self.pages.saturating_sub(pages)
+        } else {
+            0
+        };
+        self.first = false;
+        fits
+    }
+}
+
 /// What a cache holds and has done since it was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -102,6 +138,8 @@ pub struct Stats {
     pub mappings: usize,
     /// Of those, the ones that nobody uses: what the cache exposes.
     pub released: usize,
+    /// Pages of the mappings in the cache now. The literal cache does not count them.
+    pub pages: u64,
     /// Bytes of memory that the cache occupies.
     pub bytes: usize,
 }

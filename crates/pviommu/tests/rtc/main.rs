@@ -5,3 +5,4 @@ mod cases;
 mod conformance;
 mod model;
 mod tree;
+mod vectors;

@@ -72,6 +72,10 @@ impl Model {
         gone
     }
 
+    pub(crate) fn pages(&self) -> u64 {
+        self.mappings.keys().map(|key| key.pages()).sum()
+    }
+
     pub(crate) fn released(&self) -> usize {
         let released = self.mappings.values().filter(|mapping| mapping.users == 0);
         released.count()

@@ -5,11 +5,12 @@ use ringfence_types::Iova;
 use super::slot::Slot;
 use super::table::Table;
 use crate::rtc::reuse::Gaps;
+use crate::rtc::role::Shed;
 use crate::rtc::{Cache, Cycles, Key, NotCached, NotHeld, Residency, Stats};
 
 /// The flat reverse translation cache, with the document's residency or one that follows reuse.
 ///
-/// At its limit it holds no more mappings than that, whoever uses them; keys that it remembers of mappings that left count too, and give way.
+/// At its limit it holds mappings of no more pages than that, whoever uses them; keys that it remembers of mappings that left count too, and give way.
 /// A mapping has up to 1023 users; the next one gets none from the cache.
 #[derive(Debug)]
 pub struct FlatRtc {
@@ -23,11 +24,13 @@ pub struct FlatRtc {
     released_in: [u32; 256],
     /// Keys of mappings that left.
     ghosts: usize,
+    /// Pages of all mappings.
+    pages: u64,
     counts: Stats,
 }
 
 impl FlatRtc {
-    /// An empty cache of at most `limit` mappings. It takes memory as it fills and gives it back when it empties: 16 bytes an entry, at most five
+    /// An empty cache of at most `limit` pages, in use or released. It takes memory as it fills and gives it back when it empties: 16 bytes an entry, at most five
     /// eighths of the entries occupied.
     pub fn new(cycles: Cycles, limit: usize, residency: Residency) -> Self {
         Self {
@@ -38,6 +41,7 @@ impl FlatRtc {
             now: 0,
             released_in: [0; 256],
             ghosts: 0,
+            pages: 0,
             counts: Stats::default(),
         }
     }
@@ -72,7 +76,7 @@ impl FlatRtc {
     ) -> u64 {
         let (now, remembered) = (self.now, self.gaps.counted().then_some(self.cycles.get()));
         let (mut gone, mut laid, mut vanished) = (0_usize, 0_usize, 0_usize);
-        let released_in = &mut self.released_in;
+        let (released_in, pages) = (&mut self.released_in, &mut self.pages);
         self.table.retain(|slot| {
             let age = slot.age(now);
             if slot.users() > 0 || !leaves(slot.key(), age, slot.is_ghost()) {
@@ -86,7 +90,9 @@ impl FlatRtc {
             if let Some(count) = released_in.get_mut(usize::from(now.wrapping_sub(age))) {
                 *count = count.wrapping_sub(1);
             }
-            expired(Key::from_word(slot.key()), slot.giova());
+            let key = Key::from_word(slot.key());
+            *pages = pages.saturating_sub(key.pages());
+            expired(key, slot.giova());
             let stays = remembered.is_some_and(|cycles| age <= cycles);
             if stays {
                 slot.lay_ghost();
@@ -123,10 +129,12 @@ impl Cache for FlatRtc {
 
     fn insert(&mut self, key: Key, giova: Iova) -> Result<(), NotCached> {
         let fresh = Slot::in_use(key.word(), giova).ok_or(NotCached::Address(giova))?;
+        let pages = self.pages.saturating_add(key.pages());
         let mut entry = self.table.entry(key.word());
         let ghost = self.table.get(entry).copied();
         match ghost {
             Some(slot) if !slot.is_ghost() => return Err(NotCached::Present),
+            _ if pages > self.limit as u64 => return Err(NotCached::Full),
             // It left too early.
             Some(slot) => self.gaps.count(key.word(), slot.age(self.now)),
             None if self.table.occupied() >= self.limit => {
@@ -143,6 +151,7 @@ impl Cache for FlatRtc {
         if !self.table.put(entry, fresh) {
             return Err(NotCached::OutOfMemory);
         }
+        self.pages = pages;
         self.ghosts = self.ghosts.saturating_sub(usize::from(ghost.is_some()));
         self.counts.inserted = self.counts.inserted.wrapping_add(1);
         Ok(())
@@ -183,20 +192,31 @@ impl Cache for FlatRtc {
 
     fn shed(&mut self, expired: impl FnMut(Key, Iova)) {
         self.drop_ghosts();
-        let mut left = u32::try_from(self.limit.div_ceil(16)).unwrap_or(u32::MAX);
-        // How many leave of each age: the oldest, and of the youngest that leave as many as are wanted.
-        let mut leave = [0_u32; 256];
-        for (age, leave) in leave.iter_mut().enumerate().rev() {
-            *leave = self.of_age(u8::try_from(age).unwrap_or(u8::MAX)).min(left);
-            left -= *leave;
+        // Pages of those that nobody uses, by age; then which of them leave: all of the oldest ages, and some of the last one.
+        let (now, mut released) = (self.now, [0_u64; 256]);
+        self.table.retain(|slot| {
+            if slot.users() == 0
+                && let Some(pages) = released.get_mut(usize::from(slot.age(now)))
+            {
+                *pages = pages.saturating_add(Key::from_word(slot.key()).pages());
+            }
+            true
+        });
+        let mut wanted = self.limit.div_ceil(16) as u64;
+        let mut leave = released.map(|_| None);
+        for (leave, pages) in leave.iter_mut().zip(released).rev() {
+            if pages > 0 && wanted > 0 {
+                *leave = Some(Shed::new(
+                    pages.min(wanted),
+                    wanted == self.limit.div_ceil(16) as u64,
+                ));
+            }
+            wanted = wanted.saturating_sub(pages);
         }
         let gone = self.forget(
-            |_, age, _| match leave.get_mut(usize::from(age)) {
-                Some(count) if *count > 0 => {
-                    *count -= 1;
-                    true
-                }
-                _ => false,
+            |word, age, _| {
+                let leave = leave.get_mut(usize::from(age)).and_then(Option::as_mut);
+                leave.is_some_and(|leave| leave.takes(Key::from_word(word).pages()))
             },
             expired,
         );
@@ -216,6 +236,7 @@ impl Cache for FlatRtc {
         Stats {
             mappings: self.table.occupied().saturating_sub(self.ghosts),
             released: self.released_in.iter().map(|count| *count as usize).sum(),
+            pages: self.pages,
             bytes: self.table.bytes(),
             ..self.counts
         }

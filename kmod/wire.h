@@ -23,7 +23,7 @@
 /* Virtio's number of the device type. */
 #define PVI_DEVICE_TYPE		63
 /* The version of the format. */
-#define PVI_VERSION		1
+#define PVI_VERSION		2
 /* Feature bit: there is an event queue. */
 #define PVI_F_EVENTS		0
 
@@ -31,15 +31,19 @@
 #define PVI_PAGE_BYTES		4096ULL
 /* Most pages in a request that any device can allow. */
 #define PVI_PAGES_LIMIT		65536
+/* Most devices that a configuration space lists: what fits in a page with it. */
+#define PVI_DEVICES_LIMIT	1016
 
 /* Configuration space. */
 struct pvi_config {
 	__le64 giova_first;
 	__le64 giova_last;
 	__le32 pages_max;
-	__le32 device_first;
-	__le32 device_last;
+	__le32 device_count;
+	__le32 reserved;
 	__le32 version;
+	/* The devids, in ascending order. */
+	__le32 devices[];
 };
 
 /* What is wrong with a configuration space; of several faults the first. */
@@ -101,8 +105,8 @@ struct pvi_event {
 
 /* Looks at the fields of a configuration space, which are the processor's by now. */
 static inline enum pvi_config_fault pvi_config_fault(__u64 giova_first, __u64 giova_last,
-						     __u32 pages_max, __u32 device_first,
-						     __u32 device_last, __u32 version)
+						     __u32 pages_max, __u32 device_count,
+						     __u32 version)
 {
 	if (version != PVI_VERSION)
 		return PVI_CONFIG_VERSION;
@@ -112,8 +116,20 @@ static inline enum pvi_config_fault pvi_config_fault(__u64 giova_first, __u64 gi
 		return PVI_CONFIG_WINDOW;
 	if (!pages_max || pages_max > PVI_PAGES_LIMIT)
 		return PVI_CONFIG_PAGES_MAX;
-	if (device_last < device_first)
+	if (device_count > PVI_DEVICES_LIMIT)
 		return PVI_CONFIG_DEVICES;
+	return PVI_CONFIG_SOUND;
+}
+
+/* Looks at the list behind them, once its count is sound. */
+static inline enum pvi_config_fault pvi_devices_fault(const __u32 *devices, __u32 count)
+{
+	__u32 i;
+
+	for (i = 1; i < count; i++) {
+		if (devices[i - 1] >= devices[i])
+			return PVI_CONFIG_DEVICES;
+	}
 	return PVI_CONFIG_SOUND;
 }
 

@@ -158,13 +158,12 @@ impl Host {
             contexts.attach(&memory, &tables, id, &context).ok()?;
         }
         let window = IovaRange::new(Iova::new(WINDOW), WINDOW_BYTES)?;
-        let config = Config::new(window, PAGES_MAX, 0x10, 0x11).ok()?;
+        let config = Config::new(window, PAGES_MAX, DEVICES.map(|id| id as u32)).ok()?;
         let limits = Limits {
             mappings,
             stretches: 3,
         };
-        let devices = DEVICES.map(Devid::new);
-        let mut backend = Backend::new(config, limits, devices, backing, hardware).ok()?;
+        let mut backend = Backend::new(config, limits, backing, hardware);
         let hardware = &mut backend.tables().invalidator().hardware;
         hardware.set_root_table(contexts.root());
         hardware.enable();

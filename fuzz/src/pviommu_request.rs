@@ -162,16 +162,14 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     };
     let window = IovaRange::inclusive(Iova::new(rules.first), Iova::new(BYTES - 1));
     let window = window.expect("a window");
-    let config = Config::new(window, rules.pages_max, 0x10, 0x12).expect("a configuration");
+    let config = Config::new(window, rules.pages_max, DEVICES.map(|id| id as u32)).expect("a configuration");
     let memory = AddressRange::new(Gpa::new(0), BYTES).expect("a range");
     let limits = Limits {
         mappings: rules.mappings,
         stretches: rules.stretches,
     };
-    let devices = DEVICES.map(Devid::new);
     let backing = Resident::new(vec![memory]);
-    let mut backend =
-        Backend::new(config, limits, devices, backing, Recorded::default()).expect("a backend");
+    let mut backend = Backend::new(config, limits, backing, Recorded::default());
     let mut model = Model::new();
     let mut touched = BTreeSet::new();
     while let Some((&count, later)) = rest.split_first() {

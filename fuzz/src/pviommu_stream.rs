@@ -47,7 +47,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
         stream.extend(crc32c(&stream).to_le_bytes());
     }
     let window = IovaRange::new(Iova::new(0x1_0000), 1 << 20).expect("a window");
-    let config = Config::new(window, 16, 0x10, 0x12).expect("a configuration");
+    let config = Config::new(window, 16, [0x10, 0x12]).expect("a configuration");
     let memory = AddressRange::new(Gpa::new(0), 1 << 20).expect("a range");
     let limits = Limits {
         mappings: 8,
@@ -55,8 +55,7 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     };
     let devices = [0x10, 0x12].map(Devid::new);
     let backing = Resident::new(vec![memory]);
-    let mut backend =
-        Backend::new(config, limits, devices, backing, Recorded::default()).expect("a backend");
+    let mut backend = Backend::new(config, limits, backing, Recorded::default());
     let mut before = 0;
     if flags & 2 != 0 {
         let mut request = Vec::new();

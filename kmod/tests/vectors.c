@@ -143,6 +143,20 @@ static void expect(const char *name, unsigned long long value)
 		fail(name, "says something else");
 }
 
+/* The next word has to be these values, with commas in between, or a dash for none. */
+static void expect_list(const char *name, const __u32 *values, __u32 count)
+{
+	char *at = word(name);
+	__u32 i;
+
+	if (!count && strcmp(at, "-"))
+		fail(name, "lists devices");
+	for (i = 0; i < count; i++) {
+		if (strtoull(at, &at, 0) != values[i] || *at++ != (i + 1 < count ? ',' : 0))
+			fail(name, "lists other devices");
+	}
+}
+
 static void run_requests(const char *directory, char *line, unsigned char *bytes)
 {
 	FILE *file = vectors_in(directory, "requests.txt");
@@ -194,29 +208,39 @@ static void run_configurations(const char *directory, char *line, unsigned char 
 
 	while (next_line(file, line)) {
 		char *name = strtok(line, SPACE);
+		static __u32 devices[PVI_DEVICES_LIMIT];
+		const struct pvi_config *config = (const struct pvi_config *)bytes;
+		size_t count = bytes_of(name, word(name), bytes);
 		enum pvi_config_fault fault;
-		struct pvi_config config;
+		__u32 i, device_count;
+		const char *says;
 
-		if (bytes_of(name, word(name), bytes) != sizeof(config))
+		if (count < sizeof(*config))
 			fail(name, "another size");
-		memcpy(&config, bytes, sizeof(config));
-		fault = pvi_config_fault(le64_to_cpu(config.giova_first),
-					 le64_to_cpu(config.giova_last),
-					 le32_to_cpu(config.pages_max),
-					 le32_to_cpu(config.device_first),
-					 le32_to_cpu(config.device_last),
-					 le32_to_cpu(config.version));
-		if (strcmp(word(name), faults[fault]))
+		device_count = le32_to_cpu(config->device_count);
+		fault = pvi_config_fault(le64_to_cpu(config->giova_first),
+					 le64_to_cpu(config->giova_last),
+					 le32_to_cpu(config->pages_max), device_count,
+					 le32_to_cpu(config->version));
+		if (fault == PVI_CONFIG_SOUND) {
+			if (count < sizeof(*config) + device_count * sizeof(*devices))
+				fail(name, "another number of devices");
+			for (i = 0; i < device_count; i++)
+				devices[i] = le32_to_cpu(config->devices[i]);
+			fault = pvi_devices_fault(devices, device_count);
+		}
+		says = word(name);
+		/* What a device does not write so is read all the same. */
+		if (strcmp(strcmp(says, "read") ? says : "ok", faults[fault]))
 			fail(name, faults[fault]);
 		if (fault != PVI_CONFIG_SOUND) {
 			refused++;
 			continue;
 		}
-		expect(name, le64_to_cpu(config.giova_first));
-		expect(name, le64_to_cpu(config.giova_last));
-		expect(name, le32_to_cpu(config.pages_max));
-		expect(name, le32_to_cpu(config.device_first));
-		expect(name, le32_to_cpu(config.device_last));
+		expect(name, le64_to_cpu(config->giova_first));
+		expect(name, le64_to_cpu(config->giova_last));
+		expect(name, le32_to_cpu(config->pages_max));
+		expect_list(name, devices, device_count);
 		sound++;
 	}
 	printf("%lu configurations read, %lu refused\n", sound, refused);

@@ -75,12 +75,12 @@ fn backend<K: LastTable>(live: u64, last: K) -> Host<K> {
     let tables =
         HardwareTables::new(arena, tables, unit, format, coherency, &domains).expect("a table");
     let window = IovaRange::new(Iova::new(WINDOW), 16 << 30).expect("a window");
-    let config = Config::new(window, 1024, 8, 8).expect("a configuration");
+    let config = Config::new(window, 1024, [8]).expect("a configuration");
     let limits = Limits {
         mappings: 2 << 20,
         ..Limits::default()
     };
-    let mut backend = Backend::new(config, limits, [DEVICE], backing, tables).expect("a backend");
+    let mut backend = Backend::new(config, limits, backing, tables);
     for page in 0..GUEST_BYTES / PAGE {
         let frame = backend.backing().resolve(gpa(page));
         assert!(frame.is_ok());

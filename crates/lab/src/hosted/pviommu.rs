@@ -15,7 +15,7 @@ use ringfence_pviommu::frontend::{
     Answers, Channel, ChannelOptions, Link, Queue, QueueFull, RemoteTable, RequestId, Used,
 };
 use ringfence_pviommu::loopback::Loopback;
-use ringfence_pviommu::wire::{Config, Devid, PAGES_LIMIT};
+use ringfence_pviommu::wire::{Config, DEVICES_LIMIT, Devid, PAGES_LIMIT};
 use ringfence_types::{
     CachedLevels, Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova,
     IovaRange, PfnRange, PhysAddr, Ticket, Unmapped,
@@ -28,7 +28,7 @@ use crate::error::LabError;
 use crate::modes::Who;
 
 /// Devices of a guest, numbered from 1 as their domains are.
-const DEVICES: u32 = 1024;
+const DEVICES: u32 = DEVICES_LIMIT as u32;
 /// Requests that can wait, as in the module's queue of 256 descriptors.
 const CHAINS: u16 = 128;
 
@@ -152,7 +152,7 @@ impl Service for PviommuHost {
         let Some(window) = window else {
             return Err(refused);
         };
-        let Ok(config) = Config::new(window, PAGES_LIMIT, 1, DEVICES) else {
+        let Ok(config) = Config::new(window, PAGES_LIMIT, 1..=DEVICES) else {
             return Err(refused);
         };
         // A replay maps what its trace maps: frames are the limit.
@@ -160,12 +160,9 @@ impl Service for PviommuHost {
             mappings: u64::MAX,
             stretches: u64::MAX,
         };
-        let devices = (1..=DEVICES).map(|number| Devid::new(number.into()));
         let (side, occupants) = (HostSide::Plain, Rc::default());
         let backing = guest_memory(side, &occupants)?;
-        let Ok(backend) = Backend::new(config, limits, devices, backing, Tables::default()) else {
-            return Err(refused);
-        };
+        let backend = Backend::new(config, limits, backing, Tables::default());
         let queue = PviommuQueue {
             device: Loopback::new(backend, CHAINS),
             maps: false,

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use ringfence_pviommu::backend::{Backend, BackendError, Limits, Mixed, Slot};
+use ringfence_pviommu::backend::{Backend, Limits, Mixed, Slot};
 use ringfence_pviommu::wire::{Config, Devid, Event, PAGE_BYTES, Request, Status};
 use ringfence_softiommu::{IommuError, Reader};
 use ringfence_types::{Access, DeviceId, Iova, IovaRange};
@@ -32,10 +32,8 @@ const REMEMBERED: usize = 4096;
 pub enum UnitError {
     /// The host has no memory for the hardware's tables.
     Host(io::Error),
-    /// The configuration makes no sense.
+    /// A device stands there twice, or there are too many.
     Config,
-    /// The backend says no.
-    Backend(BackendError),
     /// The software IOMMU does.
     Iommu(IommuError),
 }
@@ -43,8 +41,9 @@ pub enum UnitError {
 impl std::fmt::Display for UnitError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Config => f.write_str("no such configuration"),
-            Self::Backend(error) => error.fmt(f),
+            Self::Config => {
+                f.write_str("a device twice, or more devices than the para-virtual IOMMU can list")
+            }
             Self::Iommu(error) => error.fmt(f),
             Self::Host(error) => error.fmt(f),
         }
@@ -97,12 +96,10 @@ impl Unit {
         devices.sort_unstable();
         let is_assigned = |device: &DeviceId| assigned.contains(device);
         let (assigned, simulated): (Vec<_>, Vec<_>) = devices.iter().partition(|d| is_assigned(d));
-        let id = |device: Option<&DeviceId>| device.map_or(0, |id| u32::from(id.get()));
+        let ids = devices.iter().map(|id| u32::from(id.get()));
         let (first, last) = WINDOW;
         let config = IovaRange::inclusive(Iova::new(first), Iova::new(last))
-            .and_then(|window| {
-                Config::new(window, PAGES_MAX, id(devices.first()), id(devices.last())).ok()
-            })
+            .and_then(|window| Config::new(window, PAGES_MAX, ids).ok())
             .ok_or(UnitError::Config)?;
         // The second stage is the guest's: all of its devices are behind the same.
         let host = Arc::new(Host::new(Arc::clone(counters))?);
@@ -111,10 +108,8 @@ impl Unit {
         let hardware = Arc::new(Hardware::new(host)?);
         let sides = devices.iter().map(is_assigned);
         let tables = Mixed::new(Tables::new(&hardware, &assigned)?, domains, sides);
-        let ids = devices.iter().copied().map(devid);
-        let backend = Backend::new(config, Limits::default(), ids, memory, tables);
         Ok(Self {
-            backend: backend.map_err(UnitError::Backend)?,
+            backend: Backend::new(config, Limits::default(), memory, tables),
             devices,
             simulated,
             running: false,

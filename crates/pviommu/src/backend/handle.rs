@@ -42,23 +42,6 @@ pub struct Counts {
     pub unmapped: u64,
 }
 
-/// Why there is no such backend.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum BackendError {
-    /// A device is not among those that the configuration names, or not behind the one before it.
-    Device(Devid),
-}
-
-impl fmt::Display for BackendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Device(id) => write!(f, "device {id} is out of order or out of range"),
-        }
-    }
-}
-
-impl core::error::Error for BackendError {}
-
 /// A device may still reach what it should not: nothing is done for it until that is settled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Unsettled(pub Devid);
@@ -87,35 +70,21 @@ pub struct Backend<B, T> {
 }
 
 impl<B: Backing, T: IoTables> Backend<B, T> {
-    /// A backend without mappings for `devices`, which come in ascending order: [`Slot`]s count them.
-    ///
-    /// # Errors
-    /// [`BackendError`].
-    pub fn new(
-        config: Config,
-        limits: Limits,
-        devices: impl IntoIterator<Item = Devid>,
-        backing: B,
-        tables: T,
-    ) -> Result<Self, BackendError> {
-        let mut all: Vec<Device> = Vec::new();
-        for (id, index) in devices.into_iter().zip(0..) {
-            let follows = all.last().is_none_or(|last| last.id < id);
-            if !follows || id < config.device_first() || config.device_last() < id {
-                return Err(BackendError::Device(id));
-            }
-            all.push(Device::new(id, Slot::new(index), limits.stretches));
-        }
-        Ok(Self {
+    /// A backend without mappings for the devices of `config`: [`Slot`]s count them in their order.
+    pub fn new(config: Config, limits: Limits, backing: B, tables: T) -> Self {
+        let ids = config.devices().zip(0..);
+        let devices = ids.map(|(id, index)| Device::new(id, Slot::new(index), limits.stretches));
+        let devices = devices.collect();
+        Self {
             config,
             limits,
             backing,
             tables,
-            devices: all,
+            devices,
             scratch: Vec::new(),
             events: Events::default(),
             counts: Counts::default(),
-        })
+        }
     }
 
     /// Carries a request out, as a whole or not at all, and says how it went. Everything that its status promises holds when this returns.

@@ -25,7 +25,7 @@ mod view;
 
 pub use backing::{Backing, PinError};
 pub use events::EVENTS;
-pub use handle::{Backend, BackendError, Counts, Limits, Unsettled};
+pub use handle::{Backend, Counts, Limits, Unsettled};
 pub use hardware::{HardwareTables, KEPT_TABLES};
 pub use io_tables::{IoError, IoTables, Slot};
 pub use last_table::{LastTable, LiteralLastTable, NoLastTable, RepairedLastTable};

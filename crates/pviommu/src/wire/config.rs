@@ -1,5 +1,6 @@
 //! The configuration space, and what it has to promise.
 
+use alloc::vec::Vec;
 use core::fmt;
 
 use ringfence_types::{Iova, IovaRange};
@@ -7,20 +8,22 @@ use ringfence_types::{Iova, IovaRange};
 use super::words::Reader;
 use super::{Devid, PAGE_BYTES};
 
-/// Bytes of the configuration space.
+/// Bytes of the configuration space without its list of devices.
 pub const CONFIG_BYTES: usize = 32;
 /// The version of the format.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The highest `pages_max`.
 pub const PAGES_LIMIT: u32 = 65_536;
+/// The highest `device_count`: with so many the configuration space fills a page of 4096 bytes, which is all that Linux maps of it.
+pub const DEVICES_LIMIT: usize = 1016;
 
 /// What a device says of itself ("The device").
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     window: IovaRange,
     pages_max: u32,
-    device_first: u32,
-    device_last: u32,
+    /// In ascending order.
+    devices: Vec<u32>,
 }
 
 /// Why there is no such configuration.
@@ -30,10 +33,12 @@ pub enum ConfigError {
     Window,
     /// `pages_max` is 0 or above [`PAGES_LIMIT`].
     PagesMax(u32),
-    /// `device_last` lies below `device_first`.
+    /// The devices are not in ascending order, more than [`DEVICES_LIMIT`], or more than there are bytes for.
     Devices,
     /// The version is not [`VERSION`].
     Version(u32),
+    /// There are fewer than [`CONFIG_BYTES`] bytes.
+    TooShort,
 }
 
 impl fmt::Display for ConfigError {
@@ -41,8 +46,14 @@ impl fmt::Display for ConfigError {
         match self {
             Self::Window => f.write_str("the window of addresses holds no page or is misaligned"),
             Self::PagesMax(pages) => write!(f, "requests of up to {pages} pages"),
-            Self::Devices => f.write_str("the last device comes before the first one"),
+            Self::Devices => {
+                write!(
+                    f,
+                    "the list of devices is unordered, cut off, or longer than {DEVICES_LIMIT}"
+                )
+            }
             Self::Version(version) => write!(f, "version {version}"),
+            Self::TooShort => write!(f, "fewer than {CONFIG_BYTES} bytes"),
         }
     }
 }
@@ -50,15 +61,14 @@ impl fmt::Display for ConfigError {
 impl core::error::Error for ConfigError {}
 
 impl Config {
-    /// A device that maps addresses of `window`, in requests of at most `pages_max` pages, for the devices from `device_first` to `device_last`.
+    /// A device that maps addresses of `window`, in requests of at most `pages_max` pages, for `devices`, which are in ascending order.
     ///
     /// # Errors
     /// See [`ConfigError`].
     pub fn new(
         window: IovaRange,
         pages_max: u32,
-        device_first: u32,
-        device_last: u32,
+        devices: impl IntoIterator<Item = u32>,
     ) -> Result<Self, ConfigError> {
         let holds_a_page = window.bytes() >= PAGE_BYTES;
         let top = u64::MAX - PAGE_BYTES;
@@ -68,14 +78,18 @@ impl Config {
         if pages_max == 0 || pages_max > PAGES_LIMIT {
             return Err(ConfigError::PagesMax(pages_max));
         }
-        if device_last < device_first {
-            return Err(ConfigError::Devices);
+        let mut listed: Vec<u32> = Vec::new();
+        for device in devices {
+            let follows = listed.last().is_none_or(|last| *last < device);
+            if !follows || listed.len() == DEVICES_LIMIT {
+                return Err(ConfigError::Devices);
+            }
+            listed.push(device);
         }
         Ok(Self {
             window,
             pages_max,
-            device_first,
-            device_last,
+            devices: listed,
         })
     }
 
@@ -91,16 +105,9 @@ impl Config {
         self.pages_max
     }
 
-    /// The lowest device that it translates for.
-    #[inline]
-    pub const fn device_first(&self) -> Devid {
-        Devid::new(self.device_first as u64)
-    }
-
-    /// The highest one.
-    #[inline]
-    pub const fn device_last(&self) -> Devid {
-        Devid::new(self.device_last as u64)
+    /// The devices that it translates for, in ascending order.
+    pub fn devices(&self) -> impl ExactSizeIterator<Item = Devid> {
+        self.devices.iter().map(|id| Devid::new(u64::from(*id)))
     }
 
     /// Whether the page at `giova` can be mapped.
@@ -114,38 +121,45 @@ impl Config {
     }
 
     /// The bytes of the configuration space.
-    pub fn encode(&self) -> [u8; CONFIG_BYTES] {
-        let mut bytes = [0; CONFIG_BYTES];
-        let words = [
+    pub fn encode(&self) -> Vec<u8> {
+        // At most `DEVICES_LIMIT`.
+        let count = self.devices.len() as u64;
+        let mut bytes = Vec::with_capacity(CONFIG_BYTES + 4 * self.devices.len());
+        for word in [
             self.window.start().get(),
             self.window.last().get(),
-            u64::from(self.pages_max) | u64::from(self.device_first) << 32,
-            u64::from(self.device_last) | u64::from(VERSION) << 32,
-        ];
-        for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
-            chunk.copy_from_slice(&word.to_le_bytes());
+            u64::from(self.pages_max) | count << 32,
+            u64::from(VERSION) << 32,
+        ] {
+            bytes.extend(word.to_le_bytes());
         }
+        bytes.extend(self.devices.iter().flat_map(|id| id.to_le_bytes()));
         bytes
     }
 
-    /// Reads a configuration space.
+    /// Reads a configuration space. What stands behind the list is not looked at.
     ///
     /// # Errors
     /// See [`ConfigError`].
-    pub fn decode(bytes: &[u8; CONFIG_BYTES]) -> Result<Self, ConfigError> {
+    pub fn decode(bytes: &[u8]) -> Result<Self, ConfigError> {
         let mut reader = Reader(bytes);
-        let mut word = || reader.le64().unwrap_or_default();
-        let (first, last, third, fourth) = (word(), word(), word(), word());
+        let mut word = || reader.le64().ok_or(ConfigError::TooShort);
+        let (first, last, third, fourth) = (word()?, word()?, word()?, word()?);
         let (low, high) = (|word: u64| word as u32, |word: u64| (word >> 32) as u32);
         if high(fourth) != VERSION {
             return Err(ConfigError::Version(high(fourth)));
         }
         let window = IovaRange::inclusive(Iova::new(first), Iova::new(last));
-        Self::new(
-            window.ok_or(ConfigError::Window)?,
-            low(third),
-            high(third),
-            low(fourth),
-        )
+        let list = bytes.get(CONFIG_BYTES..).unwrap_or_default();
+        let (ids, _) = list.as_chunks::<4>();
+        let count = usize::try_from(high(third)).unwrap_or(usize::MAX);
+        let listed = ids.get(..count);
+        let devices = listed.unwrap_or_default().iter();
+        let devices = devices.map(|id| u32::from_le_bytes(*id));
+        let config = Self::new(window.ok_or(ConfigError::Window)?, low(third), devices)?;
+        match listed {
+            Some(_) => Ok(config),
+            None => Err(ConfigError::Devices),
+        }
     }
 }

@@ -15,7 +15,7 @@ mod stream;
 mod words;
 
 pub use address::{Devid, Gpa, GuestPhysical};
-pub use config::{CONFIG_BYTES, Config, ConfigError, PAGES_LIMIT, VERSION};
+pub use config::{CONFIG_BYTES, Config, ConfigError, DEVICES_LIMIT, PAGES_LIMIT, VERSION};
 pub use crc32c::crc32c;
 pub use event::{EVENT_BYTES, Event, EventReason};
 pub use record::{RECORD_HEADER_BYTES, Record};

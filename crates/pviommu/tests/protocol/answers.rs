@@ -1,10 +1,10 @@
 //! The vectors, sent to backends of every kind; and what a backend answers beside statuses.
 
 use ringfence_pviommu::backend::{
-    Backend, BackendError, EVENTS, HardwareTables, IoError, IoTables, Limits, OnDemand,
-    RepairedLastTable, Resident, Slot,
+    Backend, EVENTS, HardwareTables, IoError, IoTables, Limits, OnDemand, RepairedLastTable,
+    Resident, Slot,
 };
-use ringfence_pviommu::wire::{Devid, Event, EventReason, Status};
+use ringfence_pviommu::wire::{Config, Devid, Event, EventReason, Status};
 use ringfence_types::{Access, Direction, Iova, PhysAddr};
 
 use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, WINDOW, config};
@@ -51,16 +51,10 @@ fn limits(setting: &Setting) -> Limits {
     }
 }
 
-pub(crate) fn devices(setting: &Setting) -> impl Iterator<Item = Devid> + use<> {
-    let config = &setting.config;
-    (config.device_first().get()..=config.device_last().get()).map(Devid::new)
-}
-
 /// A host as the setting has it, over resident memory and these tables.
 pub(crate) fn over<T: IoTables>(setting: &Setting, tables: T) -> Backend<Resident, T> {
     let memory = Resident::new(setting.memory.clone());
-    let (limits, devices) = (limits(setting), devices(setting));
-    Backend::new(setting.config, limits, devices, memory, tables).unwrap()
+    Backend::new(setting.config.clone(), limits(setting), memory, tables)
 }
 
 fn run(setting: &Setting, vectors: &[Vector], mut handle: impl FnMut(&[u8]) -> Status) {
@@ -87,7 +81,12 @@ fn every_vector_gets_its_status_from_a_backend_over_resident_memory() {
 fn every_vector_gets_its_status_from_a_backend_over_hardware_tables() {
     for (setting, vectors) in all().into_iter().filter(|(setting, _)| !setting.failing) {
         let last = RepairedLastTable::default();
-        let mut rig = Rig::with(setting.config, limits(&setting), &setting.memory, last);
+        let mut rig = Rig::with(
+            setting.config.clone(),
+            limits(&setting),
+            &setting.memory,
+            last,
+        );
         run(&setting, &vectors, |request| {
             rig.backend.maintain();
             rig.backend.handle(request)
@@ -98,29 +97,11 @@ fn every_vector_gets_its_status_from_a_backend_over_hardware_tables() {
 }
 
 #[test]
-fn devices_come_in_order_and_in_range() {
-    for (ids, wrong) in [
-        (&[0x10, 0x10][..], Some(0x10)),
-        (&[0x11, 0x10], Some(0x10)),
-        (&[0x0f], Some(0x0f)),
-        (&[0x12], Some(0x12)),
-        (&[0x11], None),
-        (&[], None),
-    ] {
-        let devices = ids.iter().copied().map(Devid::new);
-        let memory = Resident::new(Vec::new());
-        let made = Backend::new(config(), Limits::default(), devices, memory, Nowhere);
-        assert_eq!(
-            made.err(),
-            wrong.map(|id| BackendError::Device(Devid::new(id)))
-        );
-    }
-}
-
-#[test]
-fn a_device_in_a_gap_of_the_range_is_no_device() {
+fn a_device_between_those_of_the_list_is_no_device() {
     let memory = Resident::new(crate::rig::memory());
-    let mut backend = Backend::new(config(), Limits::default(), [DISK], memory, Nowhere).unwrap();
+    let window = config().window();
+    let listed = Config::new(window, 64, [0x0f, DISK.get() as u32, 0x12]).unwrap();
+    let mut backend = Backend::new(listed, Limits::default(), memory, Nowhere);
     let request = |device| crate::rig::map(device, Direction::ToDevice, &[(WINDOW, MEMORY)]);
     assert_eq!(backend.handle(&request(NIC)), Status::NoDevice);
     assert_eq!(backend.handle(&request(DISK)), Status::Ok);

@@ -185,7 +185,7 @@ fn arrive<T: IoTables>(
         (Ok(()), _) => panic!("{name}: taken"),
         (Err(error), _) => panic!("{name}: {error}"),
     }
-    let devices = answers::devices(setting);
+    let devices = setting.config.devices();
     let found: u64 = devices.map(|device| host.mapped_pages(device)).sum();
     assert_eq!(found, mapped, "{name}");
 }

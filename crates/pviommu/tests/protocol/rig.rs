@@ -45,7 +45,7 @@ pub(crate) fn cases(cases: u32, seed: u64) -> ProptestConfig {
 /// Two devices, requests of up to 64 pages, a window of 64 MiB.
 pub(crate) fn config() -> Config {
     let window = IovaRange::new(Iova::new(WINDOW), 64 << 20).unwrap();
-    Config::new(window, 64, 0x10, 0x11).unwrap()
+    Config::new(window, 64, [0x10, 0x11]).unwrap()
 }
 
 /// 8 MiB from address 0 and 4 MiB above a hole.
@@ -180,9 +180,7 @@ impl<K: LastTable> Rig<K> {
             (),
         )
         .unwrap();
-        let devices: Vec<Devid> = (config.device_first().get()..=config.device_last().get())
-            .map(Devid::new)
-            .collect();
+        let devices: Vec<Devid> = config.devices().collect();
         let domains: Vec<DomainId> = (1..).take(devices.len()).map(DomainId::new).collect();
         let hardware = HardwareTables::new(
             Arc::clone(&arena),
@@ -199,8 +197,7 @@ impl<K: LastTable> Rig<K> {
             let id = DeviceId::new(device.get() as u16);
             contexts.attach(&arena, &tables, id, &context).unwrap();
         }
-        let mut backend =
-            Backend::new(config, limits, devices.iter().copied(), backing, hardware).unwrap();
+        let mut backend = Backend::new(config, limits, backing, hardware);
         let hardware = &mut backend.tables().invalidator().hardware;
         hardware.set_root_table(contexts.root());
         hardware.enable();

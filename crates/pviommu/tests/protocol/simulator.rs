@@ -14,7 +14,7 @@ use ringfence_pviommu::backend::{
 use ringfence_pviommu::wire::{EventReason, GuestPhysical, Status};
 use ringfence_types::{Access, AddressRange, Direction, Iova, PhysAddr};
 
-use crate::rig::{DISK, MEMORY, NIC, PAGE, Rig, Source, WINDOW, config, map, memory, unmap};
+use crate::rig::{MEMORY, NIC, PAGE, Rig, Source, WINDOW, config, map, memory, unmap};
 
 /// A process: what is mapped into it, at addresses never used twice.
 #[derive(Debug, Default)]
@@ -129,7 +129,7 @@ pub(crate) fn host_of(process: Process) -> Host {
     .unwrap();
     let memory = Resident::new(memory());
     Host {
-        backend: Backend::new(config(), Limits::default(), [NIC, DISK], memory, tables).unwrap(),
+        backend: Backend::new(config(), Limits::default(), memory, tables),
         tables: rig.tables,
         fails,
     }

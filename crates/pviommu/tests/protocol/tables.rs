@@ -12,7 +12,7 @@ const STRETCH: u64 = 2 << 20;
 /// One that may map anywhere in 256 GiB.
 fn wide() -> Rig {
     let window = IovaRange::new(Iova::new(WINDOW), 1 << 38).unwrap();
-    let config = Config::new(window, 64, 0x10, 0x11).unwrap();
+    let config = Config::new(window, 64, [0x10, 0x11]).unwrap();
     Rig::with(
         config,
         Limits::default(),

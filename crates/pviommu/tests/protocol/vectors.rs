@@ -43,6 +43,12 @@ fn number(text: &str) -> u64 {
     parsed.unwrap_or_else(|_| panic!("{text} is no number"))
 }
 
+/// Devices, or `-` for none.
+fn ids(text: &str) -> Vec<u32> {
+    let listed = text.split(',').filter(|id| *id != "-");
+    listed.map(|id| number(id) as u32).collect()
+}
+
 fn setting(line: &str) -> Setting {
     let mut words = line.split(' ');
     let name = words.next().expect("a name").to_owned();
@@ -60,8 +66,7 @@ fn setting(line: &str) -> Setting {
         config: Config::new(
             window.expect("a window"),
             value("pages_max") as u32,
-            value("device_first") as u32,
-            value("device_last") as u32,
+            ids(text("devices")),
         )
         .expect("a sound configuration"),
         memory: text("memory")
@@ -143,18 +148,26 @@ pub(crate) fn all() -> Vec<(Setting, Vec<Vector>)> {
     })
 }
 
-/// Configuration spaces: their names, their bytes, and what these say.
-pub(crate) fn configurations() -> Vec<(&'static str, [u8; 32], Result<Config, ConfigError>)> {
+/// A configuration space.
+pub(crate) struct ConfigVector {
+    pub(crate) name: &'static str,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) says: Result<Config, ConfigError>,
+    /// Whether a device writes it so.
+    pub(crate) written: bool,
+}
+
+/// The configuration spaces.
+pub(crate) fn configurations() -> Vec<ConfigVector> {
     let all = with_words(include_str!("../../vectors/configurations.txt"));
     all.map(|(name, bytes, words)| {
-        let bytes: [u8; 32] = bytes.try_into().expect(name);
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("a word"));
         let says = match words[..] {
-            ["ok", first, last, pages_max, device_first, device_last] => {
+            ["ok" | "read", first, last, pages_max, devices] => {
                 let [first, last] = [first, last].map(|text| Iova::new(number(text)));
                 let window = IovaRange::inclusive(first, last).expect(name);
-                let rest = [pages_max, device_first, device_last].map(|text| number(text) as u32);
-                Ok(Config::new(window, rest[0], rest[1], rest[2]).expect(name))
+                let pages_max = number(pages_max) as u32;
+                Ok(Config::new(window, pages_max, ids(devices)).expect(name))
             }
             ["version"] => Err(ConfigError::Version(word(28))),
             ["window"] => Err(ConfigError::Window),
@@ -162,7 +175,12 @@ pub(crate) fn configurations() -> Vec<(&'static str, [u8; 32], Result<Config, Co
             ["devices"] => Err(ConfigError::Devices),
             _ => panic!("{name}: {words:?}"),
         };
-        (name, bytes, says)
+        ConfigVector {
+            name,
+            bytes,
+            says,
+            written: words[0] == "ok",
+        }
     })
     .collect()
 }

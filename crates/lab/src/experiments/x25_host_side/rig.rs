@@ -41,7 +41,6 @@ pub(super) type Host<K> =
 
 /// A host with one guest that has one device, and no frame yet.
 pub(super) fn host<K: LastTable>(last: K) -> Result<(Host<K>, Source), LabError> {
-    let wrong = |_| LabError::Internal("a host's memory");
     let arena = Rc::new(Arena::new(256 << 20).map_err(|_| LabError::Internal("a host's memory"))?);
     let source = |start, bytes| {
         let region = PhysRange::new(PhysAddr::new(start), bytes);
@@ -68,12 +67,12 @@ pub(super) fn host<K: LastTable>(last: K) -> Result<(Host<K>, Source), LabError>
     let io_tables = io_tables.map_err(|_| LabError::Internal("a host's tables"))?;
     let config = IovaRange::new(Iova::new(WINDOW), 1 << 32).and_then(|window| {
         let id = u32::try_from(DEVICE.get()).ok()?;
-        Config::new(window, PAGES_MAX, id, id).ok()
+        Config::new(window, PAGES_MAX, [id]).ok()
     });
     let config = config.ok_or(LabError::Internal("a configuration"))?;
     let backing = backing.map_err(|_| LabError::Internal("a guest's memory"))?;
-    let backend = Backend::new(config, Limits::default(), [DEVICE], backing, io_tables);
-    Ok((backend.map_err(|_| ()).map_err(wrong)?, frames))
+    let backend = Backend::new(config, Limits::default(), backing, io_tables);
+    Ok((backend, frames))
 }
 
 pub(super) fn giova(slot: u64) -> Iova {

@@ -192,7 +192,7 @@ choose_kernels --module pviommu --module-source "$repo/kmod"
 for kernel in $KERNELS; do
     try "stock virtio-iommu, strict: $kernel" handed "$kernel" -- --strict
     try "stock virtio-iommu, lazy: $kernel" handed "$kernel" -- --lazy
-    try "para-virtual: $kernel" handed "$kernel" --pviommu -- --module pviommu
+    try "para-virtual: $kernel" handed "$kernel" --pviommu -- --module pviommu --module-args cache=1
     try "recorded: $kernel" recorded "$kernel" --requests CASE/requests -- --strict \
         --append 'trace_event=iommu:map,iommu:unmap trace_buf_size=48M'
     try "network: $kernel" talks "$kernel" --net socket=CASE/wire,queues=2 --cpus 2 -- --strict
@@ -200,9 +200,9 @@ for kernel in $KERNELS; do
     ((HANDOVERS >= 20)) || [[ $kernel == "${KERNELS%% *}" ]] || continue
     try "assigned: $kernel" handed "$kernel" --assigned -- --strict
     try "assigned, para-virtual, memory in a file: $kernel" reclaimed "$kernel" --pviommu --assigned --hopt --memory-file CASE/memory --lock mapped \
-        -- --module pviommu
+        -- --module pviommu --module-args cache=1
     try "disk in a process: $kernel" handed "$kernel" --isolate -- --strict
-    try "disk in a process, para-virtual: $kernel" handed "$kernel" --pviommu --isolate -- --module pviommu
+    try "disk in a process, para-virtual: $kernel" handed "$kernel" --pviommu --isolate -- --module pviommu --module-args cache=1
 done
 try "without an IOMMU: 6.12" handed 6.12 --no-iommu --
 all_passed

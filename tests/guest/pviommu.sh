@@ -108,9 +108,9 @@ dd if=/dev/vda of=/dev/vda bs=4k count=1 iflag=direct oflag=direct 2>/dev/null &
 usleep 500000; dmesg'
 literal() {
     local faults unheard
-    behind --module-args "literal=1" "$@" --metrics -- sh -c "$BOTH_WAYS" || return 1
+    behind --module-args "cache=1 literal=1" "$@" --metrics -- sh -c "$BOTH_WAYS" || return 1
     faults=$(total faults pviommu) unheard=$(total malformed blk)
-    said 'literal=1, the document.s cache with its defects' && said '0000:00:04.0 was stopped: a write at .*, not in this direction' &&
+    said 'literal=1, the document.s key and one bit' && said '0000:00:04.0 was stopped: a write at .*, not in this direction' &&
         ((faults >= 8 && unheard > 0)) || return 1
     : >"$log"
     behind --module-args "cache=1" "$@" --metrics -- sh -c "$BOTH_WAYS" || return 1
@@ -118,11 +118,37 @@ literal() {
     echo "of the document's cache: $faults accesses stopped, $unheard statuses not heard; of ours: none" >"$case/note"
 }
 
+# A device faults as fast as it can: the guest goes on, and its log is not flooded. While a read waits for the disk, whose thread is in the storm, the guest
+# counts naps of 10 ms; then it says how many of the events it has looked at, in how many hundredths of a second.
+readonly STORMED='now() { read up _ </proc/uptime; echo ${up%.*}${up#*.}; }
+events() { cat /sys/kernel/debug/pviommu/virtio*/events; }
+from=$(now); before=$(events); naps=0; dd if=/dev/vda of=/dev/null bs=64k count=1 iflag=direct 2>/dev/null &
+while kill -0 $! 2>/dev/null; do usleep 10000; naps=$((naps + 1)); done
+echo "storm: $(($(events) - before)) events, $naps naps, $(($(now) - from)) hundredths, $(dmesg | grep -c "was stopped") lines"'
+stormed() {
+    local events naps hundredths lines faults
+    behind "$@" --errant storm:dead0000 --metrics -- sh -c "$STORMED" 2>&1 | grep -v 'service_seconds\|^#'
+    [[ ${PIPESTATUS[0]} == 0 ]] || return 1
+    faults=$(total faults pviommu)
+    read -r events naps hundredths lines <<<"$(sed -n 's/^storm: \([0-9]*\) events, \([0-9]*\) naps, \([0-9]*\) hundredths, \([0-9]*\) lines.*/\1 \2 \3 \4/p' "$log")"
+    echo "$faults faults in $hundredths hundredths of a second: $events events looked at, $lines lines logged, $naps naps" >"$case/note"
+    # 16 events in 10 ms, and 10 lines in 5 s.
+    ((faults >= 1000000 && hundredths > 0 && naps * 10 >= hundredths && events <= 16 * hundredths + 32 && lines <= 10 + hundredths / 50))
+}
+
+# The cache is full: what does not fit is unmapped at once, and the worker makes room. All of the data is right.
+full() {
+    behind --module-args "cache=1 limit=64" "$@" --metrics -- sh -c "$FILES" || return 1
+    said '^same' && said '^again' && said 'ringfence_faults_total{device="pviommu"} 0' && said 'ringfence_failed_total{device="pviommu"} 0' &&
+        holds full -gt 10 && holds forced -gt 10 && holds kept_pages -le 64 && holds failures -eq 0 && holds lost -eq 0 || return 1
+    echo "$(counter full) maps found the cache full, $(counter forced) mappings left early, $(counter hits) hits" >"$case/note"
+}
+
 # What nobody uses goes after C to C + 1 cycles, all of a cycle at once.
 readonly EXPIRE='dd if=/dev/vda of=/dev/null bs=64k count=100 iflag=direct 2>/dev/null
 sleep 3; grep -r . /sys/kernel/debug/pviommu'
 expired() {
-    behind --module-args "t_ms=400 c=2" "$@" -- sh -c "$EXPIRE" &&
+    behind --module-args "cache=1 t_ms=400 c=2" "$@" -- sh -c "$EXPIRE" &&
         holds kept -eq 0 && holds expired -gt 10 && holds failures -eq 0 && holds live -ge 1
 }
 
@@ -151,7 +177,7 @@ dd if=/dev/vda bs=64k count=16 2>/dev/null | md5sum | cmp - /tmp/before; echo sa
 grep -r . /sys/kernel/debug/pviommu; dmesg | grep -i "already present\|left by the driver" || echo clean
 rmmod pviommu; echo unloaded'
 replugged() {
-    behind "$@" --metrics -- sh -c "$REPLUGGED" || return 1
+    behind --module-args "cache=1" "$@" --metrics -- sh -c "$REPLUGGED" || return 1
     said '^same' && said '^clean' && said '^unloaded' && [[ $(grep -c '^live 0' "$log") == 3 ]] &&
         said 'ringfence_failed_total{device="pviommu"} 0' && holds failures -eq 0 && holds lost -eq 0 || return 1
     # It counts on: the last number is the largest.
@@ -195,7 +221,7 @@ reclaimed() {
 
 # Data crosses between two guests, through the module's maps.
 network() {
-    talk pviommu 'grep -r . /sys/kernel/debug/pviommu' -- behind "$@" &&
+    talk pviommu 'grep -r . /sys/kernel/debug/pviommu' -- behind --module-args "cache=1" "$@" &&
         holds maps -gt 1000 0000:00:05.0 && holds failures -eq 0 0000:00:05.0
 }
 
@@ -232,6 +258,8 @@ for kernel in $KERNELS; do
     try "replugged while it works: $kernel" replugged --kernel "$kernel"
     try "suspended is refused: $kernel" suspended --kernel "$kernel"
     try "expired: $kernel" expired --kernel "$kernel"
+    try "full: $kernel" full --kernel "$kernel"
+    try "stormed: $kernel" stormed --kernel "$kernel"
     try "network between guests: $kernel" network --kernel "$kernel"
     try "counted: $kernel" counted "$kernel"
     try "wrong answers, never: $kernel" wrong never:50 14 'not answered in 10 s' --kernel "$kernel"

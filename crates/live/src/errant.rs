@@ -31,6 +31,9 @@ pub enum Errant {
     /// As [`AfterUnmap`](Self::AfterUnmap), by a device that translates for itself and goes on using what it knows: nothing but the page's rights
     /// stops it. For a device in a process of its own.
     AfterRevoke,
+    /// Writes [`STORM`] times, one after the other, at an address that nobody gave to it: the guest is told of as many faults as it can take. It
+    /// begins with a request of [`LARGE_BYTES`] or more, as a kernel makes none while it starts.
+    Storm(Iova),
 }
 
 /// The names of all classes, as [`Errant::from_str`] takes them.
@@ -41,9 +44,13 @@ pub const CLASSES: &[&str] = &[
     "read-write-only",
     "foreign",
     "after-revoke",
+    "storm:ADDRESS",
 ];
 
-/// Bytes of data from which on a request's pages are remembered for [`Errant::AfterUnmap`].
+/// Writes of an [`Errant::Storm`].
+pub const STORM: u32 = 1_000_000;
+
+/// Bytes of data from which on a request's pages are remembered for [`Errant::AfterUnmap`], and it begins an [`Errant::Storm`].
 pub const LARGE_BYTES: u64 = 32 * 1024;
 
 const PAGE_BYTES: u64 = 4096;
@@ -61,17 +68,21 @@ impl FromStr for Errant {
             "foreign" => Self::Foreign,
             "after-revoke" => Self::AfterRevoke,
             _ => {
-                let address = text.strip_prefix("stray:").and_then(|digits| {
+                let found = text.split_once(':').and_then(|(class, digits)| {
                     let digits = digits.strip_prefix("0x").unwrap_or(digits);
-                    u64::from_str_radix(digits, 16).ok()
+                    let iova = Iova::new(u64::from_str_radix(digits, 16).ok()?);
+                    match class {
+                        "stray" => Some(Self::Stray(iova)),
+                        "storm" => Some(Self::Storm(iova)),
+                        _ => None,
+                    }
                 });
-                let address = address.ok_or_else(|| {
+                found.ok_or_else(|| {
                     format!(
                         "there are {}, the address in hexadecimal",
                         CLASSES.join(", ")
                     )
-                })?;
-                Self::Stray(Iova::new(address))
+                })?
             }
         })
     }
@@ -86,6 +97,7 @@ impl std::fmt::Display for Errant {
             Self::ReadWriteOnly => "read-write-only",
             Self::Foreign => "foreign",
             Self::AfterRevoke => "after-revoke",
+            Self::Storm(_) => "storm",
         })
     }
 }
@@ -172,6 +184,9 @@ impl Misbehaviour {
                 dma.use_past(false);
                 through
             }
+            (Errant::Storm(_), _) => {
+                (0..STORM).fold(false, |through, _| reach(dma, access, iova) || through)
+            }
             _ => reach(dma, access, iova),
         };
         if through {
@@ -190,6 +205,9 @@ impl Misbehaviour {
         let long = |segment: &&Segment| u64::from(segment.bytes) >= BYTES;
         match errant {
             Errant::Stray(iova) => Some((Access::Write, iova)),
+            Errant::Storm(iova) => {
+                (chain.writable.bytes() >= LARGE_BYTES).then_some((Access::Write, iova))
+            }
             Errant::AfterUnmap | Errant::AfterRevoke => {
                 Some((Access::Write, self.unmapped(chain)?))
             }
@@ -252,6 +270,8 @@ mod tests {
     #[test]
     fn classes_have_names() {
         let stray = Errant::Stray(Iova::new(0xdead_0000));
+        let storm = Errant::Storm(Iova::new(0xdead_0000));
+        assert_eq!("storm:dead0000".parse(), Ok(storm));
         assert_eq!("stray:dead0000".parse(), Ok(stray));
         assert_eq!("stray:0xdead0000".parse(), Ok(stray));
         for (class, errant) in CLASSES.iter().skip(1).zip([
@@ -264,7 +284,9 @@ mod tests {
             assert_eq!(class.parse(), Ok(errant));
             assert_eq!(&errant.to_string(), class);
         }
-        for wrong in ["", "stray", "stray:", "stray:x", "other"] {
+        for wrong in [
+            "", "stray", "stray:", "stray:x", "storm", "storm:x", "other:1", "other",
+        ] {
             assert!(wrong.parse::<Errant>().is_err(), "{wrong}");
         }
     }

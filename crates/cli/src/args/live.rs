@@ -112,7 +112,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "SIDE[,queues=N][,mac=ADDRESS]", value_parser = net, help_heading = "Devices")]
     pub net: Option<NetArg>,
     /// The disk misbehaves, to see what stops it: stray:ADDRESS (a write there), after-unmap, write-read-only, read-write-only, foreign (the
-    /// entropy device writes to the disk's buffers; with --rng), after-revoke (around its own translation; with --isolate); several, each once
+    /// entropy device writes to the disk's buffers; with --rng), after-revoke (around its own translation; with --isolate), storm:ADDRESS (a million writes there); several, each once
     #[arg(
         long,
         value_name = "CLASS",

@@ -338,6 +338,7 @@ fn class(errant: Errant) -> (u64, u64) {
         Errant::ReadWriteOnly => (4, 0),
         Errant::Foreign => (5, 0),
         Errant::AfterRevoke => (6, 0),
+        Errant::Storm(iova) => (7, iova.get()),
     }
 }
 
@@ -349,6 +350,7 @@ fn errant(class: u64, address: u64) -> Option<Errant> {
         4 => Errant::ReadWriteOnly,
         5 => Errant::Foreign,
         6 => Errant::AfterRevoke,
+        7 => Errant::Storm(Iova::new(address)),
         _ => return None,
     })
 }

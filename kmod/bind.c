@@ -4,6 +4,7 @@
  * are cleared when it is unbound, so they are set each time that a driver is about to bind. What
  * is bound when the module comes has been without: it is bound anew.
  */
+#include <linux/bsearch.h>
 #include <linux/device.h>
 #include <linux/dma-mapping.h>
 #include <linux/iommu-dma.h>
@@ -24,14 +25,23 @@ static u32 pvi_devid(struct pci_dev *pdev)
 	return (u32)pci_domain_nr(pdev->bus) << 16 | pci_dev_id(pdev);
 }
 
+static int pvi_compare_devids(const void *one, const void *other)
+{
+	u32 a = *(const u32 *)one;
+	u32 b = *(const u32 *)other;
+
+	return (a > b) - (a < b);
+}
+
+/* The host translates for it, and the user wants that. */
 static bool pvi_is_ours(struct pvi *pvi, struct pci_dev *pdev)
 {
 	u32 devid = pvi_devid(pdev);
 	int i;
 
 	/* The host does not translate for the device that it is asked by. */
-	if (devid < pvi->device_first || devid > pvi->device_last ||
-	    &pdev->dev == pvi->vdev->dev.parent)
+	if (&pdev->dev == pvi->vdev->dev.parent ||
+	    !bsearch(&devid, pvi->devices, pvi->device_count, sizeof(devid), pvi_compare_devids))
 		return false;
 	for (i = 0; i < pvi_device_count; i++) {
 		if (!strcmp(pvi_devices[i], pci_name(pdev)))
@@ -67,6 +77,34 @@ static struct pvi_endpoint *pvi_reuse_endpoint(struct pvi *pvi, struct pci_dev *
 	return NULL;
 }
 
+/*
+ * A device is unplugged. If mappings of it are left, it has our operations until the module goes:
+ * whoever holds them unmaps them by its name.
+ */
+struct pvi_unplugged {
+	struct list_head list;
+	struct pci_dev *pdev;
+};
+
+/* With the mutex. The endpoint's reference to the device goes, too. */
+static void pvi_unplug(struct pvi_endpoint *endpoint)
+{
+	struct pci_dev *pdev = endpoint->pdev;
+	struct pvi_unplugged *unplugged = NULL;
+
+	endpoint->pdev = NULL;
+	if (READ_ONCE(endpoint->orphans))
+		unplugged = kzalloc(sizeof(*unplugged), GFP_KERNEL);
+	if (unplugged) {
+		unplugged->pdev = pdev;
+		list_add(&unplugged->list, &endpoint->unplugged);
+		return;
+	}
+	if (get_dma_ops(&pdev->dev) == &endpoint->ops)
+		set_dma_ops(&pdev->dev, NULL);
+	pci_dev_put(pdev);
+}
+
 /* With the mutex. */
 static struct pvi_endpoint *pvi_add_endpoint(struct pvi *pvi, struct pci_dev *pdev)
 {
@@ -83,6 +121,8 @@ static struct pvi_endpoint *pvi_add_endpoint(struct pvi *pvi, struct pci_dev *pd
 		goto free;
 	if (pvi_iova_init(endpoint))
 		goto free_cache;
+	INIT_LIST_HEAD(&endpoint->unplugged);
+	strscpy(endpoint->name, pci_name(pdev), sizeof(endpoint->name));
 	endpoint->pdev = pci_dev_get(pdev);
 	list_add(&endpoint->list, &pvi->endpoints);
 	pvi_debugfs_add_endpoint(endpoint);
@@ -133,18 +173,26 @@ static int pvi_bus_event(struct notifier_block *block, unsigned long event, void
 		return NOTIFY_DONE;
 	mutex_lock(&pvi->mutex);
 	endpoint = pvi_find_endpoint(pvi, pdev);
+	mutex_unlock(&pvi->mutex);
+	if (!endpoint)
+		return NOTIFY_OK;
 	/*
 	 * After a probe that failed, what is allocated for the device's life is freed later than
 	 * now.
 	 */
-	if (endpoint && event == BUS_NOTIFY_DRIVER_NOT_BOUND)
+	if (event == BUS_NOTIFY_DRIVER_NOT_BOUND) {
 		pvi_cache_drop_unused(endpoint);
-	else if (endpoint)
-		pvi_cache_drop_all(endpoint);
-	if (endpoint && event == BUS_NOTIFY_REMOVED_DEVICE) {
-		endpoint->pdev = NULL;
-		pci_dev_put(pdev);
+		return NOTIFY_OK;
 	}
+	pvi_cache_abandon(endpoint);
+	if (event == BUS_NOTIFY_UNBOUND_DRIVER) {
+		/* What was left is unmapped by them, whenever that is. */
+		if (READ_ONCE(endpoint->orphans))
+			set_dma_ops(&pdev->dev, &endpoint->ops);
+		return NOTIFY_OK;
+	}
+	mutex_lock(&pvi->mutex);
+	pvi_unplug(endpoint);
 	mutex_unlock(&pvi->mutex);
 	return NOTIFY_OK;
 }
@@ -169,17 +217,23 @@ int pvi_bind_start(struct pvi *pvi)
 	return 0;
 }
 
+static int pvi_break_virtio(struct device *dev, void *data)
+{
+	if (is_virtio_device(dev))
+		virtio_break_device(dev_to_virtio(dev));
+	return 0;
+}
+
 /*
  * Takes the driver and our operations away. The driver may be waiting for mappings that a host
- * which is not asked any more will never make: it is told that its device is gone, which ends what
- * it has begun. One that binds meanwhile has our operations, too.
+ * which is not asked any more will never make. Drivers of virtio devices (virtio-blk) do so for
+ * ever: their queues are broken, by virtio's own means, which ends what they have begun. Others
+ * have time-outs. One that binds meanwhile has our operations, too.
  */
 static void pvi_release_driver(struct pvi *pvi, struct pci_dev *pdev)
 {
-	pci_channel_state_t before = pdev->error_state;
-
 	if (READ_ONCE(pvi->queue.broken))
-		pdev->error_state = pci_channel_io_perm_failure;
+		device_for_each_child(&pdev->dev, NULL, pvi_break_virtio);
 	device_lock(&pdev->dev);
 	while (pdev->dev.driver) {
 		device_unlock(&pdev->dev);
@@ -188,7 +242,18 @@ static void pvi_release_driver(struct pvi *pvi, struct pci_dev *pdev)
 	}
 	set_dma_ops(&pdev->dev, NULL);
 	device_unlock(&pdev->dev);
-	pdev->error_state = before;
+}
+
+/* Nobody finds the endpoint by a device that is not there any more. */
+static void pvi_forget_unplugged(struct pvi_endpoint *endpoint)
+{
+	struct pvi_unplugged *unplugged, *next;
+
+	list_for_each_entry_safe(unplugged, next, &endpoint->unplugged, list) {
+		set_dma_ops(&unplugged->pdev->dev, NULL);
+		pci_dev_put(unplugged->pdev);
+		kfree(unplugged);
+	}
 }
 
 /* Afterwards no endpoint has a driver, and none of its mappings is left. */
@@ -196,17 +261,14 @@ void pvi_bind_stop(struct pvi *pvi)
 {
 	struct pvi_endpoint *endpoint, *next;
 
-	/*
-	 * Our own reference to the device outlives its driver, and unbinding may take the mutex no
-	 * more.
-	 */
+	/* Our own reference to the device outlives its driver. */
 	bus_unregister_notifier(&pci_bus_type, &pvi->binding);
 	list_for_each_entry_safe(endpoint, next, &pvi->endpoints, list) {
-		if (!endpoint->pdev)
-			continue;
-		if (get_dma_ops(&endpoint->pdev->dev) == &endpoint->ops)
+		if (endpoint->pdev && get_dma_ops(&endpoint->pdev->dev) == &endpoint->ops)
 			pvi_release_driver(pvi, endpoint->pdev);
-		pvi_cache_drop_all(endpoint);
+		pvi_forget_unplugged(endpoint);
+		pvi_cache_abandon(endpoint);
+		cancel_work_sync(&endpoint->trim);
 	}
 }
 
@@ -224,12 +286,13 @@ void pvi_bind_free(struct pvi *pvi)
 	}
 }
 
-void pvi_expire_all(struct pvi *pvi, u64 cycle)
+/* A cycle is over. Each endpoint's work asks the host, and waits for it. */
+void pvi_trim_all(struct pvi *pvi)
 {
 	struct pvi_endpoint *endpoint;
 
 	mutex_lock(&pvi->mutex);
 	list_for_each_entry(endpoint, &pvi->endpoints, list)
-		pvi_cache_expire(endpoint, cycle);
+		queue_work(pvi_workqueue, &endpoint->trim);
 	mutex_unlock(&pvi->mutex);
 }

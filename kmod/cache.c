@@ -9,9 +9,16 @@
  * one for both would let a device write to what it may only read. Those without users stand in
  * the order in which they lost them; all of a cycle are removed by one request. The parameter
  * literal is for what the document has there.
+ *
+ * Mappings that can be found by their page, in use or kept, have at most pvi_cache_pages pages.
+ * What finds no room is unmapped with its last user, and a worker (leave.c) removes the oldest
+ * sixteenth.
  */
 #include <linux/dma-mapping.h>
 #include <linux/hash.h>
+#include <linux/log2.h>
+#include <linux/memremap.h>
+#include <linux/mm.h>
 #include <linux/slab.h>
 
 #include "pviommu.h"
@@ -57,12 +64,21 @@ void pvi_mapping_slab_exit(void)
 	kmem_cache_destroy(pvi_mapping_slab);
 }
 
+/* Two pages of the limit to a bucket. */
+static unsigned int pvi_table_bits(void)
+{
+	return max(ilog2(pvi_cache_pages), PVI_TABLE_BITS_MIN + 1) - 1;
+}
+
 int pvi_cache_init(struct pvi_endpoint *endpoint)
 {
-	size_t buckets = 1 << PVI_TABLE_BITS;
+	size_t buckets;
 
+	endpoint->table_bits = pvi_table_bits();
+	buckets = (size_t)1 << endpoint->table_bits;
 	spin_lock_init(&endpoint->lock);
 	INIT_LIST_HEAD(&endpoint->unused);
+	INIT_WORK(&endpoint->trim, pvi_trim_work);
 	endpoint->by_page = kvcalloc(buckets, sizeof(*endpoint->by_page), GFP_KERNEL);
 	endpoint->by_giova = kvcalloc(buckets, sizeof(*endpoint->by_giova), GFP_KERNEL);
 	if (endpoint->by_page && endpoint->by_giova)
@@ -71,15 +87,39 @@ int pvi_cache_init(struct pvi_endpoint *endpoint)
 	return -ENOMEM;
 }
 
+/* The worker is done with the endpoint, and the host with its addresses. */
 void pvi_cache_free(struct pvi_endpoint *endpoint)
 {
+	struct pvi_mapping *mapping;
+	struct hlist_node *next;
+	size_t i;
+
+	/* What drivers that are gone never unmapped. */
+	for (i = 0; endpoint->orphans && i < (size_t)1 << endpoint->table_bits; i++) {
+		hlist_for_each_entry_safe(mapping, next, &endpoint->by_giova[i], by_giova)
+			kmem_cache_free(pvi_mapping_slab, mapping);
+	}
 	kvfree(endpoint->by_page);
 	kvfree(endpoint->by_giova);
 }
 
-static struct hlist_head *pvi_bucket(struct hlist_head *table, u64 address)
+static struct hlist_head *pvi_giova_bucket(struct pvi_endpoint *endpoint, u64 giova)
 {
-	return &table[hash_64(address >> PVI_PAGE_SHIFT, PVI_TABLE_BITS)];
+	return &endpoint->by_giova[hash_64(giova >> PVI_PAGE_SHIFT, endpoint->table_bits)];
+}
+
+/*
+ * All of the key, so that many lengths of one page do not share a bucket. The document's cache
+ * looks for the page alone.
+ */
+static struct hlist_head *pvi_page_bucket(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
+					  enum dma_data_direction direction)
+{
+	u64 key = gpa >> PVI_PAGE_SHIFT;
+
+	if (!pvi_literal)
+		key += (u64)pages << 40 | (u64)direction << 62;
+	return &endpoint->by_page[hash_64(key, endpoint->table_bits)];
 }
 
 static struct pvi_mapping *pvi_find(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
@@ -87,8 +127,9 @@ static struct pvi_mapping *pvi_find(struct pvi_endpoint *endpoint, u64 gpa, u32 
 {
 	struct pvi_mapping *mapping;
 
-	hlist_for_each_entry(mapping, pvi_bucket(endpoint->by_page, gpa), by_page) {
+	hlist_for_each_entry(mapping, pvi_page_bucket(endpoint, gpa, pages, direction), by_page) {
 		if (mapping->gpa == gpa && pvi_serves(mapping, pages, direction) &&
+		    mapping->users != U32_MAX &&
 		    mapping->giova + ((u64)pages << PVI_PAGE_SHIFT) - 1 <= limit)
 			return mapping;
 	}
@@ -109,46 +150,71 @@ struct pvi_mapping *pvi_cache_hit(struct pvi_endpoint *endpoint, u64 gpa, u32 pa
 	if (!mapping->users++) {
 		list_del(&mapping->list);
 		endpoint->kept--;
+		endpoint->kept_pages -= mapping->pages;
 		endpoint->live++;
 	}
 	return mapping;
 }
 
+/* With the lock. */
+void pvi_forget(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
+{
+	if (mapping->shared) {
+		hlist_del(&mapping->by_page);
+		endpoint->cached_pages -= mapping->pages;
+	}
+	hlist_del(&mapping->by_giova);
+}
+
+/* Peers' memory is not the guest's, and the host does not map it. */
+static bool pvi_is_memory(u64 gpa)
+{
+	unsigned long pfn = gpa >> PVI_PAGE_SHIFT;
+
+	return !pfn_valid(pfn) || !is_pci_p2pdma_page(pfn_to_page(pfn));
+}
+
 /*
  * A mapping that nobody knows of yet: its addresses are taken, nothing is mapped. An error without
- * pages, memory or addresses, or when the host is not asked any more.
+ * pages, memory or addresses, for memory of another device, or when the host is not asked any
+ * more. Room is made once for each call of a driver, which made_room remembers.
  */
 struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
-				    enum dma_data_direction direction, u64 limit, bool shared)
+				    enum dma_data_direction direction, u64 limit, bool shared,
+				    bool *made_room)
 {
 	struct pvi_mapping *mapping;
 
 	if (!pages)
 		return ERR_PTR(-EINVAL);
+	if (!pvi_is_memory(gpa))
+		return ERR_PTR(-EREMOTEIO);
 	if (READ_ONCE(endpoint->pvi->queue.broken))
 		return ERR_PTR(-EIO);
 	mapping = kmem_cache_alloc(pvi_mapping_slab, GFP_ATOMIC | __GFP_NOWARN);
 	if (!mapping)
 		return ERR_PTR(-ENOMEM);
 	mapping->giova = pvi_iova_alloc(endpoint, pages, limit);
-	if (!mapping->giova) {
-		/* What is only kept makes room. */
-		pvi_cache_drop_unused(endpoint);
-		mapping->giova = pvi_iova_alloc(endpoint, pages, limit);
+	if (!mapping->giova && !*made_room) {
+		*made_room = true;
+		if (pvi_make_room(endpoint))
+			mapping->giova = pvi_iova_alloc(endpoint, pages, limit);
 	}
 	if (!mapping->giova) {
 		kmem_cache_free(pvi_mapping_slab, mapping);
-		return ERR_PTR(-ENOMEM);
+		return ERR_PTR(-ENOSPC);
 	}
 	mapping->gpa = gpa;
 	mapping->pages = pages;
 	mapping->users = 1;
 	mapping->direction = direction;
 	mapping->shared = shared && pvi_cache;
+	mapping->orphan = PVI_OWNED;
 	return mapping;
 }
 
-static void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *mappings, bool lost)
+/* Their addresses are free, unless they are lost: the host may still reach what they led to. */
+void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *mappings, bool lost)
 {
 	struct pvi_mapping *mapping, *next;
 	u64 pages = 0;
@@ -182,34 +248,34 @@ void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err, unsign
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	if (attrs & DMA_ATTR_NO_WARN || (err == -EIO && READ_ONCE(endpoint->pvi->queue.broken)))
 		return;
-	dev_err_ratelimited(&endpoint->pdev->dev, "pviommu: %s failed (%d)\n", what, err);
+	/* The device itself may be gone. */
+	dev_err_ratelimited(&endpoint->pvi->vdev->dev, "%s: %s failed (%d)\n", endpoint->name,
+			    what, err);
 }
 
-/* Forgets what was never mapped. */
-void pvi_mappings_discard(struct pvi_endpoint *endpoint, struct list_head *fresh)
-{
-	pvi_mappings_free(endpoint, fresh, false);
-}
-
+/* With the lock. What finds no room in the cache stays its user's. */
 static void pvi_know(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 {
-	if (mapping->shared)
-		hlist_add_head(&mapping->by_page, pvi_bucket(endpoint->by_page, mapping->gpa));
-	hlist_add_head(&mapping->by_giova, pvi_bucket(endpoint->by_giova, mapping->giova));
-}
-
-static void pvi_forget(struct pvi_mapping *mapping)
-{
-	if (mapping->shared)
-		hlist_del(&mapping->by_page);
-	hlist_del(&mapping->by_giova);
+	if (mapping->shared && mapping->pages > pvi_cache_pages - endpoint->cached_pages) {
+		mapping->shared = false;
+		endpoint->full++;
+		pvi_want_room(endpoint);
+	}
+	if (mapping->shared) {
+		endpoint->cached_pages += mapping->pages;
+		hlist_add_head(&mapping->by_page,
+			       pvi_page_bucket(endpoint, mapping->gpa, mapping->pages,
+					       mapping->direction));
+	}
+	hlist_add_head(&mapping->by_giova, pvi_giova_bucket(endpoint, mapping->giova));
 }
 
 /*
  * Maps all these, which have one direction, and makes them known. If it fails there are none of
  * them any more, and undone says whether the host has confirmed that.
  */
-int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, bool *undone)
+int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, bool *made_room,
+		  bool *undone)
 {
 	enum dma_data_direction direction;
 	struct pvi_mapping *mapping;
@@ -218,10 +284,10 @@ int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, bool *
 
 	direction = list_first_entry(fresh, struct pvi_mapping, list)->direction;
 	err = pvi_queue_map(endpoint, fresh, direction, undone);
-	if (err == -ENOSPC && *undone) {
-		/* The host has a limit; what is only kept makes room. */
-		pvi_cache_drop_unused(endpoint);
-		err = pvi_queue_map(endpoint, fresh, direction, undone);
+	if (err == -ENOSPC && *undone && !*made_room) {
+		*made_room = true;
+		if (pvi_make_room(endpoint))
+			err = pvi_queue_map(endpoint, fresh, direction, undone);
 	}
 	if (err) {
 		pvi_mappings_free(endpoint, fresh, !*undone);
@@ -236,6 +302,31 @@ int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, bool *
 	return 0;
 }
 
+/* With the lock: an orphan is forgotten; its addresses are free unless they are lost. */
+void pvi_orphan_free(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping, bool lost)
+{
+	pvi_forget(endpoint, mapping);
+	endpoint->orphans--;
+	if (lost)
+		endpoint->lost += mapping->pages;
+	else
+		pvi_iova_free(endpoint, mapping->giova, mapping->pages);
+	kmem_cache_free(pvi_mapping_slab, mapping);
+}
+
+/*
+ * With the lock: one user less of a mapping whose driver is gone. With the last one its addresses
+ * are free, for the host has unmapped it; while that is being asked for, nothing is certain.
+ */
+static int pvi_put_orphan(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
+{
+	bool unmapped = mapping->orphan == PVI_UNMAPPED;
+
+	if (!--mapping->users && unmapped)
+		pvi_orphan_free(endpoint, mapping, false);
+	return unmapped ? 0 : -EINPROGRESS;
+}
+
 /*
  * With the lock: one user less of the mapping at this address. If it was the last one, and the
  * mapping is not kept, it goes to the end of gone, and nobody knows of it any more.
@@ -245,9 +336,11 @@ int pvi_cache_put(struct pvi_endpoint *endpoint, u64 giova, struct list_head *go
 	struct pvi_mapping *mapping;
 
 	giova &= ~(PVI_PAGE_BYTES - 1);
-	hlist_for_each_entry(mapping, pvi_bucket(endpoint->by_giova, giova), by_giova) {
+	hlist_for_each_entry(mapping, pvi_giova_bucket(endpoint, giova), by_giova) {
 		if (mapping->giova != giova || !mapping->users)
 			continue;
+		if (mapping->orphan != PVI_OWNED)
+			return pvi_put_orphan(endpoint, mapping);
 		if (pvi_used_after_put(mapping))
 			return 0;
 		endpoint->live--;
@@ -255,84 +348,12 @@ int pvi_cache_put(struct pvi_endpoint *endpoint, u64 giova, struct list_head *go
 			mapping->cycle = READ_ONCE(endpoint->pvi->cycle);
 			list_add_tail(&mapping->list, &endpoint->unused);
 			endpoint->kept++;
+			endpoint->kept_pages += mapping->pages;
 		} else {
-			pvi_forget(mapping);
+			pvi_forget(endpoint, mapping);
 			list_add_tail(&mapping->list, gone);
 		}
 		return 0;
 	}
 	return pvi_put_of_unknown();
-}
-
-/* Has the host unmap all these; their addresses are free if it says that it did. */
-int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone)
-{
-	int err;
-
-	if (list_empty(gone))
-		return 0;
-	err = pvi_queue_unmap(endpoint, gone);
-	if (err)
-		pvi_failed(endpoint, "an unmap", err, 0);
-	pvi_mappings_free(endpoint, gone, err);
-	return err;
-}
-
-/* Removes what lost its last user in cycle last or before. */
-static void pvi_drop_until(struct pvi_endpoint *endpoint, u64 last)
-{
-	struct pvi_mapping *mapping, *next;
-	unsigned long flags;
-	LIST_HEAD(gone);
-
-	spin_lock_irqsave(&endpoint->lock, flags);
-	list_for_each_entry_safe(mapping, next, &endpoint->unused, list) {
-		if (mapping->cycle > last)
-			break;
-		pvi_forget(mapping);
-		list_move_tail(&mapping->list, &gone);
-		endpoint->kept--;
-		endpoint->expired++;
-	}
-	spin_unlock_irqrestore(&endpoint->lock, flags);
-	pvi_mappings_release(endpoint, &gone);
-}
-
-/* Cycle number cycle begins: what was put away in C whole cycles before it goes. */
-void pvi_cache_expire(struct pvi_endpoint *endpoint, u64 cycle)
-{
-	if (cycle > pvi_cycles)
-		pvi_drop_until(endpoint, cycle - pvi_cycles - 1);
-}
-
-void pvi_cache_drop_unused(struct pvi_endpoint *endpoint)
-{
-	pvi_drop_until(endpoint, U64_MAX);
-}
-
-/* The endpoint has no driver any more: what that has left mapped goes, too. */
-void pvi_cache_drop_all(struct pvi_endpoint *endpoint)
-{
-	struct pvi_mapping *mapping;
-	struct hlist_node *next;
-	unsigned long flags;
-	LIST_HEAD(gone);
-	u64 left;
-	int i;
-
-	pvi_cache_drop_unused(endpoint);
-	spin_lock_irqsave(&endpoint->lock, flags);
-	left = endpoint->live;
-	for (i = 0; i < 1 << PVI_TABLE_BITS; i++) {
-		hlist_for_each_entry_safe(mapping, next, &endpoint->by_giova[i], by_giova) {
-			pvi_forget(mapping);
-			list_add_tail(&mapping->list, &gone);
-		}
-	}
-	endpoint->live = 0;
-	spin_unlock_irqrestore(&endpoint->lock, flags);
-	if (left)
-		dev_warn(&endpoint->pdev->dev, "pviommu: %llu mappings were left by the driver\n",
-			 left);
-	pvi_mappings_release(endpoint, &gone);
 }

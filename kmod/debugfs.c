@@ -20,15 +20,19 @@ void pvi_debugfs_add(struct pvi *pvi)
 
 void pvi_debugfs_add_endpoint(struct pvi_endpoint *endpoint)
 {
-	struct dentry *dir = debugfs_create_dir(pci_name(endpoint->pdev), endpoint->pvi->debugfs);
+	struct dentry *dir = debugfs_create_dir(endpoint->name, endpoint->pvi->debugfs);
 
 	debugfs_create_u64("maps", 0444, dir, &endpoint->maps);
 	debugfs_create_u64("unmaps", 0444, dir, &endpoint->unmaps);
 	debugfs_create_u64("hits", 0444, dir, &endpoint->hits);
 	debugfs_create_u64("misses", 0444, dir, &endpoint->misses);
 	debugfs_create_u64("expired", 0444, dir, &endpoint->expired);
+	debugfs_create_u64("forced", 0444, dir, &endpoint->forced);
+	debugfs_create_u64("full", 0444, dir, &endpoint->full);
 	debugfs_create_u64("failures", 0444, dir, &endpoint->failures);
 	debugfs_create_u64("lost", 0444, dir, &endpoint->lost);
 	debugfs_create_u64("live", 0444, dir, &endpoint->live);
 	debugfs_create_u64("kept", 0444, dir, &endpoint->kept);
+	debugfs_create_u64("kept_pages", 0444, dir, &endpoint->kept_pages);
+	debugfs_create_u64("orphans", 0444, dir, &endpoint->orphans);
 }

@@ -2,29 +2,35 @@
 /*
  * Accesses that the host stopped: each is told in a buffer that was left for it, and goes into the
  * kernel's log.
+ *
+ * A device can be stopped as often as it likes. The interrupt only starts a work item and asks for
+ * no other one. The work looks at no more events than there are buffers, and runs again after
+ * PVI_EVENTS_PAUSE_MS; interrupts are wanted again once it finds nothing. The host drops what finds
+ * no buffer meanwhile, and counts it.
  */
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
 
 #include "pviommu.h"
 
-#define PVI_EVENT_BUFFERS 16
+#define PVI_EVENT_BUFFERS	16
+/* With the buffers, at most 1600 events a second. */
+#define PVI_EVENTS_PAUSE_MS	10
 
 static int pvi_leave(struct virtqueue *vq, struct pvi_event *event)
 {
 	struct scatterlist list;
 
 	sg_init_one(&list, event, sizeof(*event));
-	return virtqueue_add_inbuf(vq, &list, 1, event, GFP_ATOMIC);
+	return virtqueue_add_inbuf(vq, &list, 1, event, GFP_KERNEL);
 }
 
-static void pvi_tell(struct pvi *pvi, struct pvi_event *event)
+static void pvi_tell(struct pvi *pvi, const struct pvi_event *event)
 {
 	u32 access = le32_to_cpu(event->access);
 	u32 reason = le32_to_cpu(event->reason);
 	u64 devid = le64_to_cpu(event->devid);
 
-	pvi->events_seen++;
 	dev_err_ratelimited(&pvi->vdev->dev, "%04llx:%02llx:%02llx.%llx was stopped: %s at %#llx, %s\n",
 			    devid >> 16, devid >> 8 & 0xff, devid >> 3 & 0x1f, devid & 7,
 			    access == PVI_EVENT_WRITE ? "a write" : "a read",
@@ -33,38 +39,56 @@ static void pvi_tell(struct pvi *pvi, struct pvi_event *event)
 							    "nothing is mapped there");
 }
 
+/* The interrupt. */
 void pvi_events_come(struct virtqueue *vq)
 {
 	struct pvi *pvi = vq->vdev->priv;
-	struct pvi_event *event;
-	unsigned long flags;
-	unsigned int bytes;
 
-	spin_lock_irqsave(&pvi->events_lock, flags);
-	while ((event = virtqueue_get_buf(vq, &bytes))) {
-		if (pvi_event_is_known(event, bytes))
-			pvi_tell(pvi, event);
-		pvi_leave(vq, event);
-	}
-	virtqueue_kick(vq);
-	spin_unlock_irqrestore(&pvi->events_lock, flags);
+	virtqueue_disable_cb(vq);
+	queue_delayed_work(pvi_workqueue, &pvi->events, 0);
 }
 
-/* Once the device is ready: it may fill the first buffer before the last is left. */
+void pvi_events_work(struct work_struct *work)
+{
+	struct pvi *pvi = container_of(to_delayed_work(work), struct pvi, events);
+	struct virtqueue *vq = pvi->events_vq;
+	unsigned int bytes, count;
+	struct pvi_event *event;
+
+	for (count = 0; count < PVI_EVENT_BUFFERS; count++) {
+		struct pvi_event copy;
+
+		event = virtqueue_get_buf(vq, &bytes);
+		if (!event)
+			break;
+		/* The host can write there until it is looked at no more. */
+		memcpy(&copy, event, sizeof(copy));
+		pvi_leave(vq, event);
+		if (!pvi_event_is_known(&copy, bytes))
+			continue;
+		pvi->events_seen++;
+		pvi_tell(pvi, &copy);
+	}
+	if (count)
+		virtqueue_kick(vq);
+	/* What comes between the last look and this has no interrupt. */
+	if (count || !virtqueue_enable_cb(vq))
+		queue_delayed_work(pvi_workqueue, &pvi->events,
+				   msecs_to_jiffies(PVI_EVENTS_PAUSE_MS));
+}
+
+/* Before the device is ready, and may interrupt. */
 int pvi_events_init(struct pvi *pvi, struct virtqueue *vq)
 {
 	unsigned int count, i;
-	unsigned long flags;
 	int err = 0;
 
 	count = min_t(unsigned int, PVI_EVENT_BUFFERS, virtqueue_get_vring_size(vq));
 	pvi->event_buffers = kcalloc(count, sizeof(*pvi->event_buffers), GFP_KERNEL);
 	if (!pvi->event_buffers)
 		return -ENOMEM;
-	spin_lock_irqsave(&pvi->events_lock, flags);
+	pvi->events_vq = vq;
 	for (i = 0; i < count && !err; i++)
 		err = pvi_leave(vq, &pvi->event_buffers[i]);
-	virtqueue_kick(vq);
-	spin_unlock_irqrestore(&pvi->events_lock, flags);
 	return err;
 }

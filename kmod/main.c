@@ -12,13 +12,17 @@
 
 #include "pviommu.h"
 
-bool pvi_cache = true;
+bool pvi_cache;
 module_param_named(cache, pvi_cache, bool, 0444);
-MODULE_PARM_DESC(cache, "keep mappings that nobody uses for a while (default: on)");
+MODULE_PARM_DESC(cache, "keep mappings that nobody uses for T x (C + 1) at most: devices reach buffers for so long after their unmap (default: off)");
+
+unsigned int pvi_cache_pages = 65536;
+module_param_named(limit, pvi_cache_pages, uint, 0444);
+MODULE_PARM_DESC(limit, "pages of 4096 bytes that a device's cache has mapped at most, 1 to 1048576 (default: 65536, or 256 MiB)");
 
 bool pvi_literal;
 module_param_named(literal, pvi_literal, bool, 0444);
-MODULE_PARM_DESC(literal, "the document's cache with its defects, to show them (default: off)");
+MODULE_PARM_DESC(literal, "with cache=1: the document's key (the page alone) and its one bit in place of a count of users, to show what they let through (default: off)");
 
 unsigned int pvi_cycle_ms = 10000;
 module_param_named(t_ms, pvi_cycle_ms, uint, 0444);
@@ -29,15 +33,33 @@ module_param_named(c, pvi_cycles, uint, 0444);
 MODULE_PARM_DESC(c, "C: whole cycles for which an unused mapping is kept (default: 3)");
 
 struct dentry *pvi_debugfs;
+/* Not bound to a processor: its work waits for the host. */
+struct workqueue_struct *pvi_workqueue;
 
+/* Each endpoint's own work removes what has expired. */
 static void pvi_tick(struct work_struct *work)
 {
 	struct pvi *pvi = container_of(to_delayed_work(work), struct pvi, tick);
-	u64 cycle = pvi->cycle + 1;
 
-	WRITE_ONCE(pvi->cycle, cycle);
-	pvi_expire_all(pvi, cycle);
-	schedule_delayed_work(&pvi->tick, msecs_to_jiffies(pvi_cycle_ms));
+	WRITE_ONCE(pvi->cycle, pvi->cycle + 1);
+	pvi_trim_all(pvi);
+	queue_delayed_work(pvi_workqueue, &pvi->tick, msecs_to_jiffies(pvi_cycle_ms));
+}
+
+/* The list of devices, whose count is sound. A host may change it while it is read. */
+static int pvi_read_devices(struct pvi *pvi)
+{
+	u32 i;
+
+	pvi->devices = kcalloc(pvi->device_count, sizeof(*pvi->devices), GFP_KERNEL);
+	if (!pvi->devices)
+		return -ENOMEM;
+	for (i = 0; i < pvi->device_count; i++)
+		virtio_cread_le(pvi->vdev, struct pvi_config, devices[i], &pvi->devices[i]);
+	if (pvi_devices_fault(pvi->devices, pvi->device_count) == PVI_CONFIG_SOUND)
+		return 0;
+	dev_err(&pvi->vdev->dev, "the list of devices is not in ascending order\n");
+	return -EINVAL;
 }
 
 /* Addresses of one page and the next, or a host that cannot be served. */
@@ -49,13 +71,12 @@ static int pvi_read_config(struct pvi *pvi)
 	virtio_cread_le(vdev, struct pvi_config, giova_first, &pvi->giova_first);
 	virtio_cread_le(vdev, struct pvi_config, giova_last, &pvi->giova_last);
 	virtio_cread_le(vdev, struct pvi_config, pages_max, &pvi->pages_max);
-	virtio_cread_le(vdev, struct pvi_config, device_first, &pvi->device_first);
-	virtio_cread_le(vdev, struct pvi_config, device_last, &pvi->device_last);
+	virtio_cread_le(vdev, struct pvi_config, device_count, &pvi->device_count);
 	virtio_cread_le(vdev, struct pvi_config, version, &version);
 	switch (pvi_config_fault(pvi->giova_first, pvi->giova_last, pvi->pages_max,
-				 pvi->device_first, pvi->device_last, version)) {
+				 pvi->device_count, version)) {
 	case PVI_CONFIG_SOUND:
-		return 0;
+		return pvi_read_devices(pvi);
 	case PVI_CONFIG_VERSION:
 		dev_err(&vdev->dev, "version %u of the format is unknown\n", version);
 		return -ENODEV;
@@ -81,17 +102,25 @@ static int pvi_find_queues(struct pvi *pvi)
 	err = pvi_queue_init(pvi, queues[0]);
 	if (err)
 		return err;
+	err = events ? pvi_events_init(pvi, queues[1]) : 0;
+	if (err)
+		return err;
 	virtio_device_ready(pvi->vdev);
-	return events ? pvi_events_init(pvi, queues[1]) : 0;
+	if (events)
+		virtqueue_kick(queues[1]);
+	return 0;
 }
 
 static void pvi_release(struct pvi *pvi)
 {
 	virtio_reset_device(pvi->vdev);
+	/* No interrupt starts it any more. */
+	cancel_delayed_work_sync(&pvi->events);
 	pvi->vdev->config->del_vqs(pvi->vdev);
 	pvi_bind_free(pvi);
 	pvi_queue_free(pvi);
 	kfree(pvi->event_buffers);
+	kfree(pvi->devices);
 	kfree(pvi);
 }
 
@@ -119,11 +148,12 @@ static int pvi_probe(struct virtio_device *vdev)
 	pvi->vdev = vdev;
 	vdev->priv = pvi;
 	mutex_init(&pvi->mutex);
-	spin_lock_init(&pvi->events_lock);
 	INIT_LIST_HEAD(&pvi->endpoints);
 	INIT_DELAYED_WORK(&pvi->tick, pvi_tick);
+	INIT_DELAYED_WORK(&pvi->events, pvi_events_work);
 	err = pvi_read_config(pvi);
 	if (err) {
+		kfree(pvi->devices);
 		kfree(pvi);
 		return err;
 	}
@@ -141,7 +171,7 @@ static int pvi_probe(struct virtio_device *vdev)
 	if (err)
 		goto unregister;
 	if (pvi_cache)
-		schedule_delayed_work(&pvi->tick, msecs_to_jiffies(pvi_cycle_ms));
+		queue_delayed_work(pvi_workqueue, &pvi->tick, msecs_to_jiffies(pvi_cycle_ms));
 	return 0;
 
 unregister:
@@ -198,13 +228,21 @@ static int __init pvi_init(void)
 {
 	int err;
 
-	if (!pvi_cycle_ms || pvi_cycle_ms > 3600000 || (pvi_literal && !pvi_cache))
+	if (!pvi_cycle_ms || pvi_cycle_ms > 3600000 || !pvi_cache_pages ||
+	    pvi_cache_pages > PVI_LIMIT_MAX || (pvi_literal && !pvi_cache)) {
+		pr_err("pviommu: t_ms has to be 1 to 3600000, limit 1 to %u, and literal=1 needs cache=1\n",
+		       PVI_LIMIT_MAX);
 		return -EINVAL;
+	}
 	if (pvi_literal)
-		pr_warn("pviommu: literal=1, the document's cache with its defects: devices reach what they should not, and not what they should\n");
+		pr_warn("pviommu: literal=1, the document's key and one bit: devices reach what they should not, and not what they should\n");
+	/* Memory may be freed by a disk behind us. */
+	pvi_workqueue = alloc_workqueue("pviommu", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+	if (!pvi_workqueue)
+		return -ENOMEM;
 	err = iova_cache_get();
 	if (err)
-		return err;
+		goto destroy_workqueue;
 	err = pvi_mapping_slab_init();
 	if (err)
 		goto put_iova_cache;
@@ -216,6 +254,8 @@ static int __init pvi_init(void)
 	pvi_mapping_slab_exit();
 put_iova_cache:
 	iova_cache_put();
+destroy_workqueue:
+	destroy_workqueue(pvi_workqueue);
 	return err;
 }
 
@@ -225,6 +265,7 @@ static void __exit pvi_exit(void)
 	debugfs_remove_recursive(pvi_debugfs);
 	pvi_mapping_slab_exit();
 	iova_cache_put();
+	destroy_workqueue(pvi_workqueue);
 }
 
 module_init(pvi_init);

@@ -51,17 +51,18 @@ static noinline dma_addr_t pvi_map_anew(struct pvi_endpoint *endpoint, u64 gpa, 
 					unsigned long attrs, bool *reached)
 {
 	struct pvi_mapping *mapping;
+	bool made_room = false;
 	bool undone = true;
 	LIST_HEAD(fresh);
 	u64 giova = 0;
 	int err;
 
-	mapping = pvi_mapping_new(endpoint, gpa, pages, direction, limit, !reached);
+	mapping = pvi_mapping_new(endpoint, gpa, pages, direction, limit, !reached, &made_room);
 	err = PTR_ERR_OR_ZERO(mapping);
 	if (!err) {
 		giova = mapping->giova;
 		list_add(&mapping->list, &fresh);
-		err = pvi_cache_add(endpoint, &fresh, &undone);
+		err = pvi_cache_add(endpoint, &fresh, &made_room, &undone);
 	}
 	if (reached)
 		*reached = !undone;
@@ -132,7 +133,7 @@ static int pvi_unmap(struct pvi_endpoint *endpoint, dma_addr_t giova)
 		pvi_failed(endpoint, "an unmap of what is not mapped", err, 0);
 		return err;
 	}
-	return pvi_mappings_release(endpoint, &gone);
+	return pvi_mappings_release(endpoint, &gone, false);
 }
 
 #ifdef PVI_HAVE_MAP_PHYS
@@ -186,7 +187,7 @@ static void pvi_unmap_sg(struct device *dev, struct scatterlist *list, int nents
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	if (err)
 		pvi_failed(endpoint, "an unmap of what is not mapped", err, 0);
-	pvi_mappings_release(endpoint, &gone);
+	pvi_mappings_release(endpoint, &gone, false);
 }
 
 /*
@@ -203,6 +204,7 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	struct scatterlist *entry;
 	unsigned long flags;
 	LIST_HEAD(fresh);
+	bool made_room = false;
 	LIST_HEAD(gone);
 	bool undone;
 	int err = 0;
@@ -236,7 +238,7 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 			continue;
 		mapping = pvi_mapping_new(endpoint, gpa - pvi_offset(gpa),
 					  pvi_pages_for(gpa, entry->length), direction, limit,
-					  true);
+					  true, &made_room);
 		if (IS_ERR(mapping)) {
 			err = PTR_ERR(mapping);
 			break;
@@ -247,9 +249,10 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	if (!err && list_empty(&fresh))
 		return nents;
 	if (!err)
-		err = pvi_cache_add(endpoint, &fresh, &undone);
+		err = pvi_cache_add(endpoint, &fresh, &made_room, &undone);
 	else
-		pvi_mappings_discard(endpoint, &fresh);
+		/* Nothing of it was mapped. */
+		pvi_mappings_free(endpoint, &fresh, false);
 	if (!err) {
 		for_each_sg(list, entry, nents, i)
 			sg_dma_len(entry) = entry->length;
@@ -262,9 +265,18 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 			pvi_cache_put(endpoint, sg_dma_address(entry), &gone);
 	}
 	spin_unlock_irqrestore(&endpoint->lock, flags);
-	pvi_mappings_release(endpoint, &gone);
+	pvi_mappings_release(endpoint, &gone, false);
 	pvi_failed(endpoint, "a map of a list", err, attrs);
-	return err == -ENOMEM ? err : -EIO;
+	switch (err) {
+	case -ENOSPC:
+		/* The worker makes room: it is worth to try again. */
+		return -ENOMEM;
+	case -ENOMEM:
+	case -EREMOTEIO:
+		return err;
+	default:
+		return -EIO;
+	}
 }
 
 /*

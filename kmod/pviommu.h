@@ -3,7 +3,8 @@
  * A frontend of the para-virtual IOMMU: what its parts know of each other.
  *
  *   ops     what drivers call: dma_map_ops
- *   cache   the mappings of one endpoint: shared, kept, expired
+ *   cache   the mappings of one endpoint: found, shared, put away
+ *   leave   how mappings leave: expired, for room, with their driver
  *   iova    where an endpoint's addresses come from
  *   queue   requests to the host, and waiting for their answers
  *   bind    which PCI devices are endpoints, and when
@@ -30,8 +31,10 @@
 #error "for x86_64, whose memory is coherent, with CONFIG_ARCH_HAS_DMA_OPS (as for Xen guests)"
 #endif
 
-/* Buckets of the two tables of an endpoint's mappings, as a power of two. */
-#define PVI_TABLE_BITS 12
+/* Fewest buckets of the two tables of an endpoint's mappings, as a power of two. */
+#define PVI_TABLE_BITS_MIN 11
+/* Most pages that a cache can be allowed: 4 GiB of memory. */
+#define PVI_LIMIT_MAX 1048576
 
 /* What is asked of the host, in memory of its own until the host has answered. */
 struct pvi_slot {
@@ -66,18 +69,23 @@ struct pvi_queue {
 struct pvi {
 	struct virtio_device *vdev;
 	struct pvi_queue queue;
-	/* Buffers are left while the host may fill others. */
-	spinlock_t events_lock;
+	/* The event queue, which its work alone looks at. None if there are no events. */
+	struct virtqueue *events_vq;
 	struct pvi_event *event_buffers;
+	struct delayed_work events;
 	u64 events_seen;
 
 	u64 giova_first;
 	u64 giova_last;
 	u32 pages_max;
-	u32 device_first;
-	u32 device_last;
+	/* The devices that it translates for, in ascending order. */
+	u32 *devices;
+	u32 device_count;
 
-	/* Guards the list of endpoints; taken where one may sleep. */
+	/*
+	 * Guards the list of endpoints and their devices; taken where one may sleep, and never held
+	 * while the host is asked. Endpoints stay in the list until the device is removed.
+	 */
 	struct mutex mutex;
 	struct list_head endpoints;
 	struct notifier_block binding;
@@ -87,6 +95,15 @@ struct pvi {
 	u64 cycle;
 	struct delayed_work tick;
 	struct dentry *debugfs;
+};
+
+/* Whether the driver that made a mapping is there to unmap it. */
+enum pvi_orphan {
+	PVI_OWNED = 0,
+	/* It is gone, and the host is being asked to unmap. */
+	PVI_BEING_UNMAPPED,
+	/* The host has; the addresses wait for the driver's unmap. */
+	PVI_UNMAPPED,
 };
 
 /* Pages that an endpoint reaches, consecutive on both sides. */
@@ -104,6 +121,7 @@ struct pvi_mapping {
 	enum dma_data_direction direction;
 	/* Can be found by its page, and is kept when it has no user. */
 	bool shared;
+	enum pvi_orphan orphan;
 	/* When it lost its last user. */
 	u64 cycle;
 };
@@ -115,27 +133,46 @@ struct pvi_mapping {
 struct pvi_endpoint {
 	struct list_head list;
 	struct pvi *pvi;
-	/* The device, if there is one; without, there are no mappings. */
+	/* The device, if there is one; without, there are no mappings in use. */
 	struct pci_dev *pdev;
-	u64 devid;
+	/* Devices that are unplugged and left mappings; they have our operations. */
+	struct list_head unplugged;
+	u32 devid;
+	/* The PCI address. */
+	char name[16];
 	/* A copy of pvi_ops: by its place the endpoint is found. */
 	const struct dma_map_ops ops;
 	struct iova_domain iovad;
+	/* Removes what has expired, and makes room. */
+	struct work_struct trim;
 
 	/* Guards all below. */
 	spinlock_t lock;
 	struct hlist_head *by_page;
 	struct hlist_head *by_giova;
+	unsigned int table_bits;
 	/* Mappings without users, in the order in which they lost them. */
 	struct list_head unused;
 	u64 live;
 	u64 kept;
+	/* Pages of the kept ones: what the device reaches beside what is in use. */
+	u64 kept_pages;
+	/* Pages of what is found by its page, in use or kept: at most pvi_cache_pages. */
+	u64 cached_pages;
+	/* Left by drivers that are gone: unmapped, and their addresses not free. */
+	u64 orphans;
+	/* The worker removes a part of what is kept. */
+	bool room_wanted;
 
 	u64 maps;
 	u64 unmaps;
 	u64 hits;
 	u64 misses;
 	u64 expired;
+	/* Left the cache before their time, for want of room or with their driver. */
+	u64 forced;
+	/* Found no room in the cache. */
+	u64 full;
 	u64 failures;
 	/* Pages whose unmap was not confirmed: their addresses are out of use. */
 	u64 lost;
@@ -146,6 +183,8 @@ extern bool pvi_cache;
 extern bool pvi_literal;
 extern unsigned int pvi_cycle_ms;
 extern unsigned int pvi_cycles;
+extern unsigned int pvi_cache_pages;
+extern struct workqueue_struct *pvi_workqueue;
 extern struct dentry *pvi_debugfs;
 
 /* queue.c */
@@ -153,7 +192,7 @@ int pvi_queue_init(struct pvi *pvi, struct virtqueue *vq);
 void pvi_queue_free(struct pvi *pvi);
 int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 		  enum dma_data_direction direction, bool *undone);
-int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings);
+int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings, bool may_sleep);
 
 /* iova.c */
 int pvi_iova_init(struct pvi_endpoint *endpoint);
@@ -168,15 +207,25 @@ void pvi_cache_free(struct pvi_endpoint *endpoint);
 struct pvi_mapping *pvi_cache_hit(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
 				  enum dma_data_direction direction, u64 limit);
 struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
-				    enum dma_data_direction direction, u64 limit, bool shared);
+				    enum dma_data_direction direction, u64 limit, bool shared,
+				    bool *made_room);
 void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err, unsigned long attrs);
-void pvi_mappings_discard(struct pvi_endpoint *endpoint, struct list_head *fresh);
-int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, bool *undone);
+void pvi_forget(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping);
+void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *mappings, bool lost);
+void pvi_orphan_free(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping, bool lost);
+int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, bool *made_room,
+		  bool *undone);
 int pvi_cache_put(struct pvi_endpoint *endpoint, u64 giova, struct list_head *gone);
-int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone);
+
+/* leave.c */
+int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone, bool may_sleep);
+void pvi_want_room(struct pvi_endpoint *endpoint);
+bool pvi_make_room(struct pvi_endpoint *endpoint);
 void pvi_cache_expire(struct pvi_endpoint *endpoint, u64 cycle);
+void pvi_cache_shed(struct pvi_endpoint *endpoint);
 void pvi_cache_drop_unused(struct pvi_endpoint *endpoint);
-void pvi_cache_drop_all(struct pvi_endpoint *endpoint);
+void pvi_cache_abandon(struct pvi_endpoint *endpoint);
+void pvi_trim_work(struct work_struct *work);
 
 /* ops.c */
 extern const struct dma_map_ops pvi_ops;
@@ -185,9 +234,10 @@ extern const struct dma_map_ops pvi_ops;
 int pvi_bind_start(struct pvi *pvi);
 void pvi_bind_stop(struct pvi *pvi);
 void pvi_bind_free(struct pvi *pvi);
-void pvi_expire_all(struct pvi *pvi, u64 cycle);
+void pvi_trim_all(struct pvi *pvi);
 
 /* events.c */
+void pvi_events_work(struct work_struct *work);
 int pvi_events_init(struct pvi *pvi, struct virtqueue *vq);
 void pvi_events_come(struct virtqueue *vq);
 

@@ -2,14 +2,18 @@
 /*
  * Requests to the host over one virtqueue (docs/PVIOMMU.md, "Requests").
  *
- * Whoever asks waits for the answer without sleeping, so that drivers may map anywhere. What does
+ * A driver that maps waits for the answer without sleeping, so that it may do so anywhere; where
+ * the kernel says that nothing forbids it, it lets others run. Whoever may sleep does. What does
  * not fit in one request becomes several, and the host is told once (kick merging). A host that
  * does not answer, or that answers what nobody asked, is not asked again.
  */
 #include <linux/delay.h>
 #include <linux/ktime.h>
 #include <linux/nmi.h>
+#include <linux/preempt.h>
+#include <linux/rcupdate.h>
 #include <linux/scatterlist.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 
 #include "pviommu.h"
@@ -17,8 +21,13 @@
 #define PVI_TIMEOUT_MS		10000
 /* Looks at the queue before time is looked at, too. */
 #define PVI_QUICK_LOOKS		4096
+/* A caller that may sleep does so between two looks, in microseconds. */
+#define PVI_NAP_LEAST		50
+#define PVI_NAP_MOST		200
 /* Pages that the ordinary slots have room for. */
 #define PVI_SLOT_PAGES		64
+/* Pages of an unmap that the large one has: it is filled with interrupts off. */
+#define PVI_LARGE_PAGES		4096
 #define PVI_SLOTS_MAX		64
 /* Requests that one caller has under way at once. */
 #define PVI_GROUP		8
@@ -86,7 +95,7 @@ static void pvi_break(struct pvi *pvi, const char *why)
 }
 
 /* With the lock: a slot for a request about so many pages at most, or none now. */
-static struct pvi_slot *pvi_take_slot(struct pvi_queue *queue, u32 pages)
+static struct pvi_slot *pvi_take_slot(struct pvi_queue *queue, u64 pages)
 {
 	struct pvi_slot *slot;
 
@@ -150,7 +159,7 @@ static bool pvi_collect(struct pvi_queue *queue)
  * now.
  */
 static int pvi_send(struct pvi_endpoint *endpoint, enum pvi_type type,
-		    enum dma_data_direction direction, struct pvi_cursor *cursor, u32 left,
+		    enum dma_data_direction direction, struct pvi_cursor *cursor, u64 left,
 		    struct pvi_sent *sent)
 {
 	struct pvi_queue *queue = &endpoint->pvi->queue;
@@ -166,7 +175,8 @@ static int pvi_send(struct pvi_endpoint *endpoint, enum pvi_type type,
 		return -EBUSY;
 	sent->slot = slot;
 	sent->from = *cursor;
-	pages = min3(left, endpoint->pvi->pages_max, pvi_pages_in(type, slot->room));
+	pages = min(endpoint->pvi->pages_max, pvi_pages_in(type, slot->room));
+	pages = min_t(u64, pages, left);
 	sent->pages = pages;
 
 	pvi_begin(slot->request, endpoint->devid, type, (enum pvi_direction)direction, pages);
@@ -200,12 +210,27 @@ static bool pvi_kick_due(struct pvi_queue *queue)
 	return true;
 }
 
-/* How long somebody has been waiting. */
+/*
+ * How long a caller has been waiting for the host, in all of its requests: a host that answers each
+ * in the last moment gets no more time than one that answers none.
+ */
 struct pvi_patience {
+	bool may_sleep;
 	unsigned int looks;
+	/* Delays, each of a microsecond. */
 	u32 microseconds;
-	ktime_t end;
+	/* In waits that are over. */
+	s64 waited_ns;
+	/* When this one began to take long; 0 before. */
+	ktime_t since;
 };
+
+/* The processor is somebody else's for a while, if the caller is in a process and holds no lock. */
+static void pvi_let_others_run(void)
+{
+	if (IS_ENABLED(CONFIG_PREEMPT_COUNT) && preemptible() && !rcu_preempt_depth())
+		cond_resched();
+}
 
 /*
  * Once a look at the queue was in vain. With interrupts off no clock need go on, so delays are
@@ -218,21 +243,36 @@ static bool pvi_patient(struct pvi_patience *patience)
 		cpu_relax();
 		return true;
 	}
-	if (!patience->end)
-		patience->end = ktime_add_ms(ktime_get(), PVI_TIMEOUT_MS);
-	udelay(1);
-	patience->microseconds++;
-	if (!(patience->microseconds & 0xffff))
-		touch_nmi_watchdog();
+	if (!patience->since)
+		patience->since = ktime_get();
+	if (patience->may_sleep) {
+		usleep_range(PVI_NAP_LEAST, PVI_NAP_MOST);
+	} else {
+		udelay(1);
+		patience->microseconds++;
+		if (!(patience->microseconds & 0xffff))
+			touch_nmi_watchdog();
+		pvi_let_others_run();
+	}
 	return patience->microseconds < PVI_TIMEOUT_MS * 1000u &&
-	       ktime_before(ktime_get(), patience->end);
+	       patience->waited_ns + ktime_to_ns(ktime_sub(ktime_get(), patience->since)) <
+		       PVI_TIMEOUT_MS * (s64)NSEC_PER_MSEC;
+}
+
+/* The host has answered. */
+static void pvi_patience_pause(struct pvi_patience *patience)
+{
+	patience->looks = 0;
+	if (!patience->since)
+		return;
+	patience->waited_ns += ktime_to_ns(ktime_sub(ktime_get(), patience->since));
+	patience->since = 0;
 }
 
 /* Waits until the host has answered; the answer as an error. */
-static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent)
+static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_patience *patience)
 {
 	struct pvi_queue *queue = &pvi->queue;
-	struct pvi_patience patience = {};
 	bool answered, broken;
 	unsigned long flags;
 
@@ -242,9 +282,11 @@ static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent)
 		answered = !sent->slot;
 		broken = virtqueue_is_broken(queue->vq);
 		spin_unlock_irqrestore(&queue->lock, flags);
-		if (answered)
+		if (answered) {
+			pvi_patience_pause(patience);
 			return sent->err;
-	} while (!broken && pvi_patient(&patience));
+		}
+	} while (!broken && pvi_patient(patience));
 
 	/*
 	 * The slot stays the host's, which may still write there. But sent is gone when this
@@ -263,11 +305,11 @@ static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent)
 
 /* Makes a group of requests available, at least one, and tells the host once. How many. */
 static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
-			  enum dma_data_direction direction, struct pvi_cursor *cursor, u32 *left,
-			  struct pvi_sent *sent)
+			  enum dma_data_direction direction, struct pvi_cursor *cursor, u64 *left,
+			  struct pvi_sent *sent, bool may_sleep)
 {
 	struct pvi_queue *queue = &endpoint->pvi->queue;
-	struct pvi_patience patience = {};
+	struct pvi_patience patience = { .may_sleep = may_sleep };
 	unsigned long flags;
 	bool kick = false;
 	int count = 0;
@@ -286,7 +328,7 @@ static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
 			kick = pvi_kick_due(queue);
 		else if (pvi_collect(queue))
 			/* The host goes on, if not with ours. */
-			patience = (struct pvi_patience){};
+			patience = (struct pvi_patience){ .may_sleep = may_sleep };
 		spin_unlock_irqrestore(&queue->lock, flags);
 		if (count || err != -EBUSY)
 			break;
@@ -304,10 +346,10 @@ static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
 	return count ?: err;
 }
 
-static u32 pvi_pages_of(struct list_head *mappings)
+static u64 pvi_pages_of(struct list_head *mappings)
 {
 	struct pvi_mapping *mapping;
-	u32 pages = 0;
+	u64 pages = 0;
 
 	list_for_each_entry(mapping, mappings, list)
 		pages += mapping->pages;
@@ -318,19 +360,21 @@ static u32 pvi_pages_of(struct list_head *mappings)
  * Asks for the unmap of so many pages from the cursor on. All are tried; the first error, if there
  * is any.
  */
-static int pvi_unmap_from(struct pvi_endpoint *endpoint, struct pvi_cursor cursor, u32 left)
+static int pvi_unmap_from(struct pvi_endpoint *endpoint, struct pvi_cursor cursor, u64 left,
+			  struct pvi_patience *patience)
 {
 	struct pvi_sent sent[PVI_GROUP];
 	int first = 0;
 
 	while (left) {
-		int count = pvi_send_group(endpoint, PVI_UNMAP, DMA_NONE, &cursor, &left, sent);
+		int count = pvi_send_group(endpoint, PVI_UNMAP, DMA_NONE, &cursor, &left, sent,
+					   patience->may_sleep);
 		int i;
 
 		if (count < 0)
 			return first ?: count;
 		for (i = 0; i < count; i++) {
-			int err = pvi_wait(endpoint->pvi, &sent[i]);
+			int err = pvi_wait(endpoint->pvi, &sent[i], patience);
 
 			first = first ?: err;
 		}
@@ -347,15 +391,18 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 {
 	struct pvi_cursor cursor = pvi_cursor_at_first(mappings);
 	struct pvi_cursor first = cursor;
-	u32 left = pvi_pages_of(mappings);
+	u64 left = pvi_pages_of(mappings);
+	struct pvi_patience patience = {};
+	struct pvi_patience undoing = {};
 	struct pvi_sent sent[PVI_GROUP];
-	u32 mapped = 0;
+	u64 mapped = 0;
 	int failed = 0;
 
 	*undone = true;
 	while (left && !failed) {
-		int count = pvi_send_group(endpoint, PVI_MAP, direction, &cursor, &left, sent);
-		u32 in_group = 0;
+		int count = pvi_send_group(endpoint, PVI_MAP, direction, &cursor, &left, sent,
+					   false);
+		u64 in_group = 0;
 		int i;
 
 		if (count < 0) {
@@ -363,7 +410,7 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 			break;
 		}
 		for (i = 0; i < count; i++) {
-			sent[i].err = pvi_wait(endpoint->pvi, &sent[i]);
+			sent[i].err = pvi_wait(endpoint->pvi, &sent[i], &patience);
 			failed = failed ?: sent[i].err;
 			in_group += sent[i].pages;
 		}
@@ -373,11 +420,12 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 		}
 		/* A request is done as a whole or not at all. */
 		for (i = 0; i < count; i++) {
-			if (!sent[i].err && pvi_unmap_from(endpoint, sent[i].from, sent[i].pages))
+			if (!sent[i].err &&
+			    pvi_unmap_from(endpoint, sent[i].from, sent[i].pages, &undoing))
 				*undone = false;
 		}
 	}
-	if (failed && mapped && pvi_unmap_from(endpoint, first, mapped))
+	if (failed && mapped && pvi_unmap_from(endpoint, first, mapped, &undoing))
 		*undone = false;
 	/* What the host has not answered, it may yet do. */
 	if (READ_ONCE(endpoint->pvi->queue.broken))
@@ -386,9 +434,12 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 }
 
 /* Unmaps the pages of all these. If it fails, their addresses must not be used again. */
-int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings)
+int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings, bool may_sleep)
 {
-	return pvi_unmap_from(endpoint, pvi_cursor_at_first(mappings), pvi_pages_of(mappings));
+	struct pvi_patience patience = { .may_sleep = may_sleep };
+
+	return pvi_unmap_from(endpoint, pvi_cursor_at_first(mappings), pvi_pages_of(mappings),
+			      &patience);
 }
 
 static int pvi_slot_init(struct pvi_slot *slot, size_t room)
@@ -403,7 +454,8 @@ static int pvi_slot_init(struct pvi_slot *slot, size_t room)
 int pvi_queue_init(struct pvi *pvi, struct virtqueue *vq)
 {
 	size_t room = pvi_request_bytes(PVI_MAP, PVI_SLOT_PAGES);
-	size_t most = pvi_request_bytes(PVI_UNMAP, pvi->pages_max);
+	u32 large = min_t(u32, pvi->pages_max, PVI_LARGE_PAGES);
+	size_t most = pvi_request_bytes(PVI_UNMAP, large);
 	struct pvi_queue *queue = &pvi->queue;
 	unsigned int count, i;
 	int err;

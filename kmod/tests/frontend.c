@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Runs queue.c, cache.c and ops.c in a program (kernel.h, host.c) against a host that answers at
- * once, late, never, or with a refusal, and against interrupts that come while somebody waits. What
- * the document's cache (literal) lets a device do happens beside that, and not with ours.
+ * Runs queue.c, cache.c, leave.c and ops.c in a program (kernel.h, host.c) against a host that
+ * answers at once, late, never, or with a refusal, and against interrupts that come while somebody
+ * waits.
  */
 #include "host.c"
 
@@ -293,7 +293,7 @@ static void refusals(void)
 	end();
 }
 
-/* A driver unmaps one entry of a list on its own, and then the list: every other entry is unmapped. */
+/* A driver unmaps an entry of a list on its own, and then the list: every other one is unmapped. */
 static void lists_with_an_entry_that_is_not_mapped(void)
 {
 	struct scatterlist list[4];
@@ -317,124 +317,61 @@ static void lists_with_an_entry_that_is_not_mapped(void)
 	}
 }
 
-static void cycles(void)
+/* Who may sleep does, others let somebody run where they can; the host gets ten seconds a call. */
+static void waits(void)
 {
-	dma_addr_t one, two, later, held;
-	u64 cycle;
+	struct scatterlist list[200];
+	dma_addr_t one;
+	u64 begun;
 
-	begin_with_queue("cycles", true, 64);
-	pvi.cycle = 7;
+	begin_with_queue("a slow host", true, 64);
+	host.prompt = false;
+	host.delay_us = 100000;
+	test_naps = 0;
+	test_yields = 0;
 	one = map(0, PAGE_SIZE, DMA_TO_DEVICE);
-	two = map(PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE);
-	later = map(3 * PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE);
-	held = map(2 * PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE);
-	CHECK(map(2 * PAGE_SIZE + 64, 64, DMA_TO_DEVICE) == held + 64);
-	unmap(held + 64);
+	CHECK(one != DMA_MAPPING_ERROR && test_yields > 1000 && !test_naps);
 	unmap(one);
-	unmap(two);
-	pvi.queue.requests = 0;
-	for (cycle = 8; cycle <= 7 + pvi_cycles; cycle++) {
-		pvi.cycle = cycle;
-		pvi_cache_expire(endpoint, cycle);
-		if (cycle == 8)
-			unmap(later);
-		CHECK(endpoint->kept == 3 && !pvi.queue.requests);
-	}
-	/* The other direction does not take it. */
-	CHECK(map(0, PAGE_SIZE, DMA_FROM_DEVICE) != one);
-	CHECK(map(0, PAGE_SIZE, DMA_TO_DEVICE) == one);
-	CHECK(endpoint->kept == 2);
-	pvi.queue.requests = 0;
-	pvi.cycle = cycle;
-	pvi_cache_expire(endpoint, cycle);
-	CHECK(endpoint->kept == 1 && endpoint->expired == 1 && pvi.queue.requests == 1);
-	pvi_cache_expire(endpoint, cycle + 1);
-	CHECK(endpoint->kept == 0 && endpoint->expired == 2 && pvi.queue.requests == 2);
-	/* What is in use stays, and is left by a driver that forgets it. */
-	CHECK(endpoint->live == 3 && host.mapped_count == 3);
-	end();
-	CHECK(test_complaints == 1 && !host.mapped_count);
-}
-
-/* A buffer that the device is to read only, in a page that it has written before (A28). */
-static void kept_for_the_other_direction(bool literal)
-{
-	dma_addr_t one, two;
-
-	begin_with_queue("kept for the other direction", true, 64);
-	pvi_literal = literal;
-	one = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
-	unmap(one);
-	buffers[8] = 'a';
-	two = map(8, 64, DMA_TO_DEVICE);
-	CHECK(device_writes(two, 'b') == literal);
-	CHECK(buffers[8] == (literal ? 'b' : 'a'));
-	CHECK(leads(two, virt_to_phys(buffers) + 8, 64, DMA_TO_DEVICE) == !literal);
-	CHECK((one + 8 == two) == literal && endpoint->hits == literal);
-	unmap(two);
-	CHECK(!endpoint->live && endpoint->kept == (literal ? 1 : 2) && !test_complaints);
-	end();
-}
-
-/* A buffer of two pages, of which one is there, and behind that what is another's (A28). */
-static void kept_for_another_length(bool literal)
-{
-	dma_addr_t one, other, two;
-
-	begin_with_queue("kept for another length", true, 64);
-	pvi_literal = literal;
-	one = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
-	other = map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
-	CHECK(other == one + PAGE_SIZE);
-	unmap(one);
-	buffers[PAGE_SIZE] = 'a';
-	buffers[4 * PAGE_SIZE] = 'a';
-	two = map(0, 2 * PAGE_SIZE, DMA_FROM_DEVICE);
-	CHECK(device_writes(two + PAGE_SIZE, 'b'));
-	CHECK(buffers[PAGE_SIZE] == (literal ? 'a' : 'b'));
-	CHECK(buffers[4 * PAGE_SIZE] == (literal ? 'b' : 'a'));
-	unmap(two);
-	/* Nor does the longer one serve who maps less: that would reach more. */
-	CHECK((map(0, PAGE_SIZE, DMA_FROM_DEVICE) == two) == literal);
-	unmap(one);
-	unmap(other);
-	CHECK(!endpoint->live && !test_complaints);
-	end();
-}
-
-/* Two buffers in a page, of which one goes (A29). */
-static void two_users(bool literal)
-{
-	dma_addr_t one, two, other;
-
-	begin_with_queue("two users", true, 64);
-	pvi_literal = literal;
-	one = map(0, 64, DMA_FROM_DEVICE);
-	two = map(64, 64, DMA_FROM_DEVICE);
-	CHECK(two == one + 64 && endpoint->live == 1);
-	unmap(one);
-	CHECK(endpoint->live == !literal && endpoint->kept == literal);
-	pvi_cache_expire(endpoint, pvi_cycles + 1);
-	/* The device misses a buffer that it still has. */
-	CHECK(device_writes(two, 'a') == !literal);
-	/* And then reaches another one by its address, until the driver takes that away, too. */
-	buffers[4 * PAGE_SIZE + 64] = 'a';
-	other = map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
-	CHECK((other == one) == literal && device_writes(two, 'b'));
-	CHECK(buffers[4 * PAGE_SIZE + 64] == (literal ? 'b' : 'a'));
-	unmap(two);
+	test_yields = 0;
 	pvi_cache_drop_unused(endpoint);
-	CHECK(device_writes(other, 'c') == !literal);
-	/* What is not there any more is not looked for. */
-	unmap(other);
-	CHECK(!endpoint->live && !endpoint->failures && !test_complaints);
+	CHECK(!host.mapped_count && test_naps > 100 && test_yields < 10);
+	test_atomic = true;
+	one = map(0, PAGE_SIZE, DMA_TO_DEVICE);
+	CHECK(one != DMA_MAPPING_ERROR);
+	test_atomic = false;
+	unmap(one);
+	end();
+
+	/* Each answer comes in the last moment. */
+	begin_with_queue("a host that is always nearly late", false, 64);
+	host.prompt = false;
+	host.delay_us = 9000000;
+	pvi.pages_max = 64;
+	fill(list, 200, 8 * PAGE_SIZE);
+	begun = test_now_us;
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == -EIO);
+	CHECK(test_now_us - begun < 10100000 && READ_ONCE(pvi.queue.broken));
+	host.delay_us = 0;
+	end();
+}
+
+/* Memory of another device is refused, in each way that there is to map it. */
+static void peers(void)
+{
+	struct scatterlist list[2];
+
+	begin_with_queue("memory of another device", true, 64);
+	test_peer = virt_to_phys(buffers) + PAGE_SIZE;
+	CHECK(map(PAGE_SIZE + 8, 8, DMA_TO_DEVICE) == DMA_MAPPING_ERROR);
+	fill(list, 2, 8);
+	list[1].memory = buffers + PAGE_SIZE;
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 2, DMA_TO_DEVICE, 0) == -EREMOTEIO);
+	CHECK(!pvi.queue.requests && !host.mapped_count && !endpoint->live);
 	end();
 }
 
 int main(void)
 {
-	bool literal = false;
-
 	buffers = aligned_alloc(PAGE_SIZE, BUFFERS);
 	if (!buffers)
 		return 2;
@@ -445,13 +382,8 @@ int main(void)
 	small_rings_and_little_memory();
 	refusals();
 	lists_with_an_entry_that_is_not_mapped();
-	cycles();
-	do {
-		kept_for_the_other_direction(literal);
-		kept_for_another_length(literal);
-		two_users(literal);
-		literal = !literal;
-	} while (literal);
+	waits();
+	peers();
 	free(buffers);
 	printf("all as it should be\n");
 	return 0;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The host, and what else stands around queue.c, cache.c and ops.c in a program: the virtqueue's
- * other end, allocators that watch, a clock, a driver and its device. The host keeps the mappings
- * and watches: no page goes back to the kernel, no address is given out and no request's memory is
- * freed while it may still reach or use it.
+ * The host, and what else stands around queue.c, cache.c, leave.c and ops.c in a program: the
+ * virtqueue's other end, allocators that watch, a clock, a driver and its device. The host keeps
+ * the mappings and watches: no page goes back to the kernel, no address is given out and no
+ * request's memory is freed while it may still reach or use it.
  */
 #define PVI_HAVE_MAP_PHYS
 #include "../queue.c"
 #include "../cache.c"
+#include "../leave.c"
 #include "../ops.c"
 
 #define CHECK(what)                                                                                \
@@ -28,8 +29,12 @@ bool pvi_cache;
 bool pvi_literal;
 unsigned int pvi_cycle_ms = 10000;
 unsigned int pvi_cycles = 3;
+unsigned int pvi_cache_pages = 65536;
+struct workqueue_struct *pvi_workqueue;
 u64 test_now_us;
-unsigned int test_complaints;
+unsigned int test_complaints, test_steps, test_most_steps, test_naps, test_yields;
+bool test_atomic;
+phys_addr_t test_peer;
 
 /* A request that the host has, or has answered. */
 struct asked {
@@ -54,6 +59,10 @@ static struct {
 	bool prompt;
 	/* It does nothing, and its answers say nothing. */
 	bool silent;
+	/* It answers each request after so many microseconds, once it is told. */
+	u64 delay_us, told_at;
+	/* It has room for so many pages; no limit if 0. */
+	unsigned int room;
 	/* Requests until one is refused with this status; none if 0. */
 	unsigned int refuse_after;
 	u8 refuse_with;
@@ -129,6 +138,9 @@ static void host_answers(void)
 		status = host.refuse_with;
 	if (host.silent)
 		status = PVI_FAILED;
+	if (!status && host.room && request->type == PVI_MAP &&
+	    host.mapped_count + request->len > host.room)
+		status = PVI_NO_ROOM;
 	for (i = 0; !status && i < request->len; i++)
 		CHECK((mapped_at(asked_page(&asked, i, false)) < 0) == (request->type == PVI_MAP));
 	for (i = 0; !status && i < request->len; i++) {
@@ -205,6 +217,7 @@ bool virtqueue_notify(struct virtqueue *vq)
 	(void)vq;
 	CHECK(!pvi.queue.lock.held);
 	host.told = host.asked_count;
+	host.told_at = test_now_us;
 	if (host.prompt)
 		host_answers_all();
 	return true;
@@ -228,10 +241,31 @@ void test_time_passes(void)
 
 	test_now_us++;
 	CHECK(!pvi.queue.lock.held && !endpoint->lock.held);
+	if (host.delay_us && host.asked_count && test_now_us - host.told_at >= host.delay_us) {
+		host_answers();
+		host.told_at = test_now_us;
+	}
 	/* Once: an interrupt is not interrupted by itself. */
 	on_wait = NULL;
 	if (come)
 		come();
+}
+
+void test_sleeps(unsigned int us)
+{
+	CHECK(!test_atomic);
+	test_naps += !!us;
+	while (us--)
+		test_time_passes();
+	CHECK(!pvi.queue.lock.held && !endpoint->lock.held);
+}
+
+/* The worker does what it was asked for. */
+static void work(void)
+{
+	CHECK(endpoint->trim.queued);
+	endpoint->trim.queued = false;
+	endpoint->trim.does(&endpoint->trim);
 }
 
 void *test_alloc(size_t bytes)
@@ -318,8 +352,12 @@ static void begin(const char *name, bool cached, unsigned int chains)
 	host.prompt = true;
 	pvi_cache = cached;
 	pvi_literal = false;
+	pvi_cache_pages = 65536;
 	on_wait = NULL;
 	test_complaints = 0;
+	test_atomic = false;
+	test_peer = 0;
+	test_most_steps = 0;
 	pages_lent = 0;
 	pvi.vdev = &vdev;
 	pvi.pages_max = 512;
@@ -343,7 +381,10 @@ static void begin_with_queue(const char *name, bool cached, unsigned int chains)
 /* The driver goes, and the device is reset. Nothing of ours is left. */
 static void end(void)
 {
-	pvi_cache_drop_all(endpoint);
+	test_atomic = false;
+	pvi_cache_abandon(endpoint);
+	CHECK(!endpoint->live && !endpoint->kept && !endpoint->kept_pages);
+	CHECK(!endpoint->cached_pages && test_most_steps <= PVI_LOCKED_STEPS);
 	host.asked_count = 0;
 	pvi_queue_free(&pvi);
 	pvi_cache_free(endpoint);

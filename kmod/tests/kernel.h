@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * As much of a kernel as queue.c, cache.c and ops.c ask for, in a program: the headers that they
+ * As much of a kernel as queue.c, cache.c, leave.c and ops.c ask for, in a program: the headers that they
  * include are empty, and this stands before them. One processor; time passes when someone waits;
  * memory is what malloc() gives, and a physical address is an address.
  */
@@ -18,10 +18,13 @@
 
 #define CONFIG_X86_64 1
 #define CONFIG_ARCH_HAS_DMA_OPS 1
+#define CONFIG_PREEMPT_COUNT 1
+#define IS_ENABLED(option) (option)
 
 typedef uint8_t u8;
 typedef uint32_t u32;
 typedef uint64_t u64;
+typedef int64_t s64;
 typedef int64_t ktime_t;
 typedef unsigned int gfp_t;
 typedef u64 dma_addr_t;
@@ -58,6 +61,8 @@ typedef u64 phys_addr_t;
 #define max(a, b) ((a) > (b) ? (a) : (b))
 #define min_t(type, a, b) min((type)(a), (type)(b))
 #define min3(a, b, c) min(min(a, b), c)
+#define ilog2(x) (31 - __builtin_clz(x))
+#define DIV_ROUND_UP(a, b) (((a) + (b) - 1) / (b))
 #define min_not_zero(a, b) ((a) && (b) ? min(a, b) : (a) ? (a) : (b))
 
 #define MAX_ERRNO 4095
@@ -72,6 +77,9 @@ enum dma_data_direction {
 	DMA_FROM_DEVICE = 2,
 	DMA_NONE = 3,
 };
+
+/* Steps of lists, which take time, since the last lock was taken. */
+extern unsigned int test_steps, test_most_steps;
 
 /* Lists: a ring, and a row whose elements know what leads to them. */
 struct list_head {
@@ -101,6 +109,7 @@ static inline void list_between(struct list_head *one, struct list_head *before,
 
 static inline void list_del(struct list_head *one)
 {
+	test_steps++;
 	one->prev->next = one->next;
 	one->next->prev = one->prev;
 	/* Whoever goes on from here is noticed. */
@@ -174,11 +183,19 @@ static inline void test_lock(spinlock_t *lock)
 	if (lock->held)
 		abort();
 	lock->held = true;
+	test_steps = 0;
+}
+
+static inline void test_unlock(spinlock_t *lock)
+{
+	lock->held = false;
+	if (test_steps > test_most_steps)
+		test_most_steps = test_steps;
 }
 
 #define spin_lock_init(lock) ((lock)->held = false)
 #define spin_lock_irqsave(lock, flags) ((void)((flags) = 0), test_lock(lock))
-#define spin_unlock_irqrestore(lock, flags) ((void)(flags), (lock)->held = false)
+#define spin_unlock_irqrestore(lock, flags) ((void)(flags), test_unlock(lock))
 
 /* Memory; the test says how much there is, and sees what comes back. */
 void *test_alloc(size_t bytes);
@@ -212,6 +229,11 @@ struct page;
 #define dev_to_node(dev) 0
 #define alloc_pages_node(node, gfp, order) ((struct page *)alloc_pages_exact(order, gfp))
 #define __free_pages(page, order) free_pages_exact(page, order)
+/* A page of another device, if there is one. */
+extern phys_addr_t test_peer;
+#define pfn_valid(pfn) ((pfn) != 0)
+#define pfn_to_page(pfn) ((struct page *)((uintptr_t)(pfn) << PAGE_SHIFT))
+#define is_pci_p2pdma_page(page) (test_peer && page_to_phys(page) == test_peer)
 
 struct vm_area_struct {
 	unsigned long vm_start, vm_pgoff, vm_page_prot;
@@ -225,10 +247,19 @@ extern u64 test_now_us;
 void test_time_passes(void);
 #define cpu_relax() test_time_passes()
 #define udelay(us) test_time_passes()
+/* Whether somebody may sleep where the test is, and how often they did. */
+extern bool test_atomic;
+extern unsigned int test_naps, test_yields;
+void test_sleeps(unsigned int us);
+#define usleep_range(least, most) test_sleeps(most)
+#define preemptible() (!test_atomic)
+#define rcu_preempt_depth() 0
+#define cond_resched() (test_yields++, test_sleeps(0))
+#define NSEC_PER_MSEC 1000000L
+#define ktime_sub(one, other) ((one) - (other))
+#define ktime_to_ns(time) (time)
 #define touch_nmi_watchdog() ((void)0)
 #define ktime_get() ((ktime_t)test_now_us * 1000)
-#define ktime_add_ms(time, ms) ((time) + (ktime_t)(ms) * 1000000)
-#define ktime_before(one, other) ((one) < (other))
 
 /* Devices. */
 struct dma_map_ops;
@@ -262,9 +293,19 @@ struct notifier_block {
 	int none;
 };
 
-struct delayed_work {
-	int none;
+/* Work: the test says when it is done. */
+struct work_struct {
+	void (*does)(struct work_struct *work);
+	bool queued;
 };
+
+struct delayed_work {
+	struct work_struct work;
+};
+
+struct workqueue_struct;
+#define INIT_WORK(one, with) ((one)->does = (with))
+#define queue_work(on, one) ((void)(on), (one)->queued = true)
 
 struct dentry;
 struct iova_domain {

@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Runs cache.c and leave.c in a program, with what host.c puts around them: what the cache keeps
+ * and for how long, its limit, which crates/pviommu/vectors/cache.txt describes, room for maps, and
+ * mappings that a driver leaves. What literal=1 lets a device do happens beside that, and not with
+ * literal=0.
+ */
+#include "host.c"
+
+static void cycles(void)
+{
+	dma_addr_t one, two, later, held;
+	u64 cycle;
+
+	begin_with_queue("cycles", true, 64);
+	pvi.cycle = 7;
+	one = map(0, PAGE_SIZE, DMA_TO_DEVICE);
+	two = map(PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE);
+	later = map(3 * PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE);
+	held = map(2 * PAGE_SIZE, PAGE_SIZE, DMA_TO_DEVICE);
+	CHECK(map(2 * PAGE_SIZE + 64, 64, DMA_TO_DEVICE) == held + 64);
+	unmap(held + 64);
+	unmap(one);
+	unmap(two);
+	pvi.queue.requests = 0;
+	for (cycle = 8; cycle <= 7 + pvi_cycles; cycle++) {
+		pvi.cycle = cycle;
+		pvi_cache_expire(endpoint, cycle);
+		if (cycle == 8)
+			unmap(later);
+		CHECK(endpoint->kept == 3 && !pvi.queue.requests);
+	}
+	/* The other direction does not take it. */
+	CHECK(map(0, PAGE_SIZE, DMA_FROM_DEVICE) != one);
+	CHECK(map(0, PAGE_SIZE, DMA_TO_DEVICE) == one);
+	CHECK(endpoint->kept == 2);
+	pvi.queue.requests = 0;
+	pvi.cycle = cycle;
+	pvi_cache_expire(endpoint, cycle);
+	CHECK(endpoint->kept == 1 && endpoint->expired == 1 && pvi.queue.requests == 1);
+	pvi_cache_expire(endpoint, cycle + 1);
+	CHECK(endpoint->kept == 0 && endpoint->expired == 2 && pvi.queue.requests == 2);
+	/* What is in use stays, and is left by a driver that forgets it. */
+	CHECK(endpoint->live == 3 && host.mapped_count == 3);
+	end();
+	CHECK(test_complaints == 1 && !host.mapped_count);
+}
+
+/* Maps and unmaps so many pages, which the cache keeps, with so many pages in between. */
+static void keep(unsigned int count, unsigned int apart)
+{
+	unsigned int i;
+
+	for (i = 0; i < count; i++) {
+		dma_addr_t one = map((u64)i * apart * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
+
+		CHECK(one != DMA_MAPPING_ERROR);
+		unmap(one);
+	}
+}
+
+/*
+ * The cache is full: what comes then is unmapped with its last user, and no map waits for more than
+ * its own request. The worker makes room.
+ */
+static void as_many_as_the_limit(void)
+{
+	dma_addr_t one, two;
+
+	begin_with_queue("as many as the limit", true, 64);
+	pvi_cache_pages = 64;
+	keep(64, 1);
+	CHECK(endpoint->kept == 64 && endpoint->kept_pages == 64 && !endpoint->trim.queued);
+	pvi.queue.requests = 0;
+	one = map(64 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK(pvi.queue.requests == 1 && endpoint->full == 1 && endpoint->kept == 64);
+	unmap(one);
+	CHECK(pvi.queue.requests == 2 && !device_writes(one, 'a') && endpoint->kept == 64);
+	/* A sixteenth goes, the oldest, with one request. */
+	work();
+	CHECK(pvi.queue.requests == 3 && endpoint->kept == 60 && endpoint->forced == 4);
+	CHECK(map(0, PAGE_SIZE, DMA_FROM_DEVICE) && endpoint->hits == 0);
+	CHECK(map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE) && endpoint->hits == 1);
+	end();
+
+	/* The limit counts pages, whether they are in use or kept. */
+	begin_with_queue("pages of the limit", true, 64);
+	pvi_cache_pages = 64;
+	one = map(0, 40 * PAGE_SIZE, DMA_FROM_DEVICE);
+	two = map(40 * PAGE_SIZE, 25 * PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK(endpoint->cached_pages == 40 && endpoint->full == 1 && !endpoint->trim.queued);
+	unmap(two);
+	CHECK(host.mapped_count == 40 && !endpoint->kept);
+	two = map(40 * PAGE_SIZE, 24 * PAGE_SIZE, DMA_FROM_DEVICE);
+	unmap(one);
+	unmap(two);
+	CHECK(endpoint->kept_pages == 64 && host.mapped_count == 64);
+	/* The oldest goes whole, if it alone is more than a sixteenth. */
+	one = map(80 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
+	work();
+	CHECK(endpoint->kept_pages == 24 && host.mapped_count == 25);
+	unmap(one);
+	end();
+}
+
+/* The review's proof (K2): thousands are kept, and one map finds no room in the host. */
+static void no_room_in_the_host(void)
+{
+	struct scatterlist list[8];
+	dma_addr_t one;
+	u64 begun;
+
+	begin_with_queue("no room, thousands kept", true, 64);
+	pvi_cache_pages = 16384;
+	keep(4000, 1);
+	CHECK(endpoint->kept == 4000);
+	host.room = 4000;
+	pvi.queue.requests = 0;
+	test_most_steps = 0;
+	test_atomic = true;
+	begun = test_now_us;
+	one = map(4000 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK(one != DMA_MAPPING_ERROR && pvi.queue.requests == 3);
+	CHECK(endpoint->kept == 4000 - PVI_ROOM_PAGES && test_now_us - begun < 1000);
+	CHECK(test_most_steps <= PVI_ROOM_PAGES);
+	unmap(one);
+	test_atomic = false;
+	work();
+	CHECK(endpoint->kept == 4001 - PVI_ROOM_PAGES - 1024 && test_naps == 0);
+	end();
+
+	/* What one request does not make room for fails, and the worker goes on. */
+	begin_with_queue("no room for so much", true, 64);
+	keep(2000, 1);
+	host.room = 2000;
+	pvi.queue.requests = 0;
+	one = map(4096 * PAGE_SIZE, 200 * PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK(one == DMA_MAPPING_ERROR && endpoint->kept == 2000 - PVI_ROOM_PAGES);
+	CHECK(pvi.queue.requests <= 6 && endpoint->failures == 1 && !endpoint->lost);
+	/* A list makes room once, not for each of its entries. */
+	host.room = 100;
+	pvi.queue.requests = 0;
+	fill(list, 8, PAGE_SIZE);
+	for (one = 0; one < 8; one++)
+		list[one].memory = buffers + (5000 + one) * PAGE_SIZE;
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 8, DMA_FROM_DEVICE, 0) == -ENOMEM);
+	CHECK(pvi.queue.requests == 3 && endpoint->kept == 2000 - 2 * PVI_ROOM_PAGES);
+	work();
+	CHECK(!endpoint->kept);
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 8, DMA_FROM_DEVICE, 0) == 8);
+	pvi_ops.unmap_sg(&pdev.dev, list, 8, DMA_FROM_DEVICE, 0);
+	end();
+}
+
+/* No addresses are left: a map removes as much as one request takes, and the worker more. */
+static void no_addresses_left(void)
+{
+	struct scatterlist list[3];
+	dma_addr_t one;
+
+	begin_with_queue("no addresses left", true, 64);
+	pdev.dev.bus_dma_limit = ((u64)1001 << PAGE_SHIFT) - 1;
+	keep(1000, 1);
+	pvi.queue.requests = 0;
+	one = map(2000 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK(one != DMA_MAPPING_ERROR && pvi.queue.requests == 2);
+	CHECK(endpoint->kept == 1000 - PVI_ROOM_PAGES);
+	unmap(one);
+	pvi.queue.requests = 0;
+	/* Its first entry would fit then, and the second would need as much again. */
+	fill(list, 3, 200 * PAGE_SIZE);
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 3, DMA_FROM_DEVICE, 0) == -ENOMEM);
+	CHECK(pvi.queue.requests == 1 && !endpoint->live);
+	CHECK(endpoint->kept == 1001 - 2 * PVI_ROOM_PAGES);
+	work();
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 3, DMA_FROM_DEVICE, 0) == 3);
+	pvi_ops.unmap_sg(&pdev.dev, list, 3, DMA_FROM_DEVICE, 0);
+	pdev.dev.bus_dma_limit = 0;
+	end();
+}
+
+/* Many lengths of one page do not share a bucket. */
+static void lengths_of_one_page(void)
+{
+	unsigned int i, longest = 0;
+
+	begin_with_queue("lengths of one page", true, 64);
+	for (i = 0; i < 300; i++)
+		unmap(map(0, (1 + i) * PAGE_SIZE, DMA_TO_DEVICE));
+	for (i = 0; i < 1u << endpoint->table_bits; i++) {
+		struct pvi_mapping *mapping;
+		unsigned int length = 0;
+
+		hlist_for_each_entry(mapping, &endpoint->by_page[i], by_page)
+			length++;
+		longest = max(longest, length);
+	}
+	CHECK(endpoint->kept + endpoint->full == 300 && longest <= 8);
+	CHECK(1u << endpoint->table_bits >= pvi_cache_pages / 2);
+	end();
+}
+
+/*
+ * A driver goes and leaves mappings (K3): they are unmapped, their addresses are nobody else's, and
+ * its late unmaps do not find those of the next driver.
+ */
+static void left_by_a_driver(void)
+{
+	dma_addr_t left, shared, next, address;
+	int cached, refused;
+	char *memory;
+
+	for (cached = 0; cached < 2; cached++) {
+		begin_with_queue("left by a driver", cached, 64);
+		left = map(0, 3 * PAGE_SIZE, DMA_FROM_DEVICE);
+		shared = map(8 * PAGE_SIZE, 64, DMA_FROM_DEVICE);
+		if (cached)
+			CHECK(map(8 * PAGE_SIZE + 64, 64, DMA_FROM_DEVICE) == shared + 64);
+		memory = pvi_ops.alloc(&pdev.dev, PAGE_SIZE, &address, 0, 0);
+		pvi_cache_abandon(endpoint);
+		CHECK(!host.mapped_count && !endpoint->live && endpoint->orphans == 3);
+		CHECK(test_complaints == 1 && endpoint->lost == 0);
+		/* The next driver, and a late unmap. */
+		next = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
+		CHECK(next != left && next != shared && next != address);
+		CHECK(endpoint->hits == (cached ? 1 : 0));
+		unmap(left);
+		CHECK(device_writes(next, 'a') && endpoint->orphans == 2);
+		unmap(shared);
+		if (cached) {
+			CHECK(endpoint->orphans == 2);
+			unmap(shared + 64);
+		}
+		pvi_ops.free(&pdev.dev, PAGE_SIZE, memory, address, 0);
+		CHECK(!endpoint->orphans && !pages_lent && test_complaints == 1);
+		CHECK(device_writes(next, 'a') && endpoint->live == 1);
+		/* Their addresses are free now, and one that is unmapped twice is not there. */
+		CHECK(map(16 * PAGE_SIZE, 3 * PAGE_SIZE, DMA_TO_DEVICE) == left);
+		unmap(next);
+		unmap(left);
+		unmap(address);
+		CHECK(endpoint->failures == 1);
+		end();
+	}
+
+	/* The host does not unmap them: the addresses never come again. */
+	for (refused = 0; refused < 2; refused++) {
+		begin_with_queue("left by a driver, and refused", true, 64);
+		left = map(0, 3 * PAGE_SIZE, DMA_FROM_DEVICE);
+		host.prompt = refused;
+		host.refuse_after = 1;
+		host.refuse_with = PVI_FAILED;
+		pvi_cache_abandon(endpoint);
+		CHECK(endpoint->lost == 3 && !endpoint->orphans && !endpoint->live);
+		unmap(left);
+		if (refused)
+			CHECK(map(0, 3 * PAGE_SIZE, DMA_FROM_DEVICE) > left);
+		end();
+	}
+}
+
+static dma_addr_t unmapped_meanwhile;
+
+static void host_answers_after_a_late_unmap(void)
+{
+	unmap(unmapped_meanwhile);
+	host.prompt = true;
+	host_answers_all();
+}
+
+/* The driver's unmap comes while the host is being asked: once, by one of them. */
+static void left_and_unmapped_meanwhile(void)
+{
+	dma_addr_t left;
+
+	begin_with_queue("left and unmapped meanwhile", true, 64);
+	left = map(0, 3 * PAGE_SIZE, DMA_FROM_DEVICE);
+	unmapped_meanwhile = left;
+	host.prompt = false;
+	on_wait = host_answers_after_a_late_unmap;
+	pvi_cache_abandon(endpoint);
+	CHECK(!endpoint->orphans && !host.mapped_count && !endpoint->live);
+	CHECK(map(0, 3 * PAGE_SIZE, DMA_FROM_DEVICE) == left);
+	end();
+}
+
+/* A buffer that the device is to read only, in a page that it has written before (A28). */
+static void kept_for_the_other_direction(bool literal)
+{
+	dma_addr_t one, two;
+
+	begin_with_queue("kept for the other direction", true, 64);
+	pvi_literal = literal;
+	one = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
+	unmap(one);
+	buffers[8] = 'a';
+	two = map(8, 64, DMA_TO_DEVICE);
+	CHECK(device_writes(two, 'b') == literal);
+	CHECK(buffers[8] == (literal ? 'b' : 'a'));
+	CHECK(leads(two, virt_to_phys(buffers) + 8, 64, DMA_TO_DEVICE) == !literal);
+	CHECK((one + 8 == two) == literal && endpoint->hits == literal);
+	unmap(two);
+	CHECK(!endpoint->live && endpoint->kept == (literal ? 1 : 2) && !test_complaints);
+	end();
+}
+
+/* A buffer of two pages, of which one is there, and behind that what is another's (A28). */
+static void kept_for_another_length(bool literal)
+{
+	dma_addr_t one, other, two;
+
+	begin_with_queue("kept for another length", true, 64);
+	pvi_literal = literal;
+	one = map(0, PAGE_SIZE, DMA_FROM_DEVICE);
+	other = map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK(other == one + PAGE_SIZE);
+	unmap(one);
+	buffers[PAGE_SIZE] = 'a';
+	buffers[4 * PAGE_SIZE] = 'a';
+	two = map(0, 2 * PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK(device_writes(two + PAGE_SIZE, 'b'));
+	CHECK(buffers[PAGE_SIZE] == (literal ? 'a' : 'b'));
+	CHECK(buffers[4 * PAGE_SIZE] == (literal ? 'b' : 'a'));
+	unmap(two);
+	/* Nor does the longer one serve who maps less: that would reach more. */
+	CHECK((map(0, PAGE_SIZE, DMA_FROM_DEVICE) == two) == literal);
+	unmap(one);
+	unmap(other);
+	CHECK(!endpoint->live && !test_complaints);
+	end();
+}
+
+/* Two buffers in a page, of which one goes (A29). */
+static void two_users(bool literal)
+{
+	dma_addr_t one, two, other;
+
+	begin_with_queue("two users", true, 64);
+	pvi_literal = literal;
+	one = map(0, 64, DMA_FROM_DEVICE);
+	two = map(64, 64, DMA_FROM_DEVICE);
+	CHECK(two == one + 64 && endpoint->live == 1);
+	unmap(one);
+	CHECK(endpoint->live == !literal && endpoint->kept == literal);
+	pvi_cache_expire(endpoint, pvi_cycles + 1);
+	/* The device misses a buffer that it still has. */
+	CHECK(device_writes(two, 'a') == !literal);
+	/* And then reaches another one by its address, until the driver takes that away, too. */
+	buffers[4 * PAGE_SIZE + 64] = 'a';
+	other = map(4 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK((other == one) == literal && device_writes(two, 'b'));
+	CHECK(buffers[4 * PAGE_SIZE + 64] == (literal ? 'b' : 'a'));
+	unmap(two);
+	pvi_cache_drop_unused(endpoint);
+	CHECK(device_writes(other, 'c') == !literal);
+	/* What is not there any more is not looked for. */
+	unmap(other);
+	CHECK(!endpoint->live && !endpoint->failures && !test_complaints);
+	end();
+}
+
+/* Buffers that the vectors have mapped. */
+static struct {
+	u64 page;
+	u32 pages;
+	unsigned int direction;
+	dma_addr_t address;
+} held[64];
+
+static unsigned int held_count;
+
+static void vector_map(const char *line, u64 page, u32 pages, unsigned int direction,
+		       const char *outcome)
+{
+	u64 hits = endpoint->hits, full = endpoint->full;
+	const char *found = "miss";
+	dma_addr_t address = map(page * PAGE_SIZE, (size_t)pages * PAGE_SIZE, direction);
+
+	if (endpoint->hits != hits)
+		found = "hit";
+	else if (endpoint->full != full)
+		found = "full";
+	if (strcmp(found, outcome) || address == DMA_MAPPING_ERROR) {
+		fprintf(stderr, "%s: %s\n", line, found);
+		exit(1);
+	}
+	CHECK(held_count < 64);
+	held[held_count].page = page;
+	held[held_count].pages = pages;
+	held[held_count].direction = direction;
+	held[held_count++].address = address;
+}
+
+static void vector_unmap(u64 page, u32 pages, unsigned int direction)
+{
+	unsigned int i;
+
+	/* The one that was mapped last: those beside the cache came later. */
+	for (i = held_count; i--;) {
+		if (held[i].page == page && held[i].pages == pages &&
+		    held[i].direction == direction)
+			break;
+	}
+	CHECK(i < held_count);
+	unmap(held[i].address);
+	held[i] = held[--held_count];
+}
+
+/* All of the list were there and are not, and nothing else left: left_by has counted. */
+static void vector_gone(const char *line, char *list, u64 left)
+{
+	char *one;
+
+	for (one = strtok(list, ",\n"); one && *one != '-'; one = strtok(NULL, ",\n")) {
+		u64 page = strtoull(one, &one, 10);
+		u32 pages = strtoul(one + 1, NULL, 10);
+		struct pvi_mapping *mapping;
+
+		left--;
+		list_for_each_entry(mapping, &endpoint->unused, list) {
+			if (mapping->gpa == virt_to_phys(buffers) + page * PAGE_SIZE &&
+			    mapping->pages == pages) {
+				fprintf(stderr, "%s: still there\n", line);
+				exit(1);
+			}
+		}
+	}
+	if (left) {
+		fprintf(stderr, "%s: others left\n", line);
+		exit(1);
+	}
+}
+
+static void vectors(const char *directory)
+{
+	char line[256], words[256], list[128], outcome[16], path[4096];
+	unsigned long long page, kept;
+	unsigned int pages, direction;
+	bool begun = false;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/cache.txt", directory);
+	file = fopen(path, "r");
+	if (!file) {
+		perror(path);
+		exit(2);
+	}
+	while (fgets(line, sizeof(line), file)) {
+		u64 before = endpoint && begun ? endpoint->forced + endpoint->expired : 0;
+
+		if (*line == '#' || *line == '\n')
+			continue;
+		if (sscanf(line, "case %255s limit=%u cycles=%u", words, &pages, &direction) == 3) {
+			if (begun)
+				end();
+			begin_with_queue("vectors", true, 64);
+			pvi_cache_pages = pages;
+			pvi_cycles = direction;
+			held_count = 0;
+			begun = true;
+		} else if (sscanf(line, "map %llu %u %u %15s", &page, &pages, &direction,
+				  outcome) == 4) {
+			vector_map(line, page, pages, direction, outcome);
+		} else if (sscanf(line, "unmap %llu %u %u", &page, &pages, &direction) == 3) {
+			vector_unmap(page, pages, direction);
+		} else if (sscanf(line, "tick %127s", list) == 1) {
+			pvi.cycle++;
+			pvi_cache_expire(endpoint, pvi.cycle);
+			vector_gone(line, list, endpoint->forced + endpoint->expired - before);
+		} else if (sscanf(line, "shed %127s", list) == 1) {
+			pvi_cache_shed(endpoint);
+			vector_gone(line, list, endpoint->forced + endpoint->expired - before);
+		} else if (sscanf(line, "holds %llu %llu", &kept, &page) == 2) {
+			if (endpoint->kept != kept || endpoint->cached_pages != page) {
+				fprintf(stderr, "%s: %llu, %llu\n", line,
+					(unsigned long long)endpoint->kept,
+					(unsigned long long)endpoint->cached_pages);
+				exit(1);
+			}
+		} else {
+			fprintf(stderr, "%s: unknown\n", line);
+			exit(1);
+		}
+	}
+	CHECK(begun);
+	end();
+	pvi_cycles = 3;
+	fclose(file);
+}
+
+int main(int argc, char **argv)
+{
+	bool literal = false;
+
+	buffers = aligned_alloc(PAGE_SIZE, BUFFERS);
+	if (argc != 2 || !buffers) {
+		fprintf(stderr, "usage: %s DIRECTORY\n", argv[0]);
+		return 2;
+	}
+	cycles();
+	as_many_as_the_limit();
+	no_room_in_the_host();
+	no_addresses_left();
+	lengths_of_one_page();
+	left_by_a_driver();
+	left_and_unmapped_meanwhile();
+	do {
+		kept_for_the_other_direction(literal);
+		kept_for_another_length(literal);
+		two_users(literal);
+		literal = !literal;
+	} while (literal);
+	vectors(argv[1]);
+	free(buffers);
+	printf("all as it should be\n");
+	return 0;
+}

@@ -31,8 +31,9 @@ pub enum Errant {
     /// As [`AfterUnmap`](Self::AfterUnmap), by a device that translates for itself and goes on using what it knows: nothing but the page's rights
     /// stops it. For a device in a process of its own.
     AfterRevoke,
-    /// Writes [`STORM`] times, one after the other, at an address that nobody gave to it: the guest is told of as many faults as it can take. It
-    /// begins with a request of [`LARGE_BYTES`] or more, as a kernel makes none while it starts.
+    /// Writes [`STORM`] times, one after the other, at an address that nobody gave to it: the guest
+    /// is told of as many faults as it can take. It begins with a request of [`LARGE_BYTES`] or
+    /// more, as a kernel makes none while it starts.
     Storm(Iova),
 }
 
@@ -50,7 +51,8 @@ pub const CLASSES: &[&str] = &[
 /// Writes of an [`Errant::Storm`].
 pub const STORM: u32 = 1_000_000;
 
-/// Bytes of data from which on a request's pages are remembered for [`Errant::AfterUnmap`], and it begins an [`Errant::Storm`].
+/// Bytes of data from which on a request's pages are remembered for [`Errant::AfterUnmap`], and it
+/// begins an [`Errant::Storm`].
 pub const LARGE_BYTES: u64 = 32 * 1024;
 
 const PAGE_BYTES: u64 = 4096;

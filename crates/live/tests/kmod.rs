@@ -1,5 +1,6 @@
-//! The kernel module in user space: its idea of the wire format (`kmod/tests/vectors.c`), its queue and operations against a host that answers late,
-//! never or with a refusal (`kmod/tests/frontend.c` and `host.c`), and its cache (`kmod/tests/cache.c`).
+//! The kernel module in user space: its idea of the wire format (`kmod/tests/vectors.c`), its queue
+//! and operations against a host that answers late, never or with a refusal
+//! (`kmod/tests/frontend.c` and `host.c`), and its cache (`kmod/tests/cache.c`).
 
 use std::fs;
 use std::path::{Path, PathBuf};

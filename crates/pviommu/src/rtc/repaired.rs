@@ -173,8 +173,9 @@ impl Rtc {
         Some((key, giova))
     }
 
-    /// Walks the section of `cycle`: those in use leave the queue, those released later move to their section, the others leave the cache as long
-    /// as `wanted` takes them, and stay where they are after that. How many left.
+    /// Walks the section of `cycle`: those in use leave the queue, those released later move to
+    /// their section, the others leave the cache as long as `wanted` takes them, and stay where
+    /// they are after that. How many left.
     fn expire(&mut self, cycle: u64, wanted: &mut Shed, mut expired: impl FnMut(Key, Iova)) -> u64 {
         let section = self.section(cycle).and_then(Option::take);
         let mut at = section.map(|section| section.first);

@@ -33,8 +33,9 @@ pub trait Cache {
     /// with one request.
     fn tick(&mut self, expired: impl FnMut(Key, Iova));
 
-    /// The limit is reached: forgets those released mappings that would expire next, and gives each to `expired`. They have at most a
-    /// sixteenth of the limit's pages, unless the first alone has more.
+    /// The limit is reached: forgets those released mappings that would expire next, and gives each
+    /// to `expired`. They have at most a sixteenth of the limit's pages, unless the first alone has
+    /// more.
     fn shed(&mut self, expired: impl FnMut(Key, Iova));
 
     /// Forgets every released mapping: the device goes, or memory is short. Mappings in use stay.
@@ -85,7 +86,8 @@ impl fmt::Display for NotHeld {
 
 impl core::error::Error for NotHeld {}
 
-/// What a [`shed`](Cache::shed) may still take, in order of release: the module's `pvi_take_unused`.
+/// What a [`shed`](Cache::shed) may still take, in order of release: the module's
+/// `pvi_take_unused`.
 #[derive(Debug)]
 pub(super) struct Shed {
     pages: u64,

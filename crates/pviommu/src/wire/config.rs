@@ -14,7 +14,8 @@ pub const CONFIG_BYTES: usize = 32;
 pub const VERSION: u32 = 2;
 /// The highest `pages_max`.
 pub const PAGES_LIMIT: u32 = 65_536;
-/// The highest `device_count`: with so many the configuration space fills a page of 4096 bytes, which is all that Linux maps of it.
+/// The highest `device_count`: with so many the configuration space fills a page of 4096 bytes,
+/// which is all that Linux maps of it.
 pub const DEVICES_LIMIT: usize = 1016;
 
 /// What a device says of itself ("The device").
@@ -33,7 +34,8 @@ pub enum ConfigError {
     Window,
     /// `pages_max` is 0 or above [`PAGES_LIMIT`].
     PagesMax(u32),
-    /// The devices are not in ascending order, more than [`DEVICES_LIMIT`], or more than there are bytes for.
+    /// The devices are not in ascending order, more than [`DEVICES_LIMIT`], or more than there are
+    /// bytes for.
     Devices,
     /// The version is not [`VERSION`].
     Version(u32),
@@ -61,7 +63,8 @@ impl fmt::Display for ConfigError {
 impl core::error::Error for ConfigError {}
 
 impl Config {
-    /// A device that maps addresses of `window`, in requests of at most `pages_max` pages, for `devices`, which are in ascending order.
+    /// A device that maps addresses of `window`, in requests of at most `pages_max` pages, for
+    /// `devices`, which are in ascending order.
     ///
     /// # Errors
     /// See [`ConfigError`].

@@ -10,7 +10,8 @@ use crate::rtc::{Cache, Cycles, Key, NotCached, NotHeld, Residency, Stats};
 
 /// The flat reverse translation cache, with the document's residency or one that follows reuse.
 ///
-/// At its limit it holds mappings of no more pages than that, whoever uses them; keys that it remembers of mappings that left count too, and give way.
+/// At its limit it holds mappings of no more pages than that, whoever uses them; keys that it
+/// remembers of mappings that left count too, and give way.
 /// A mapping has up to 1023 users; the next one gets none from the cache.
 #[derive(Debug)]
 pub struct FlatRtc {
@@ -30,7 +31,8 @@ pub struct FlatRtc {
 }
 
 impl FlatRtc {
-    /// An empty cache of at most `limit` pages, in use or released. It takes memory as it fills and gives it back when it empties: 16 bytes an entry, at most five
+    /// An empty cache of at most `limit` pages, in use or released. It takes memory as it fills and
+    /// gives it back when it empties: 16 bytes an entry, at most five
     /// eighths of the entries occupied.
     pub fn new(cycles: Cycles, limit: usize, residency: Residency) -> Self {
         Self {
@@ -192,7 +194,8 @@ impl Cache for FlatRtc {
 
     fn shed(&mut self, expired: impl FnMut(Key, Iova)) {
         self.drop_ghosts();
-        // Pages of those that nobody uses, by age; then which of them leave: all of the oldest ages, and some of the last one.
+        // Pages of those that nobody uses, by age; then which of them leave: all of the oldest
+        // ages, and some of the last one.
         let (now, mut released) = (self.now, [0_u64; 256]);
         self.table.retain(|slot| {
             if slot.users() == 0

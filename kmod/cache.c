@@ -103,27 +103,29 @@ void pvi_cache_free(struct pvi_endpoint *endpoint)
 	kvfree(endpoint->by_giova);
 }
 
-static struct hlist_head *pvi_giova_bucket(struct pvi_endpoint *endpoint, u64 giova)
+static __always_inline struct hlist_head *pvi_giova_bucket(struct pvi_endpoint *endpoint, u64 giova)
 {
-	return &endpoint->by_giova[hash_64(giova >> PVI_PAGE_SHIFT, endpoint->table_bits)];
+	return &endpoint->by_giova[hash_64(giova, endpoint->table_bits)];
 }
 
 /*
  * All of the key, so that many lengths of one page do not share a bucket. The document's cache
  * looks for the page alone.
  */
-static struct hlist_head *pvi_page_bucket(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
-					  enum dma_data_direction direction)
+static __always_inline struct hlist_head *pvi_page_bucket(struct pvi_endpoint *endpoint, u64 gpa,
+							  u32 pages,
+							  enum dma_data_direction direction)
 {
-	u64 key = gpa >> PVI_PAGE_SHIFT;
+	u64 key = gpa;
 
 	if (!pvi_literal)
-		key += (u64)pages << 40 | (u64)direction << 62;
+		key += pages * 4ULL + direction;
 	return &endpoint->by_page[hash_64(key, endpoint->table_bits)];
 }
 
-static struct pvi_mapping *pvi_find(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
-				    enum dma_data_direction direction, u64 limit)
+static __always_inline struct pvi_mapping *pvi_find(struct pvi_endpoint *endpoint, u64 gpa,
+						    u32 pages, enum dma_data_direction direction,
+						    u64 limit)
 {
 	struct pvi_mapping *mapping;
 
@@ -318,7 +320,7 @@ void pvi_orphan_free(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping,
  * With the lock: one user less of a mapping whose driver is gone. With the last one its addresses
  * are free, for the host has unmapped it; while that is being asked for, nothing is certain.
  */
-static int pvi_put_orphan(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
+static noinline int pvi_put_orphan(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 {
 	bool unmapped = mapping->orphan == PVI_UNMAPPED;
 

@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let mut plan = Plan::default();
             let start = Instant::now();
             for chunk in &input.chunks {
-                planner.plan(chunk, &mut plan);
+                planner.plan(chunk, &mut plan)?;
                 runner.metered.run(&plan, &input.devices)?;
             }
             seconds.push(start.elapsed().as_secs_f64());

@@ -153,7 +153,7 @@ fn judge(file: &[u8], reached: Reached<'_>) {
             }
             // What is sound can be written again, and says the same.
             let mut again = Vec::new();
-            let mut operations = open(file).expect("opened before");
+            let mut operations = open_bytes(file, Options::default()).expect("opened before");
             if write_parquet(&mut operations, &mut again).is_ok() {
                 assert_eq!(read(&again).expect("just written"), (ops, marks));
             }
@@ -171,17 +171,17 @@ fn judge(file: &[u8], reached: Reached<'_>) {
 }
 
 /// Opens an input in a file without a name: the reader takes files only.
-fn open(bytes: &[u8]) -> Result<Operations<Source>, TraceError> {
+pub(crate) fn open_bytes(bytes: &[u8], options: Options) -> Result<Operations<Source>, TraceError> {
     let file = memfd_create("trace.parquet", MemfdFlags::CLOEXEC).expect("a file in memory");
     let mut file = File::from(file);
     file.write_all(bytes).expect("a file in memory");
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    Operations::open(Path::new(&path), Options::default())
+    Operations::open(Path::new(&path), options)
 }
 
 /// All operations, which keep what operations promise.
 fn read(bytes: &[u8]) -> Result<Read, TraceError> {
-    let mut operations = open(bytes)?;
+    let mut operations = open_bytes(bytes, Options::default())?;
     let mut chunk = Chunk::default();
     let mut live = Live::default();
     let mut ops = Vec::new();

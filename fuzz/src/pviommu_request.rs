@@ -162,7 +162,8 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
     };
     let window = IovaRange::inclusive(Iova::new(rules.first), Iova::new(BYTES - 1));
     let window = window.expect("a window");
-    let config = Config::new(window, rules.pages_max, DEVICES.map(|id| id as u32)).expect("a configuration");
+    let config =
+        Config::new(window, rules.pages_max, DEVICES.map(|id| id as u32)).expect("a configuration");
     let memory = AddressRange::new(Gpa::new(0), BYTES).expect("a range");
     let limits = Limits {
         mappings: rules.mappings,

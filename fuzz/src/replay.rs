@@ -8,8 +8,6 @@
 //! so that an input takes milliseconds.
 
 use std::fs;
-use std::path::PathBuf;
-use std::sync::OnceLock;
 
 use ringfence_lab::compare::{self, compare};
 use ringfence_lab::modes::Mode;
@@ -21,6 +19,7 @@ use ringfence_trace::{
 };
 
 use crate::Reached;
+use crate::parquet::open_bytes;
 
 /// What the corpus reaches: each command done, each limit, and each kind of file refused.
 pub const OUTCOMES: &[&str] = &[
@@ -124,7 +123,10 @@ pub fn run(data: &[u8], reached: Reached<'_>) {
         }
         Err(error) => {
             let text = error.to_string();
-            assert!(!text.chars().any(|char| char.is_control() && char != '\n'), "{text:?}");
+            assert!(
+                !text.chars().any(|char| char.is_control() && char != '\n'),
+                "{text:?}"
+            );
             reached(name(&error));
         }
     }
@@ -188,24 +190,10 @@ fn steps(file: &[u8]) {
     }
 }
 
-/// The file of this process that inputs are written to: Parquet is read from files only.
+/// A recording would start a foreign program for each input, so it is read as an empty file.
 fn open(bytes: &[u8]) -> Result<Operations<Source>, TraceError> {
-    static PATH: OnceLock<PathBuf> = OnceLock::new();
-    let path = PATH.get_or_init(|| {
-        let shared = PathBuf::from("/dev/shm");
-        let directory = match shared.is_dir() {
-            true => shared,
-            false => std::env::temp_dir(),
-        };
-        directory.join(format!("ringfence-fuzz-replay-{}", std::process::id()))
-    });
-    // A recording would start a foreign program for each input.
     let recording = bytes.starts_with(b"\x17\x08\x44tracing");
-    fs::write(path, if recording { b"" } else { bytes }).expect("a temporary file");
-    let operations = Operations::open(path, options());
-    // What is open stays readable; a device's attribution is then found without a second reading.
-    fs::remove_file(path).expect("written just now");
-    operations
+    open_bytes(if recording { b"" } else { bytes }, options())
 }
 
 /// Resident memory, from which on the peak is counted; `None` where the system does not say.

@@ -234,24 +234,20 @@ mod tests {
 
     use super::*;
 
-    struct Dir(PathBuf);
+    struct Dir(PathBuf, #[allow(dead_code)] tempfile::TempDir);
 
     impl Dir {
         fn new(name: &str) -> Self {
-            let path = format!("rf-access-{name}-{}", std::process::id());
-            let path = std::env::temp_dir().join(path);
+            let parent = tempfile::tempdir().unwrap();
+            // Another user reaches what is below, as in a directory of everybody's.
+            fs::set_permissions(parent.path(), fs::Permissions::from_mode(0o711)).unwrap();
+            let path = parent.path().join(name);
             Access::OwnUser.make_directory(&path).unwrap();
-            Self(path)
+            Self(path, parent)
         }
 
         fn mode(&self, name: &str) -> u32 {
             fs::metadata(self.0.join(name)).unwrap().mode() & 0o777
-        }
-    }
-
-    impl Drop for Dir {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
         }
     }
 

@@ -130,9 +130,9 @@ mod tests {
 
     #[test]
     fn devices_of_another_user_are_not_taken() {
-        let dir = std::env::temp_dir().join(format!("rf-take-{}", std::process::id()));
-        fs::create_dir(&dir).unwrap();
-        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = temporary.path();
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).unwrap();
         let own = dir.join("own");
         let _listener = UnixListener::bind(&own).unwrap();
         Take::connect(&own).unwrap();
@@ -151,6 +151,5 @@ mod tests {
                 "{error}"
             );
         }
-        fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -175,7 +175,8 @@ mod tests {
 
     #[test]
     fn a_full_record_says_what_it_lacks() {
-        let path = std::env::temp_dir().join(format!("rf-record-{}", std::process::id()));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("requests");
         let detach = [
             spec::VIRTIO_IOMMU_T_DETACH,
             0,

@@ -11,14 +11,14 @@ use ringfence_live::handover::Limits;
 
 use crate::rig::DISK_SECTORS;
 
-struct Dir(PathBuf);
+struct Dir(PathBuf, #[allow(dead_code)] tempfile::TempDir);
 
 impl Dir {
     fn new(name: &str) -> Self {
-        let path = format!("rf-private-{name}-{}", std::process::id());
-        let path = std::env::temp_dir().join(path);
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join(name);
         Access::OwnUser.make_directory(&path).unwrap();
-        Self(path)
+        Self(path, parent)
     }
 
     fn names(&self) -> Vec<String> {
@@ -33,12 +33,6 @@ impl Dir {
         let path = self.0.join("disk.img");
         fs::write(&path, vec![0; (DISK_SECTORS * 512) as usize]).unwrap();
         path
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

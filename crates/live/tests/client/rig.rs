@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
@@ -98,14 +97,7 @@ pub(crate) fn disk_file() -> File {
 /// The same in a file of the host's, which nothing keeps from growing. It has no name any more.
 #[allow(dead_code)]
 pub(crate) fn image_on_disk() -> File {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let name = format!("rf-image-{}-{number}", std::process::id());
-    let path = std::env::temp_dir().join(name);
-    let mut options = File::options();
-    let file = options.read(true).write(true).create_new(true).open(&path);
-    let file = file.unwrap();
-    std::fs::remove_file(&path).unwrap();
+    let file = tempfile::tempfile().unwrap();
     let bytes = vec![0x55; (DISK_SECTORS * 512) as usize];
     file.write_all_at(&bytes, 0).unwrap();
     file

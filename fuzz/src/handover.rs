@@ -406,6 +406,7 @@ fn conversation(mut data: &[u8], things: &Things, lasting: &Lasting, reached: Re
         Err(TakeOverError::Refused(_)) => reached("refused"),
         Err(TakeOverError::Kept(_)) => reached("kept"),
         Err(error @ TakeOverError::TimeOut) => panic!("waited: {error}"),
+        Err(error @ TakeOverError::OtherUser { .. }) => panic!("this user's socket: {error}"),
     }
 }
 

@@ -137,10 +137,7 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
         mut each: impl FnMut(Gone<T::Pages>),
     ) -> Result<(), UnmapRefusal> {
         for range in mapped {
-            let found = self.allocator.find(&mut cpu.allocator, range.lo());
-            if found.is_some_and(|found| found != self.reserved(*range)) {
-                return Err(UnmapRefusal::NotAllocated);
-            }
+            self.check_whole(cpu, platform, *range)?;
         }
         let cleared = |(unmapped, levels, tables): (Unmapped, CachedLevels, T::Pages)| {
             let reserved = self.reserved(unmapped.range());
@@ -157,6 +154,31 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
         self.table
             .unmap_many(&mut cpu.table, platform, mapped, cleared)
             .map_err(UnmapRefusal::Table)
+    }
+
+    /// The range that was reserved for `mapped`, unless `mapped` is known to be a part of a mapping.
+    #[inline]
+    fn check_whole<P: Platform>(
+        &self,
+        cpu: &mut PagedCpu<A::PerCpu, T::PerCpu>,
+        platform: &P,
+        mapped: PfnRange,
+    ) -> Result<PfnRange, UnmapRefusal> {
+        let reserved = self.reserved(mapped);
+        // The find of the rIOMMU document's Table 1: trees know the size of a range, and notice a wrong one.
+        if let Some(found) = self.allocator.find(&mut cpu.allocator, mapped.lo())
+            && found != reserved
+        {
+            return Err(UnmapRefusal::NotAllocated);
+        }
+        // A mapping of more pages may have the same reservation.
+        if reserved != mapped {
+            let behind = Pfn::new(mapped.hi().get().wrapping_add(1));
+            if self.table.is_mapped(platform, behind) {
+                return Err(UnmapRefusal::NotAllocated);
+            }
+        }
+        Ok(reserved)
     }
 
     #[inline]
@@ -348,13 +370,7 @@ impl<A: IovaAllocator, T: Translations> Space for Paged<A, T> {
         range: IovaRange,
     ) -> Result<Self::Gone, UnmapRefusal> {
         let mapped = PfnRange::covering(&range);
-        let reserved = self.reserved(mapped);
-        // The find of the rIOMMU document's Table 1: trees know the size of a range, and notice a wrong one.
-        if let Some(found) = self.allocator.find(&mut cpu.allocator, mapped.lo())
-            && found != reserved
-        {
-            return Err(UnmapRefusal::NotAllocated);
-        }
+        let reserved = self.check_whole(cpu, platform, mapped)?;
         let (unmapped, levels, tables) = self
             .table
             .unmap(&mut cpu.table, platform, mapped)

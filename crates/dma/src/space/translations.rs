@@ -4,7 +4,7 @@ use ringfence_pgtable::{
     Dirty, Format, LeafCache, MapError, MapRequest, ReclaimingTable, Retired, Table, UnmapError,
 };
 use ringfence_types::{
-    Batch, CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Lock, Pending,
+    Batch, CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Lock, Pending, Pfn,
     PfnRange, PhysAddr, Unmapped,
 };
 
@@ -92,6 +92,12 @@ pub trait Translations {
         Ok(())
     }
 
+    /// `page` has a leaf. A table that the caller cannot read answers `false`.
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
+        let _ = (platform, page);
+        false
+    }
+
     /// Whether it holds no leaf. Reads every table: for when a domain goes away.
     fn is_empty<P: Platform>(&self, platform: &P) -> bool;
 
@@ -172,6 +178,10 @@ impl<F: Format> Translations for PlainTable<F> {
         Ok((unmapped, levels, ()))
     }
 
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
+        self.0.lookup(platform.memory(), page.iova()).is_some()
+    }
+
     fn is_empty<P: Platform>(&self, platform: &P) -> bool {
         self.0.is_empty(platform.memory())
     }
@@ -234,6 +244,10 @@ impl<F: Format> Translations for CachedTable<F> {
     ) -> Result<(Unmapped, CachedLevels, ()), UnmapError> {
         let (unmapped, levels) = cache.unmap_deferred(&self.0, platform.memory(), range, dirty)?;
         Ok((unmapped, levels, ()))
+    }
+
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
+        self.0.lookup(platform.memory(), page.iova()).is_some()
     }
 
     fn is_empty<P: Platform>(&self, platform: &P) -> bool {
@@ -337,6 +351,11 @@ impl<F: Format, L: Lock<ReclaimingTable<F>>> Translations for Reclaiming<F, L> {
             let (unmapped, levels) = table.unmap(platform.memory(), range)?;
             Ok((unmapped, levels, table.take_retired()))
         })
+    }
+
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
+        let lookup = |table: &mut ReclaimingTable<F>| table.lookup(platform.memory(), page.iova());
+        self.table.with(lookup).is_some()
     }
 
     fn is_empty<P: Platform>(&self, platform: &P) -> bool {

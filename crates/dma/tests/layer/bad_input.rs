@@ -4,7 +4,10 @@ mod exhaustion;
 mod foreign;
 
 use ringfence_dma::flush::Strict;
-use ringfence_dma::{MapReason, Mapping, Segment, SgLimits, SgRequest, UnmapReason};
+use ringfence_dma::space::Rounding;
+use ringfence_dma::{
+    Flush, MapReason, Mapping, Released, Segment, SgLimits, SgRequest, UnmapReason,
+};
 use ringfence_iova::AllocError;
 use ringfence_pgtable::UnmapError as TableError;
 use ringfence_types::{Direction, Iova, IovaRange, Pfn, PhysAddr, PhysRange};
@@ -240,6 +243,64 @@ fn a_part_of_a_mapping() {
         );
         assert_eq!(rig.state(), state);
     }
+}
+
+/// A rounded reservation is larger than some of its parts that it would also be made for: the table
+/// tells them from the whole.
+#[test]
+fn a_part_of_a_rounded_mapping() {
+    fn refused<T: MakeTable>()
+    where
+        Strict: Flush<Space<Tree, T>, u64, Outcome = Released<u64>>,
+    {
+        for whole in 2..=16_u64 {
+            let power_of_two = Rounding::PowerOfTwo;
+            let mask = Iova::new(u64::MAX);
+            let mut rig = Rig::<Tree, T, _, u64>::with(Strict, LAST_PAGE, mask, power_of_two);
+            let Rig {
+                board,
+                dma,
+                cpu,
+                at,
+            } = &mut rig;
+            let buffer = memory(0x10_0000, whole * PAGE);
+            let (mapping, _) = dma
+                .map_single(cpu, board, at, 1, buffer, DIRECTION)
+                .unwrap();
+            let first = Pfn::containing(mapping.iova());
+            let state = rig.state();
+            for pages in 1..whole {
+                let Rig {
+                    board,
+                    dma,
+                    cpu,
+                    at,
+                } = &mut rig;
+                let part = ringfence_types::PfnRange::new(first, pages).unwrap();
+                let claim = Mapping::claim(at, part.iovas(), DIRECTION, 2);
+                let Err(error) = dma.unmap_single(cpu, board, at, claim) else {
+                    panic!("{pages} of {whole} pages are unmapped");
+                };
+                assert!(
+                    matches!(&error.reason, UnmapReason::NotAllocated(b) if *b.buffer() == 2),
+                    "{error}"
+                );
+                assert!(board.port.log.is_empty());
+                assert_eq!(rig.state(), state, "{pages} of {whole} pages");
+            }
+            let Rig {
+                board,
+                dma,
+                cpu,
+                at,
+            } = &mut rig;
+            let _ = dma.unmap_single(cpu, board, at, mapping).unwrap();
+            assert!(rig.accounts().out.borrow().is_empty());
+        }
+    }
+    refused::<Plain>();
+    refused::<Cached>();
+    refused::<Gas>();
 }
 
 /// A bitmap frees page by page: a part goes, the rest stays mapped until it is claimed.

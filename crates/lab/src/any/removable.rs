@@ -6,7 +6,9 @@ use ringfence_dma::Platform;
 use ringfence_dma::space::Translations;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Dirty, LeafCache, MapError, MapRequest, Retired, UnmapError};
-use ringfence_types::{CachedLevels, DomainId, InvalidationError, PfnRange, PhysAddr, Unmapped};
+use ringfence_types::{
+    CachedLevels, DomainId, InvalidationError, Pfn, PfnRange, PhysAddr, Unmapped,
+};
 
 use super::Kept;
 use super::replica::{Hosts, Keeper, Removable};
@@ -199,6 +201,16 @@ impl Translations for AnyTable {
         }
     }
 
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
+        match self {
+            Self::None(table) => table.is_mapped(platform, page),
+            Self::Radix(table) => table.is_mapped(platform, page),
+            Self::Flat(table) => table.is_mapped(platform, page),
+            Self::Virtio(table) => table.is_mapped(platform, page),
+            Self::Pviommu(table) => table.is_mapped(platform, page),
+        }
+    }
+
     fn is_empty<P: Platform>(&self, platform: &P) -> bool {
         match self {
             Self::None(table) => table.is_empty(platform),
@@ -303,6 +315,13 @@ impl Translations for AnyReclaimer {
                 Ok((unmapped, levels, Retired::default()))
             }
             Self::Some(table) => table.unmap(cpu, platform, range),
+        }
+    }
+
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
+        match self {
+            Self::None(table) => table.is_mapped(platform, page),
+            Self::Some(table) => table.is_mapped(platform, page),
         }
     }
 

@@ -6,7 +6,7 @@ use ringfence_dma::Platform;
 use ringfence_dma::space::Translations;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Dirty, LeafCache, MapError, MapRequest, UnmapError};
-use ringfence_types::{CachedLevels, DomainId, PfnRange, PhysAddr, Unmapped};
+use ringfence_types::{CachedLevels, DomainId, Pfn, PfnRange, PhysAddr, Unmapped};
 
 use crate::build::{Cached, Plain, ReplayTable};
 use crate::error::LabError;
@@ -101,6 +101,13 @@ impl Translations for AnyRadix {
         match self {
             Self::Plain(table) => table.unmap(&mut cpu.1, platform, range),
             Self::Cached(table) => table.unmap(cpu, platform, range),
+        }
+    }
+
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
+        match self {
+            Self::Plain(table) => table.is_mapped(platform, page),
+            Self::Cached(table) => table.is_mapped(platform, page),
         }
     }
 

@@ -79,9 +79,12 @@ impl<C: Cache> Reverse<C> {
     #[inline]
     fn release(&mut self, range: &IovaRange) -> Option<Result<(), NotHeld>> {
         let known = self.keys.get(range.start())?;
-        // As many pages as the buffer has: a key of another length is another mapping's.
+        // As many pages as the buffer has: a key of another length is another mapping's, and the cache
+        // holds no mapping whose length no key has.
         let pages = PfnRange::covering(range).pages();
-        let key = Key::new(known.first(), pages, known.direction()).unwrap_or(known);
+        let Some(key) = Key::new(known.first(), pages, known.direction()) else {
+            return Some(Err(NotHeld(known)));
+        };
         let released = self.cache.release(key);
         if released.is_ok() {
             self.in_use = self.in_use.saturating_sub(1);

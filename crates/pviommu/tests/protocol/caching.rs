@@ -18,7 +18,7 @@ use ringfence_pviommu::frontend::{
     Answers, Caching, Channel, ChannelOptions, Link, RemoteTable, Reverse, Strays,
 };
 use ringfence_pviommu::loopback::Loopback;
-use ringfence_pviommu::rtc::{Cache, Cycles, LiteralRtc, Rtc};
+use ringfence_pviommu::rtc::{Cache, Cycles, Key, LiteralRtc, Rtc};
 use ringfence_types::{
     Access, Direction, Invalidator, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
     RingId,
@@ -381,6 +381,28 @@ fn strays_are_refused() {
         refused.map(|_| ()).unwrap_err().reason,
         UnmapReason::NotAllocated(_)
     ));
+    assert!(guest.unmap(mapping));
+}
+
+/// A length that no key has, at an address of the cache, releases nobody's mapping.
+#[test]
+fn an_unmap_of_another_length_is_refused() {
+    let mut guest = tree();
+    let mapping = guest.map(buffer(3, 0, 64), FROM);
+    let first = Pfn::containing(mapping.iova());
+    for pages in [2, Key::PAGES_MAX, Key::PAGES_MAX + 1, 1 << 40] {
+        let wrong = PfnRange::new(first, pages).unwrap();
+        let claim = Mapping::claim(&guest.at, wrong.iovas(), FROM, 8);
+        let (cpu, machine) = (&mut guest.cpu, &mut guest.machine);
+        let Err(error) = guest.dma.unmap_single(cpu, machine, &guest.at, claim) else {
+            panic!("an unmap of {pages} pages releases the mapping of one");
+        };
+        assert!(matches!(error.reason, UnmapReason::NotAllocated(_)));
+    }
+    for _ in 0..4 {
+        guest.wait(CYCLE);
+    }
+    assert!(guest.reach(mapping.iova(), Access::Write).is_some());
     assert!(guest.unmap(mapping));
 }
 

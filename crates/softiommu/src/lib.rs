@@ -70,5 +70,5 @@ pub use iommu::{Limits, SoftIommu};
 pub use pieces::Pieces;
 pub use reader::{Online, Pin, Reader};
 #[cfg(feature = "virtio-iommu")]
-pub use sink::IommuSink;
+pub use sink::{IommuSink, IommuSinkMut};
 pub use table::Width;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use ringfence_types as types;
 use ringfence_types::DeviceId;
-use ringfence_virtio_iommu::{DomainId, EndpointId, Mapping, Sink, SinkError};
+use ringfence_virtio_iommu::{DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle};
 
 use crate::endpoint::Attachment;
 use crate::error::{IommuError, MapError, MapReason};
@@ -77,6 +77,62 @@ impl<M> IommuSink<M> {
     fn domain(&self, domain: DomainId) -> Result<types::DomainId, SinkError> {
         let domain = self.domains.get(&domain).copied();
         domain.ok_or(SinkError::Failed)
+    }
+}
+
+impl<M> SinkHandle for IommuSink<M> {
+    type Handle<'s>
+        = IommuSinkMut<'s, M>
+    where
+        Self: 's;
+
+    fn handle(&mut self) -> IommuSinkMut<'_, M> {
+        IommuSinkMut { sink: self }
+    }
+}
+
+/// The right to change the [`IommuSink`] of a virtio-iommu device:
+/// [`Device::sink_mut`](ringfence_virtio_iommu::Device::sink_mut).
+///
+/// The sinks of two devices cannot change places:
+/// ```compile_fail,E0614
+/// # use ringfence_softiommu::IommuSink;
+/// # use ringfence_virtio_iommu::Device;
+/// fn exchange(a: &mut Device<IommuSink<()>>, b: &mut Device<IommuSink<()>>) {
+///     core::mem::swap(&mut *a.sink_mut(), &mut *b.sink_mut());
+/// }
+/// ```
+pub struct IommuSinkMut<'s, M> {
+    sink: &'s mut IommuSink<M>,
+}
+
+impl<M> IommuSinkMut<'_, M> {
+    /// As [`IommuSink::add_endpoint`].
+    ///
+    /// # Errors
+    /// The endpoint is there already, or one too many.
+    pub fn add_endpoint(
+        &mut self,
+        endpoint: EndpointId,
+        device: DeviceId,
+    ) -> Result<(), IommuError> {
+        self.sink.add_endpoint(endpoint, device)
+    }
+
+    /// As [`IommuSink::remove_endpoint`].
+    ///
+    /// # Errors
+    /// This thread is a reader: nothing has changed.
+    pub fn remove_endpoint(&mut self, endpoint: EndpointId) -> Result<(), IommuError> {
+        self.sink.remove_endpoint(endpoint)
+    }
+
+    /// As [`IommuSink::set_memory`].
+    ///
+    /// # Errors
+    /// This thread is a reader: nothing has changed.
+    pub fn set_memory(&mut self, memory: M) -> Result<(), IommuError> {
+        self.sink.set_memory(memory)
     }
 }
 

@@ -14,7 +14,9 @@ use crate::endpoint::Endpoint;
 use crate::fault::Events;
 use crate::request::Request;
 use crate::spec::TAIL_BYTES;
-use crate::{DomainId, EndpointId, Options, OptionsError, RequestError, Sink, SinkError, Status};
+use crate::{
+    DomainId, EndpointId, Options, OptionsError, RequestError, Sink, SinkError, SinkHandle, Status,
+};
 
 /// A virtio-iommu device that tells `S` what is mapped.
 #[derive(Debug)]
@@ -85,9 +87,12 @@ impl<S: Sink> Device<S> {
         &self.sink
     }
 
-    /// Where mappings go. What is done to the sink behind the device's back is the embedder's to answer for.
-    pub const fn sink_mut(&mut self) -> &mut S {
-        &mut self.sink
+    /// The embedder's handle to the sink. The sink itself stays with the device.
+    pub fn sink_mut(&mut self) -> S::Handle<'_>
+    where
+        S: SinkHandle,
+    {
+        self.sink.handle()
     }
 
     /// Mappings of all domains together.

@@ -45,5 +45,5 @@ pub use mapping::{Mapping, MemoryKind, Translation};
 pub use options::{DomainRange, Limits, Options, OptionsError, Unattached};
 #[cfg(feature = "virtio-queue")]
 pub use queue::{Queues, ServeError, Served};
-pub use sink::{Sink, SinkError};
+pub use sink::{Sink, SinkError, SinkHandle};
 pub use snapshot::SnapshotError;

@@ -59,6 +59,20 @@ pub trait Sink {
     }
 }
 
+/// A sink that its embedder changes while a [`Device`](crate::Device) has it.
+///
+/// A handle that gives out no `&mut` to the sink keeps the sink with its device: two sinks that
+/// changed places would each keep what the other's driver unmaps.
+pub trait SinkHandle: Sink {
+    /// The right to change the sink.
+    type Handle<'s>
+    where
+        Self: 's;
+
+    /// That right, for as long as the device is borrowed.
+    fn handle(&mut self) -> Self::Handle<'_>;
+}
+
 /// Why a sink did not do it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]

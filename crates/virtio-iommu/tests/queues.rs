@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use proptest::prelude::*;
 use ringfence_virtio_iommu::{
-    Device, DomainId, EndpointId, Mapping, Options, Queues, ServeError, Sink, SinkError,
+    Device, DomainId, EndpointId, Mapping, Options, Queues, ServeError, Sink, SinkError, SinkHandle,
 };
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
@@ -54,6 +54,17 @@ impl Watch {
     fn note(&self, what: &'static str) {
         let index = used_index(&self.memory, self.used);
         self.log.borrow_mut().push((what, index));
+    }
+}
+
+impl SinkHandle for Watch {
+    type Handle<'s>
+        = &'s mut Self
+    where
+        Self: 's;
+
+    fn handle(&mut self) -> &mut Self {
+        self
     }
 }
 

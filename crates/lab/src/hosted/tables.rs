@@ -5,7 +5,9 @@ use std::rc::Rc;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Dirty, Levels, MapError, MapRequest, SecondStage, Table};
 use ringfence_types::{CachedLevels, DomainId, Invalidation, IovaRange, PfnRange, PhysAddr};
-use ringfence_virtio_iommu::{DomainId as VirtioDomain, EndpointId, Mapping, Sink, SinkError};
+use ringfence_virtio_iommu::{
+    DomainId as VirtioDomain, EndpointId, Mapping, Sink, SinkError, SinkHandle,
+};
 
 use super::Unit;
 
@@ -70,6 +72,17 @@ impl Tables {
     pub(super) fn is_empty(&self, domain: VirtioDomain) -> bool {
         self.table(domain)
             .map_or(true, |table| table.is_empty(&*self.memory))
+    }
+}
+
+impl SinkHandle for Tables {
+    type Handle<'s>
+        = &'s mut Self
+    where
+        Self: 's;
+
+    fn handle(&mut self) -> &mut Self {
+        self
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use ringfence_softiommu::IommuSink;
 use ringfence_types::IovaRange;
 use ringfence_virtio_iommu::{
-    Denied, DeniedReason, DomainId, EndpointId, Mapping, Sink, SinkError,
+    Denied, DeniedReason, DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle,
 };
 
 use super::apart::Apart;
@@ -54,6 +54,17 @@ impl<M> Watched<M> {
                 let mut gone = self.gone.iter();
                 gone.any(|(of, range)| of == domain && range.contains_address(denied.iova))
             })
+    }
+}
+
+impl<M> SinkHandle for Watched<M> {
+    type Handle<'s>
+        = &'s mut Self
+    where
+        Self: 's;
+
+    fn handle(&mut self) -> &mut Self {
+        self
     }
 }
 

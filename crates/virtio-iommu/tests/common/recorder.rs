@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ringfence_types::{Access, Iova};
-use ringfence_virtio_iommu::{DomainId, EndpointId, Mapping, Sink, SinkError};
+use ringfence_virtio_iommu::{DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle};
 
 /// The calls that can fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +95,17 @@ impl Recorder {
         self.endpoints
             .values()
             .any(|reach| *reach == Reach::Domain(domain))
+    }
+}
+
+impl SinkHandle for Recorder {
+    type Handle<'s>
+        = &'s mut Self
+    where
+        Self: 's;
+
+    fn handle(&mut self) -> &mut Self {
+        self
     }
 }
 

@@ -2,7 +2,9 @@
 
 use ringfence_types::{Access, Iova, IovaRange};
 use ringfence_virtio_iommu::conformance::{Setup, Subject};
-use ringfence_virtio_iommu::{Device, DomainId, EndpointId, Mapping, Sink, SinkError, Translation};
+use ringfence_virtio_iommu::{
+    Device, DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle, Translation,
+};
 
 /// A sink whose one reader lets go when the sink waits for it, which it does in `commit`.
 #[derive(Debug, Default)]
@@ -10,6 +12,17 @@ pub(crate) struct Reader {
     pub(crate) holds: bool,
     /// Broken: it does not wait.
     pub(crate) hasty: bool,
+}
+
+impl SinkHandle for Reader {
+    type Handle<'s>
+        = &'s mut Self
+    where
+        Self: 's;
+
+    fn handle(&mut self) -> &mut Self {
+        self
+    }
 }
 
 impl Sink for Reader {

@@ -4,14 +4,18 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A number that only grows.
+/// A number that only grows, up to its maximum.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
     /// Adds to it.
     pub fn add(&self, amount: u64) {
-        self.0.fetch_add(amount, Ordering::Relaxed);
+        let before = self.0.fetch_add(amount, Ordering::Relaxed);
+        if before.checked_add(amount).is_none() {
+            // Only after another process has said a number near the maximum.
+            self.0.store(u64::MAX, Ordering::Relaxed);
+        }
     }
 
     /// Adds what another process counted. A process may say any number, so the counter stays at its maximum.
@@ -291,6 +295,16 @@ mod tests {
             u64::MAX
         );
         assert!(text.lines().any(|line| line == last), "{text}");
+    }
+
+    /// This process counts on after another one has said the maximum.
+    #[test]
+    fn a_counter_stays_at_its_maximum() {
+        let counters = DeviceCounters::default();
+        counters.add_all(&vec![u64::MAX; counters.numbers().count()]);
+        counters.numbers().for_each(|counter| counter.add(2));
+        counters.service.record(Duration::from_micros(3));
+        assert!(counters.numbers().all(|counter| counter.get() == u64::MAX));
     }
 
     #[test]

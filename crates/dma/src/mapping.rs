@@ -134,6 +134,10 @@ impl<B> Mapping<B> {
     /// gives addresses of the rest out while they are mapped, which maps of other buffers then meet as
     /// [`AlreadyMapped`](ringfence_pgtable::MapError::AlreadyMapped); no device reaches what it should not, and debug builds keep
     /// the addresses instead. Whoever cannot trust its callers keeps the mappings themselves.
+    ///
+    /// A table that another machine keeps ([`Translations::is_mapped`](crate::space::Translations::is_mapped)
+    /// is `None`) refuses nothing. Behind it trees refuse an address that is not allocated; with other
+    /// allocators the host is asked to unmap it, and its refusal ends the channel.
     #[inline]
     pub fn claim(at: &Attachment, range: IovaRange, direction: Direction, buffer: B) -> Self {
         Self {

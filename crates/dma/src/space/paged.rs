@@ -166,15 +166,19 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
     ) -> Result<PfnRange, UnmapRefusal> {
         let reserved = self.reserved(mapped);
         // The find of the rIOMMU document's Table 1: trees know the size of a range, and notice a wrong one.
-        if let Some(found) = self.allocator.find(&mut cpu.allocator, mapped.lo())
-            && found != reserved
-        {
-            return Err(UnmapRefusal::NotAllocated);
+        match self.allocator.find(&mut cpu.allocator, mapped.lo()) {
+            Some(found) if found == reserved => {}
+            Some(_) => return Err(UnmapRefusal::NotAllocated),
+            // A table that can be read says which page is not mapped.
+            None if A::FINDS && self.table.is_mapped(platform, mapped.lo()).is_none() => {
+                return Err(UnmapRefusal::NotAllocated);
+            }
+            None => {}
         }
         // A mapping of more pages may have the same reservation.
         if reserved != mapped {
             let behind = Pfn::new(mapped.hi().get().wrapping_add(1));
-            if self.table.is_mapped(platform, behind) {
+            if self.table.is_mapped(platform, behind) == Some(true) {
                 return Err(UnmapRefusal::NotAllocated);
             }
         }

@@ -92,10 +92,11 @@ pub trait Translations {
         Ok(())
     }
 
-    /// `page` has a leaf. A table that the caller cannot read answers `false`.
-    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
+    /// Whether `page` has a leaf; `None` if this processor cannot read the table. Then
+    /// [`unmap`](Self::unmap) does not refuse what is not mapped either.
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> Option<bool> {
         let _ = (platform, page);
-        false
+        None
     }
 
     /// Whether it holds no leaf. Reads every table: for when a domain goes away.
@@ -178,8 +179,8 @@ impl<F: Format> Translations for PlainTable<F> {
         Ok((unmapped, levels, ()))
     }
 
-    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
-        self.0.lookup(platform.memory(), page.iova()).is_some()
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> Option<bool> {
+        Some(self.0.lookup(platform.memory(), page.iova()).is_some())
     }
 
     fn is_empty<P: Platform>(&self, platform: &P) -> bool {
@@ -246,8 +247,8 @@ impl<F: Format> Translations for CachedTable<F> {
         Ok((unmapped, levels, ()))
     }
 
-    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
-        self.0.lookup(platform.memory(), page.iova()).is_some()
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> Option<bool> {
+        Some(self.0.lookup(platform.memory(), page.iova()).is_some())
     }
 
     fn is_empty<P: Platform>(&self, platform: &P) -> bool {
@@ -353,9 +354,9 @@ impl<F: Format, L: Lock<ReclaimingTable<F>>> Translations for Reclaiming<F, L> {
         })
     }
 
-    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> Option<bool> {
         let lookup = |table: &mut ReclaimingTable<F>| table.lookup(platform.memory(), page.iova());
-        self.table.with(lookup).is_some()
+        Some(self.table.with(lookup).is_some())
     }
 
     fn is_empty<P: Platform>(&self, platform: &P) -> bool {

@@ -201,7 +201,7 @@ impl Translations for AnyTable {
         }
     }
 
-    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> Option<bool> {
         match self {
             Self::None(table) => table.is_mapped(platform, page),
             Self::Radix(table) => table.is_mapped(platform, page),
@@ -318,7 +318,7 @@ impl Translations for AnyReclaimer {
         }
     }
 
-    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> Option<bool> {
         match self {
             Self::None(table) => table.is_mapped(platform, page),
             Self::Some(table) => table.is_mapped(platform, page),

@@ -104,7 +104,7 @@ impl Translations for AnyRadix {
         }
     }
 
-    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> bool {
+    fn is_mapped<P: Platform>(&self, platform: &P, page: Pfn) -> Option<bool> {
         match self {
             Self::Plain(table) => table.is_mapped(platform, page),
             Self::Cached(table) => table.is_mapped(platform, page),

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use ringfence_dma::flush::Strict;
 use ringfence_dma::space::{Paged, Rounding};
 use ringfence_dma::{
-    Attachment, Cpu, Dma, MapError, Released, Segment, SgLimits, SgMapping, SgRequest,
+    Attachment, Cpu, Dma, MapError, Mapping, Released, Segment, SgLimits, SgMapping, SgRequest,
+    UnmapReason,
 };
 use ringfence_iova::{CachedRbTree, CachedTree, IovaAllocator, Request as Alloc};
 use ringfence_memory::Arena;
@@ -172,6 +173,37 @@ fn a_buffer_is_reached_while_it_is_mapped() {
     assert_eq!((seven, guest.live()), (7, 0));
     assert_eq!(guest.reach(iova, Access::Read), None);
     assert_eq!(guest.left().len() as u64, SPACE);
+}
+
+/// A25: the host would refuse it, and the channel would be broken for every device of the guest.
+#[test]
+fn a_second_unmap_is_refused_before_the_host_is_asked() {
+    let mut guest = guest(None);
+    let mut cpu = guest.dma.cpu();
+    let direction = Direction::ToDevice;
+    let (dma, machine, at) = (&guest.dma, &mut guest.machine, &guest.at);
+    let mut other = dma.cpu();
+    let mut map = |machine: &mut _, page: u64| {
+        let memory = buffer(MEMORY + page * PAGE, 2 * PAGE);
+        let mapped = dma.map_single(&mut other, machine, at, 7, memory, direction);
+        mapped.unwrap().0
+    };
+    let (first, second) = (map(machine, 1), map(machine, 8));
+    let range = first.range();
+    let Released(7) = dma.unmap_single(&mut cpu, machine, at, first).unwrap() else {
+        panic!("another buffer");
+    };
+    let again = Mapping::claim(at, range, direction, 8);
+    let error = dma.unmap_single(&mut cpu, machine, at, again).map(drop);
+    assert_eq!(guest.link.with(|channel| channel.broken()), None);
+    assert!(matches!(
+        error.unwrap_err().reason,
+        UnmapReason::NotAllocated(_)
+    ));
+    let Released(7) = dma.unmap_single(&mut cpu, machine, at, second).unwrap() else {
+        panic!("another buffer");
+    };
+    assert_eq!((guest.broken(), guest.live()), (None, 0));
 }
 
 /// PV04: one kick for all requests of a list, one for its unmap.

@@ -33,7 +33,12 @@ fn unmap_reaches_the_readers_of_its_own_device() {
         send(device, &[1, 1, 8, 0, 0]);
         send(device, &[3, 1, 0x1000, 0, 0x1fff, 0, 0x5000, 0, 1]);
     }
-    std::mem::swap(&mut a.sink_mut(), &mut b.sink_mut());
+    let (mut of_a, mut of_b) = (a.sink_mut(), b.sink_mut());
+    std::mem::swap(&mut of_a, &mut of_b);
+    // Of `b`, and then of `a`.
+    of_a.remove_endpoint(ENDPOINT).unwrap();
+    of_b.set_memory(()).unwrap();
+    assert!(b.sink().reader(DISK).is_err() && a.sink().reader(DISK).is_ok());
     send(&mut a, &[4, 1, 0x1000, 0, 0x1fff, 0, 0]);
     let page = IovaRange::new(Iova::new(0x1000), 0x1000).unwrap();
     let mut burst = reader.online();

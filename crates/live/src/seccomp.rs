@@ -29,6 +29,7 @@ enum Condition {
     Always,
     Equals { argument: u32, value: u32 },
     Lacks { argument: u32, bits: u32 },
+    Has { argument: u32, bits: u32 },
 }
 
 impl Rule {
@@ -52,6 +53,12 @@ impl Rule {
         self
     }
 
+    /// Only if this argument, counted from 0, has one of the bits.
+    pub(crate) const fn having(mut self, argument: u32, bits: u32) -> Self {
+        self.condition = Condition::Has { argument, bits };
+        self
+    }
+
     /// Only if this argument, counted from 0, has none of the bits.
     pub(crate) const fn without(mut self, argument: u32, bits: u32) -> Self {
         self.condition = Condition::Lacks { argument, bits };
@@ -59,8 +66,8 @@ impl Rule {
     }
 }
 
-/// The program for these rules. `otherwise` is the action for every other call of this architecture;
-/// one of another architecture ends the process.
+/// The program for these rules, of which the first that fits a call decides. `otherwise` is the action
+/// for every other call of this architecture; one of another architecture ends the process.
 pub(crate) fn program(rules: &[Rule], otherwise: u32) -> Vec<sock_filter> {
     let load = |offset| statement(BPF_LD | BPF_W | BPF_ABS, offset);
     let end = |action| statement(BPF_RET | BPF_K, action);
@@ -73,26 +80,27 @@ pub(crate) fn program(rules: &[Rule], otherwise: u32) -> Vec<sock_filter> {
     ];
     for rule in rules {
         let number = u32::try_from(rule.number).unwrap_or(u32::MAX);
-        match rule.condition {
-            Condition::Always => program.extend([equal(number, 0, 1), end(rule.action)]),
-            Condition::Equals {
-                argument: at,
-                value,
-            } => program.extend([
-                equal(number, 0, 4),
-                argument(at),
-                equal(value, 0, 1),
-                end(rule.action),
-                end(otherwise),
-            ]),
-            Condition::Lacks { argument: at, bits } => program.extend([
-                equal(number, 0, 4),
-                argument(at),
-                jump(BPF_JMP | BPF_JSET | BPF_K, bits, 1, 0),
-                end(rule.action),
-                end(otherwise),
-            ]),
-        }
+        let (at, fits) = match rule.condition {
+            Condition::Always => {
+                program.extend([equal(number, 0, 1), end(rule.action)]);
+                continue;
+            }
+            Condition::Equals { argument, value } => (argument, equal(value, 0, 1)),
+            Condition::Has { argument, bits } => {
+                (argument, jump(BPF_JMP | BPF_JSET | BPF_K, bits, 0, 1))
+            }
+            Condition::Lacks { argument, bits } => {
+                (argument, jump(BPF_JMP | BPF_JSET | BPF_K, bits, 1, 0))
+            }
+        };
+        program.extend([
+            equal(number, 0, 4),
+            argument(at),
+            fits,
+            end(rule.action),
+            // Another rule may fit the call.
+            load(AT_NUMBER),
+        ]);
     }
     program.push(end(otherwise));
     program

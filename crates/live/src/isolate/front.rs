@@ -439,3 +439,6 @@ impl Device for Front {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

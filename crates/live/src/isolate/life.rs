@@ -79,6 +79,12 @@ impl Life {
         account.charge(now, late)
     }
 
+    /// Begins the account of `who` anew, with another allowance.
+    #[cfg(test)]
+    pub(super) fn allow(&self, who: Waits, allowance: Duration) {
+        *self.account(who).lock().unwrap() = Lateness::new(allowance);
+    }
+
     fn account(&self, who: Waits) -> &Mutex<Lateness> {
         match who {
             Waits::Iommu => &self.for_iommu,

@@ -1,0 +1,104 @@
+//! Tests: the sum of the waits for a process.
+
+use std::fs::File;
+use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use super::super::life::Life;
+use super::*;
+use crate::caps::Caps;
+use crate::iommu::Iommu;
+
+const SECTOR: u64 = 512;
+/// A process answers after so long, each time within its time.
+const LATE: Duration = Duration::from_millis(20);
+/// Instead of 20 s a minute.
+const ALLOWANCE: Duration = Duration::from_millis(100);
+/// More than any that the allowance has room for.
+const ROUNDS: usize = 20;
+
+/// A front whose process answers with `report` to each order that asks for one, late.
+fn late(report: Report) -> (Front, Arc<Mutex<Vec<String>>>, thread::JoinHandle<()>) {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(SECTOR).unwrap();
+    let counters = Arc::<DeviceCounters>::default();
+    let child = Command::new("/bin/sleep").arg("600").spawn().unwrap();
+    let life = Life::new(child).unwrap();
+    life.allow(Waits::Device, ALLOWANCE);
+    let pair = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let (ours, theirs) = pair.unwrap();
+    let answers = move || {
+        let mut bytes = [0; MAX_BYTES];
+        while let Ok((got @ 1.., _)) = recv(&theirs, &mut bytes[..], RecvFlags::empty()) {
+            let order = Order::decode(bytes.get(..got).unwrap());
+            if matches!(order, Some(Order::Reset)) {
+                thread::sleep(LATE);
+                let _ = send(&theirs, &report.encode(), SendFlags::NOSIGNAL);
+            }
+        }
+    };
+    let answering = thread::spawn(answers);
+    let link = Link {
+        socket: ours,
+        life: Arc::new(life),
+        errant: 0,
+    };
+    let iommu = Iommu::within(&Caps::default(), Arc::clone(&counters)).unwrap();
+    let disk = Blk::new(File::from(file), false, Arc::clone(&counters)).unwrap();
+    let said = Arc::<Mutex<Vec<String>>>::default();
+    let tell = {
+        let said = Arc::clone(&said);
+        move |what: &Said<'_>| said.lock().unwrap().push(format!("{what:?}"))
+    };
+    let front = Front::new(
+        disk,
+        link,
+        Behind::Virtio(iommu),
+        DeviceId::new(32),
+        counters,
+        Box::new(tell),
+    );
+    (front, said, answering)
+}
+
+#[test]
+fn resets_that_are_late_each_time_add_up() {
+    let (mut front, said, answering) = late(Report::WasReset);
+    let mut rounds = 0;
+    while said.lock().unwrap().is_empty() {
+        rounds += 1;
+        assert!(rounds < ROUNDS, "still trusted");
+        front.lanes[0].told = true;
+        front.reset();
+    }
+    let said = said.lock().unwrap().concat();
+    // Once nothing is left, no answer is in time.
+    assert!(said.contains("Late"), "{said}");
+    assert!(front.ended && front.lanes[0].broken);
+    drop(front);
+    answering.join().unwrap();
+}
+
+/// The guest clears the bit of the bus's master again and again, and a turn does not end.
+#[test]
+fn a_bus_that_is_left_late_each_time_adds_up() {
+    let (mut front, said, answering) = late(Report::WasReset);
+    front.lanes[0].working = true;
+    front.link.life.allow(Waits::Device, LATE);
+    front.leave_bus().unwrap();
+    front.take_bus();
+    assert!(said.lock().unwrap().concat().contains("LateInAll"));
+    assert!(front.ended);
+    // It is waited for no more: what is left is nothing.
+    assert_eq!(front.link.life.patience(Waits::Device), Duration::ZERO);
+    drop(front);
+    answering.join().unwrap();
+}

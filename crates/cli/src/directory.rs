@@ -1,8 +1,7 @@
-//! Directories for sockets, guests and caches: of this user alone.
+//! Directories for sockets and guests that go with them.
 
-use std::fs::{self, DirBuilder, Permissions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
@@ -14,8 +13,6 @@ use crate::interrupt::{self, UnderWay};
 const MODE: u32 = 0o700;
 /// Random letters and digits in a name: more than 64 bits.
 const RANDOM: usize = 12;
-/// Write permission for everyone.
-const OTHERS_WRITE: u32 = 0o002;
 
 /// A new directory that no other user can enter, below the system's directory for temporary files. It is
 /// removed with all that is in it when it is dropped, and on a signal.
@@ -58,46 +55,10 @@ impl PrivateDir {
     }
 }
 
-/// The directory that the user names: made with mode 0700 if it does not exist; its path, absolute.
-///
-/// # Errors
-/// It cannot be made, or another user can put files there: it belongs to a user other than this one, the
-/// caller of sudo and root, or everyone may write to it.
-pub(crate) fn own(path: &Path) -> Result<PathBuf, Failure> {
-    if let Some(parent) = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-    {
-        fs::create_dir_all(parent).map_err(Failure::io(path))?;
-    }
-    match DirBuilder::new().mode(MODE).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(Failure::io(path)(error));
-        }
-        _ => {}
-    }
-    let path = fs::canonicalize(path).map_err(Failure::io(path))?;
-    let about = fs::metadata(&path).map_err(Failure::io(&path))?;
-    if !about.is_dir() {
-        return Err(Failure::io(&path)(io::ErrorKind::NotADirectory.into()));
-    }
-    let user = rustix::process::geteuid().as_raw();
-    let is_ours = [Some(user), Some(0), caller(user)].contains(&Some(about.uid()));
-    if !is_ours || about.mode() & OTHERS_WRITE != 0 {
-        return Err(Failure::Shared(path));
-    }
-    Ok(path)
-}
-
-/// Under sudo, the user who called it: root trusts that user's files already.
-fn caller(user: u32) -> Option<u32> {
-    let caller = std::env::var("SUDO_UID").ok().filter(|_| user == 0)?;
-    caller.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
 
     use super::*;
 
@@ -124,24 +85,5 @@ mod tests {
         assert!(kept.is_dir());
         let missing = scratch.path().join("missing");
         assert!(PrivateDir::below(&missing).is_err());
-    }
-
-    #[test]
-    fn a_named_directory_is_made_for_the_user_and_refused_where_others_write() {
-        let scratch = tempfile::tempdir().unwrap();
-        let made = own(&scratch.path().join("a/b")).unwrap();
-        assert_eq!(mode(&made), 0o700);
-        // An existing one keeps its mode.
-        let set = |mode| fs::set_permissions(&made, Permissions::from_mode(mode)).unwrap();
-        set(0o755);
-        assert_eq!(own(&made).unwrap(), made);
-        assert_eq!(mode(&made), 0o755);
-        for shared in [0o777, 0o1777] {
-            set(shared);
-            assert!(matches!(own(&made), Err(Failure::Shared(_))), "{shared:o}");
-        }
-        let file = scratch.path().join("file");
-        fs::write(&file, "").unwrap();
-        assert!(own(&file).is_err());
     }
 }

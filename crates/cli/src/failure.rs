@@ -62,9 +62,6 @@ pub(crate) enum Failure {
         /// What would be right.
         advice: &'static str,
     },
-    /// A directory that other users can put files into.
-    #[cfg(feature = "live")]
-    Shared(PathBuf),
     /// A recording.
     Record(RecordError),
     /// The command that a recording was to watch failed; the recording is whole.
@@ -174,12 +171,6 @@ impl fmt::Display for Failure {
                 path.display()
             ),
             Self::Form { path, advice } => write!(f, "{}: {advice}", path.display()),
-            #[cfg(feature = "live")]
-            Self::Shared(path) => write!(
-                f,
-                "{}: other users can put files there; take write permission from them or name another directory",
-                path.display()
-            ),
             Self::Record(e) => e.fmt(f),
             Self::Workload(status) => {
                 write!(f, "the command ended with {status}; its trace was written")

@@ -3,10 +3,12 @@
 //! Sockets get their mode before they get their name: there is no moment at which others could
 //! connect. Each connection's user is checked as well, since a mode can be changed later.
 
-use std::fs::{self, DirBuilder, File, Metadata};
+mod directory;
+
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 
@@ -16,14 +18,13 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
+pub use self::directory::{NotPrivate, make_cache};
 pub use rustix::process::{Gid, Uid};
 
 use crate::left_behind;
 
 /// Most connections that wait to be accepted at a socket; later ones wait in `connect`.
 const BACKLOG: i32 = 128;
-/// Rights of everybody but the owner to change something.
-const OTHERS_WRITE: u32 = 0o022;
 
 /// Who may connect to the devices' sockets beside the user who runs this process, and root.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,39 +55,14 @@ impl std::fmt::Display for Stranger {
 
 impl std::error::Error for Stranger {}
 
-/// Why a directory cannot hold sockets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotPrivate {
-    /// Its owner is another user.
-    Owner {
-        /// That user.
-        user: u32,
-    },
-    /// Others can change it.
-    Writable {
-        /// Its mode.
-        mode: u32,
-    },
-}
-
-impl std::fmt::Display for NotPrivate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Access {
+    fn group(self) -> Option<u32> {
         match self {
-            Self::Owner { user } => write!(
-                f,
-                "the directory belongs to user {user}, who could replace the sockets: name one of your own"
-            ),
-            Self::Writable { mode } => write!(
-                f,
-                "others can write to the directory (mode {mode:o}) and replace the sockets: chmod go-w"
-            ),
+            Self::OwnUser => None,
+            Self::Group(group) => Some(group.as_raw()),
         }
     }
-}
 
-impl std::error::Error for NotPrivate {}
-
-impl Access {
     /// Mode of a socket or a file.
     fn mode(self) -> Mode {
         match self {
@@ -110,24 +86,6 @@ impl Access {
             chmod(path, mode)?;
         }
         Ok(())
-    }
-
-    /// Makes the directory of the sockets, if it is not there, and checks it.
-    ///
-    /// # Errors
-    /// What making it meets; [`NotPrivate`].
-    pub fn make_directory(self, path: &Path) -> io::Result<()> {
-        if let Some(parent) = path.parent()
-            && !parent.as_os_str().is_empty()
-        {
-            fs::create_dir_all(parent)?;
-        }
-        match DirBuilder::new().mode(0o700).create(path) {
-            // Members of the group find sockets whose names they know, and see no others.
-            Ok(()) => self.open_up(path, Mode::RWXU | Mode::XGRP),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => check_directory(path),
-            Err(error) => Err(error),
-        }
     }
 
     /// Listens at `path`, where nobody listens yet.
@@ -191,29 +149,6 @@ fn named(kind: SocketType, path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Whether the sockets in the directory at `path` stay what they are: only this user can change it.
-///
-/// # Errors
-/// What looking at it meets; [`NotPrivate`].
-pub fn check_directory(path: &Path) -> io::Result<()> {
-    let about = fs::metadata(path)?;
-    if !about.is_dir() {
-        return Err(io::ErrorKind::NotADirectory.into());
-    }
-    judge(&about, geteuid()).map_err(|why| io::Error::new(io::ErrorKind::PermissionDenied, why))
-}
-
-fn judge(about: &Metadata, own: Uid) -> Result<(), NotPrivate> {
-    let (user, mode) = (about.uid(), about.mode() & 0o7777);
-    if user != own.as_raw() {
-        return Err(NotPrivate::Owner { user });
-    }
-    if mode & OTHERS_WRITE != 0 {
-        return Err(NotPrivate::Writable { mode });
-    }
-    Ok(())
-}
-
 /// Whose process the other end of a stream is: of a listener, who listened; of a client, who connected.
 pub(crate) fn peer(stream: &UnixStream) -> io::Result<Uid> {
     Ok(rustix::net::sockopt::socket_peercred(stream.as_fd())?.uid)
@@ -226,7 +161,7 @@ pub(crate) fn is_own(user: Uid) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::path::PathBuf;
     use std::thread;
 
@@ -316,30 +251,5 @@ mod tests {
         assert_eq!(dir.mode("shared"), 0o710);
         assert_eq!(dir.mode("shared/socket"), 0o660);
         assert_eq!(dir.mode("shared/file"), 0o660);
-    }
-
-    #[test]
-    fn directories_of_others_are_refused() {
-        let dir = Dir::new("others");
-        check_directory(&dir.0).unwrap();
-        let about = fs::metadata(&dir.0).unwrap();
-        let stranger = Uid::from_raw(about.uid() + 1);
-        let user = about.uid();
-        assert_eq!(judge(&about, stranger), Err(NotPrivate::Owner { user }));
-        for (mode, private) in [
-            (0o700, true),
-            (0o755, true),
-            (0o770, false),
-            (0o1777, false),
-            (0o702, false),
-        ] {
-            fs::set_permissions(&dir.0, fs::Permissions::from_mode(mode)).unwrap();
-            let error = Access::OwnUser.make_directory(&dir.0).err();
-            assert_eq!(error.is_none(), private, "{mode:o}");
-            if let Some(error) = error {
-                assert!(error.to_string().contains("chmod go-w"), "{error}");
-            }
-        }
-        fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o700)).unwrap();
     }
 }

@@ -26,7 +26,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use self::apart::{Told, front};
 use self::ready::Ready;
-use crate::access::{Access, check_directory};
+use crate::access::Access;
 use crate::assigned::AssignedDma;
 use crate::caps::{Caps, Complaints};
 use crate::confine;
@@ -114,8 +114,8 @@ impl Daemon {
         let at = at(dir);
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         devices.check().map_err(invalid).map_err(&at)?;
-        check_directory(dir).map_err(&at)?;
-        let mut daemon = Self::empty(dir, devices.back_end).map_err(&at)?;
+        let dir = devices.access.check_directory(dir).map_err(&at)?;
+        let mut daemon = Self::empty(&dir, devices.back_end).map_err(&at)?;
         match daemon.fill(devices, log) {
             Ok(()) => Ok(daemon),
             Err(error) => {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use ringfence_live::access::{Access, make_cache};
 use ringfence_live::guest::{
     Boot, COUNTED_WORDS, GuestError, Initramfs, Kernel, Machine, OwnModule, Qemu, READ_BYTES, boot,
     build_initramfs, build_module, timed_reads,
@@ -17,7 +18,7 @@ use crate::args::{
     GuestArgs, GuestCommand, GuestJudgeArgs, GuestPrepareArgs, GuestReadsArgs, GuestRunArgs,
     ModuleArgs,
 };
-use crate::directory::{self, PrivateDir};
+use crate::directory::PrivateDir;
 use crate::failure::Failure;
 use crate::out_file::{OutFile, Readers, write_into};
 use crate::output::{print, tell};
@@ -64,7 +65,7 @@ impl Prepared {
     ) -> Result<Self, Failure> {
         let mut say = |text: &str| tell(text);
         // What is in it is run.
-        let cache = directory::own(&args.cache)?;
+        let cache = make_cache(&args.cache).map_err(Failure::io(&args.cache))?;
         let qemu = Qemu::prepare(&cache, &mut say)?;
         let kernel = Kernel::prepare(&args.kernel, &cache, &mut say)?;
         let mut build = |args: &ModuleArgs, name| {
@@ -146,7 +147,7 @@ fn run(args: &GuestRunArgs) -> Result<ExitCode, Failure> {
         Vec::new()
     };
     let prepared = Prepared::new(&args.guest, Some(&args.module), &args.guest.command, &files)?;
-    let dir = Directory::new(args.dir.as_deref())?;
+    let dir = Directory::new(args.dir.as_deref(), devices.access)?;
     if args.devices.blk.is_none() {
         devices.disk = Some(scratch(dir.path())?);
     }
@@ -232,7 +233,7 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
         command = ["sh", "-c", JUDGED].map(str::to_owned).to_vec();
     }
     let prepared = Prepared::new(&args.guest, None, &command, &[])?;
-    let dir = Directory::new(None)?;
+    let dir = Directory::new(None, Access::OwnUser)?;
     let disk = scratch(dir.path())?;
     let mut options = fs::File::options();
     let disk = options.read(true).write(true).open(&disk);
@@ -296,10 +297,13 @@ enum Directory {
 }
 
 impl Directory {
-    fn new(named: Option<&Path>) -> Result<Self, Failure> {
+    fn new(named: Option<&Path>, access: Access) -> Result<Self, Failure> {
         Ok(match named {
             None => Self::Private(PrivateDir::new()?),
-            Some(path) => Self::Named(directory::own(path)?),
+            Some(path) => {
+                let made = access.make_directory(path);
+                Self::Named(made.map_err(Failure::io(path))?)
+            }
         })
     }
 

@@ -17,7 +17,6 @@ use ringfence_live::server::Event;
 use ringfence_report::visible;
 
 use crate::args::{CapArgs, DeviceArgs, ServeArgs};
-use crate::directory;
 use crate::failure::Failure;
 use crate::interrupt::{Then, on_interrupt};
 use crate::output::{print, tell};
@@ -46,8 +45,7 @@ fn begin(args: &ServeArgs) -> Result<Daemon, Failure> {
     devices.paravirtual = args.pviommu;
     check(&devices)?;
     let made = devices.access.make_directory(&args.dir);
-    made.map_err(Failure::io(&args.dir))?;
-    let dir = directory::own(&args.dir)?;
+    let dir = made.map_err(Failure::io(&args.dir))?;
     let mut daemon = start(&dir, &devices, &args.devices)?;
     match announce(&mut daemon, args) {
         Ok(()) => Ok(daemon),
@@ -74,9 +72,8 @@ fn announce(daemon: &mut Daemon, args: &ServeArgs) -> Result<(), Failure> {
 
 fn take_over(args: &ServeArgs) -> Result<Daemon, Failure> {
     use_all_descriptors();
-    let dir = directory::own(&args.dir)?;
     let here = Here {
-        dir: &dir,
+        dir: &args.dir,
         access: access(&args.devices),
         caps: &caps(&args.devices.caps),
         optimisations: optimisations(&args.devices),

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use super::rebuild::Rebuilt;
 use super::{Daemon, Here};
-use crate::access::check_directory;
 use crate::handover::{CONTROL, Limits, Take, TakeOverError, Taken};
 use crate::server::Event;
 
@@ -26,8 +25,10 @@ impl Daemon {
         here: Here<'_>,
         meanwhile: u64,
     ) -> Result<(Self, Taken), (PathBuf, TakeOverError)> {
-        check_directory(here.dir).map_err(|error| (here.dir.to_owned(), error.into()))?;
-        let path = here.dir.join(CONTROL);
+        let checked = here.access.check_directory(here.dir);
+        let dir = checked.map_err(|error| (here.dir.to_owned(), error.into()))?;
+        let here = Here { dir: &dir, ..here };
+        let path = dir.join(CONTROL);
         taken_over(here, &path, meanwhile).map_err(|error| (path, error))
     }
 

@@ -1,0 +1,331 @@
+//! Directories whose content no stranger changes: of sockets, and of files that are run.
+//!
+//! A directory is looked at by its path without links, and so are those above it: whoever may rename
+//! there puts another directory in its place after the look.
+
+use std::fs::{self, DirBuilder, Metadata};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Mode;
+use rustix::process::{getegid, geteuid};
+
+use super::Access;
+
+/// Of the user alone.
+const MODE: u32 = 0o700;
+const GROUP_WRITES: u32 = 0o020;
+const OTHERS_WRITE: u32 = 0o002;
+/// In such a directory nobody renames what belongs to another user.
+const STICKY: u32 = 0o1000;
+const ROOT: u32 = 0;
+
+/// Why a directory is not safe from other users.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotPrivate {
+    /// Its owner is another user.
+    Owner {
+        /// That user.
+        user: u32,
+    },
+    /// Others can change it.
+    Writable {
+        /// Its mode.
+        mode: u32,
+    },
+    /// Others can replace a directory that it lies in.
+    Above {
+        /// That directory.
+        directory: PathBuf,
+        /// Its own fault.
+        why: Box<Self>,
+    },
+}
+
+impl std::fmt::Display for NotPrivate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Owner { user } => write!(
+                f,
+                "the directory belongs to user {user}, who could replace what is in it: name one of your own"
+            ),
+            Self::Writable { mode } => write!(
+                f,
+                "others can write to the directory (mode {mode:o}) and replace what is in it: chmod go-w"
+            ),
+            Self::Above { directory, why } => {
+                write!(f, "it lies in {}: {why}", directory.display())
+            }
+        }
+    }
+}
+
+impl std::error::Error for NotPrivate {}
+
+/// Who may change a directory.
+#[derive(Debug)]
+struct Trusted {
+    /// Who may own it.
+    users: Vec<u32>,
+    /// Whose group may write to it.
+    groups: Vec<u32>,
+}
+
+impl Trusted {
+    /// This user, whose sockets and files it holds.
+    fn with_sockets(access: Access) -> Self {
+        Self {
+            users: vec![geteuid().as_raw()],
+            groups: access.group().into_iter().collect(),
+        }
+    }
+
+    /// This user and group, root, and under sudo the user who called it: root trusts that user's files
+    /// already. Many systems give each user a group, and let it write.
+    fn with_files() -> Self {
+        let mut trusted = Self {
+            users: vec![geteuid().as_raw(), ROOT],
+            groups: vec![getegid().as_raw(), ROOT],
+        };
+        if geteuid().is_root() {
+            let number = |name| -> Option<u32> { std::env::var(name).ok()?.parse().ok() };
+            trusted.users.extend(number("SUDO_UID"));
+            trusted.groups.extend(number("SUDO_GID"));
+        }
+        trusted
+    }
+
+    fn judge(&self, about: &Metadata) -> Result<(), NotPrivate> {
+        let (user, mode) = (about.uid(), about.mode() & 0o7777);
+        if !self.users.contains(&user) {
+            return Err(NotPrivate::Owner { user });
+        }
+        let group_writes = mode & GROUP_WRITES != 0 && !self.groups.contains(&about.gid());
+        if mode & OTHERS_WRITE != 0 || group_writes {
+            return Err(NotPrivate::Writable { mode });
+        }
+        Ok(())
+    }
+
+    /// One that others lie in.
+    fn judge_above(&self, about: &Metadata) -> Result<(), NotPrivate> {
+        match self.judge(about) {
+            Err(NotPrivate::Writable { .. }) if about.mode() & STICKY != 0 => Ok(()),
+            judged => judged,
+        }
+    }
+
+    /// The directory at `path`, without links.
+    fn check(&self, path: &Path, above: &Self) -> io::Result<PathBuf> {
+        let path = fs::canonicalize(path)?;
+        let about = fs::symlink_metadata(&path)?;
+        if !about.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        self.judge(&about).map_err(refused)?;
+        above.check_above(&path)?;
+        Ok(path)
+    }
+
+    fn check_above(&self, path: &Path) -> io::Result<()> {
+        for directory in path.ancestors().skip(1) {
+            let judged = self.judge_above(&fs::symlink_metadata(directory)?);
+            judged.map_err(|why| {
+                refused(NotPrivate::Above {
+                    directory: directory.to_owned(),
+                    why: Box::new(why),
+                })
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Makes the directory if it is not there, and checks it. `made` gets a new one's path.
+    fn make(
+        &self,
+        path: &Path,
+        above: &Self,
+        made: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> io::Result<PathBuf> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return self.check(path, above);
+        };
+        let parent = if parent.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            parent
+        };
+        fs::create_dir_all(parent)?;
+        let new = fs::canonicalize(parent)?.join(name);
+        // Before anything is made or given away there.
+        above.check_above(&new)?;
+        match DirBuilder::new().mode(MODE).create(&new) {
+            Ok(()) => made(&new)?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        self.check(&new, above)
+    }
+}
+
+fn refused(why: NotPrivate) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
+}
+
+impl Access {
+    /// Makes the directory of the sockets, if it is not there, and checks it; its path, without links.
+    ///
+    /// # Errors
+    /// What making it meets; [`NotPrivate`].
+    pub fn make_directory(self, path: &Path) -> io::Result<PathBuf> {
+        // Members of the group find sockets whose names they know, and see no others.
+        let made = |path: &Path| self.open_up(path, Mode::RWXU | Mode::XGRP);
+        Trusted::with_sockets(self).make(path, &Trusted::with_files(), made)
+    }
+
+    /// Checks that the sockets in the directory stay what they are: its path, without links. It belongs
+    /// to this user, and nobody else can write to it but the group that may connect.
+    ///
+    /// # Errors
+    /// What looking at it meets; [`NotPrivate`].
+    pub fn check_directory(self, path: &Path) -> io::Result<PathBuf> {
+        Trusted::with_sockets(self).check(path, &Trusted::with_files())
+    }
+}
+
+/// Makes a directory of files that are run, if it is not there, and checks it; its path, without links.
+/// It may be root's, or under sudo the caller's.
+///
+/// # Errors
+/// What making it meets; [`NotPrivate`].
+pub fn make_cache(path: &Path) -> io::Result<PathBuf> {
+    let trusted = Trusted::with_files();
+    trusted.make(path, &trusted, |_| Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use rustix::process::Gid;
+
+    use super::*;
+
+    fn set(path: &Path, mode: u32) {
+        fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn why(error: &io::Error) -> &NotPrivate {
+        error.get_ref().and_then(|e| e.downcast_ref()).unwrap()
+    }
+
+    #[test]
+    fn directories_that_others_change_are_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = Access::OwnUser
+            .make_directory(&scratch.path().join("a/b"))
+            .unwrap();
+        let about = fs::metadata(&dir).unwrap();
+        assert_eq!(about.mode() & 0o7777, MODE);
+        let stranger = Trusted {
+            users: vec![about.uid() + 1],
+            groups: Vec::new(),
+        };
+        let user = about.uid();
+        assert_eq!(stranger.judge(&about), Err(NotPrivate::Owner { user }));
+        // Sockets, sockets for a group, and files.
+        let own = Access::Group(Gid::from_raw(about.gid()));
+        let other = Access::Group(Gid::from_raw(about.gid() + 1));
+        for (mode, sockets, group, files) in [
+            (0o700, true, true, true),
+            (0o755, true, true, true),
+            (0o770, false, true, true),
+            (0o775, false, true, true),
+            (0o1777, false, false, false),
+            (0o702, false, false, false),
+        ] {
+            set(&dir, mode);
+            let is_ok = |made: io::Result<PathBuf>| match made {
+                Ok(path) => path == dir,
+                Err(error) => {
+                    assert_eq!(why(&error), &NotPrivate::Writable { mode });
+                    assert!(error.to_string().contains("chmod go-w"), "{error}");
+                    false
+                }
+            };
+            for access in [Access::OwnUser, other] {
+                assert_eq!(is_ok(access.make_directory(&dir)), sockets, "{mode:o}");
+                assert_eq!(is_ok(access.check_directory(&dir)), sockets, "{mode:o}");
+            }
+            assert_eq!(is_ok(own.check_directory(&dir)), group, "{mode:o}");
+            assert_eq!(is_ok(make_cache(&dir)), files, "{mode:o}");
+            assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o7777, mode);
+        }
+        let file = scratch.path().join("file");
+        fs::write(&file, "").unwrap();
+        for made in [make_cache(&file), Access::OwnUser.make_directory(&file)] {
+            assert_eq!(made.unwrap_err().kind(), io::ErrorKind::NotADirectory);
+        }
+    }
+
+    #[test]
+    fn directories_that_others_replace_are_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        let above = fs::canonicalize(scratch.path()).unwrap();
+        let dir = above.join("dir");
+        for (mode, safe) in [(0o777, false), (0o1777, true), (0o755, true)] {
+            set(&above, mode);
+            for name in ["dir", "new/dir"] {
+                let named = above.join(name);
+                for made in [Access::OwnUser.make_directory(&named), make_cache(&named)] {
+                    match made {
+                        Ok(path) => assert_eq!((path, safe), (named.clone(), true), "{mode:o}"),
+                        Err(error) => {
+                            let expected = NotPrivate::Above {
+                                directory: above.clone(),
+                                why: Box::new(NotPrivate::Writable { mode }),
+                            };
+                            assert_eq!(why(&error), &expected);
+                            assert!(!safe, "{mode:o}");
+                        }
+                    }
+                }
+            }
+        }
+        // Nothing was made where it was refused, and a link leads to what is checked.
+        let link = scratch.path().join("link");
+        symlink(&dir, &link).unwrap();
+        assert_eq!(Access::OwnUser.make_directory(&link).unwrap(), dir);
+        set(&above, 0o777);
+        let error = Access::OwnUser.check_directory(&dir).unwrap_err();
+        assert!(matches!(why(&error), NotPrivate::Above { .. }), "{error}");
+        assert!(make_cache(&above.join("later")).is_err());
+        assert!(!above.join("later").exists());
+        set(&above, 0o700);
+    }
+
+    #[test]
+    fn another_users_directory_above_is_refused() {
+        let nobody = 65534;
+        let scratch = tempfile::tempdir().unwrap();
+        let theirs = fs::canonicalize(scratch.path()).unwrap();
+        // Only root can give files away.
+        if std::os::unix::fs::chown(&theirs, Some(nobody), None).is_err() {
+            return;
+        }
+        for made in [
+            Access::OwnUser.make_directory(&theirs.join("dir")),
+            make_cache(&theirs.join("dir")),
+        ] {
+            let error = made.unwrap_err();
+            let expected = NotPrivate::Above {
+                directory: theirs.clone(),
+                why: Box::new(NotPrivate::Owner { user: nobody }),
+            };
+            assert_eq!(why(&error), &expected);
+        }
+        assert!(!theirs.join("dir").exists());
+    }
+}

@@ -1,7 +1,8 @@
 //! Ctrl-C, SIGTERM and SIGHUP: what the command does then, and which files go with it.
 //!
 //! The process has one handler. It runs the command's own action, if there is one; otherwise it removes the
-//! files and directories that are under way and ends the process.
+//! files and directories that are under way and ends the process. A command that goes on may wait for
+//! somebody who does not come, a reader of its output for example: the third signal ends it as well.
 
 use std::fs;
 use std::io;
@@ -21,17 +22,35 @@ pub(crate) enum Then {
     End,
 }
 
+/// A command that was to end and has not by this signal is ended.
+const LAST_SIGNAL: u32 = 3;
+
 type Action = Box<dyn FnMut() -> Then + Send>;
 
 #[derive(Default)]
 struct State {
     installed: bool,
+    signals: u32,
     action: Option<Action>,
     under_way: Vec<PathBuf>,
 }
 
+impl State {
+    /// A signal has come.
+    fn signal(&mut self) -> Then {
+        self.signals = self.signals.saturating_add(1);
+        let then = self.action.as_mut().map_or(Then::End, |action| action());
+        if self.signals < LAST_SIGNAL {
+            then
+        } else {
+            Then::End
+        }
+    }
+}
+
 static STATE: Mutex<State> = Mutex::new(State {
     installed: false,
+    signals: 0,
     action: None,
     under_way: Vec::new(),
 });
@@ -79,8 +98,7 @@ fn install(state: &mut State) -> io::Result<()> {
 
 fn handle() {
     let mut state = state();
-    let then = state.action.as_mut().map_or(Then::End, |action| action());
-    if then == Then::GoOn {
+    if state.signal() == Then::GoOn {
         return;
     }
     for path in &state.under_way {
@@ -110,5 +128,22 @@ impl Drop for UnderWay {
         if let Some(place) = state.under_way.iter().position(|path| *path == self.0) {
             state.under_way.swap_remove(place);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_does_not_end_is_ended() {
+        let mut state = State::default();
+        assert_eq!(state.signal(), Then::End);
+        state = State {
+            action: Some(Box::new(|| Then::GoOn)),
+            ..State::default()
+        };
+        let then: Vec<Then> = (0..LAST_SIGNAL).map(|_| state.signal()).collect();
+        assert_eq!(then, [Then::GoOn, Then::GoOn, Then::End]);
     }
 }

@@ -67,14 +67,6 @@ fn info(args: &InfoArgs) -> Result<(), Failure> {
 }
 
 fn record(args: &RecordArgs) -> Result<(), Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&stop);
-    // Without the handler Ctrl-C would leave the instance behind; with it, what was recorded is kept.
-    let handled = on_interrupt(move || {
-        flag.store(true, Ordering::Relaxed);
-        Then::GoOn
-    });
-    handled.map_err(Failure::io("Ctrl-C".as_ref()))?;
     refuse_parquet(&args.output)?;
     for path in left_behind(&args.tracefs) {
         let path = path.display();
@@ -91,6 +83,15 @@ fn record(args: &RecordArgs) -> Result<(), Failure> {
     };
     // A kernel's addresses are for nobody else.
     let mut out = OutFile::create(&args.output, Readers::User)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&stop);
+    // Without the handler Ctrl-C would leave the instance behind; with it, what was recorded is kept.
+    // Whoever opens a FIFO waits for its reader: until it is open, Ctrl-C ends the command.
+    let handled = on_interrupt(move || {
+        flag.store(true, Ordering::Relaxed);
+        Then::GoOn
+    });
+    handled.map_err(Failure::io("Ctrl-C".as_ref()))?;
     let mut command;
     let workload = match (args.seconds, args.command.split_first()) {
         (Some(seconds), _) => Workload::Time(seconds),

@@ -277,3 +277,51 @@ fn an_instance_of_a_killed_recording_is_named() {
     assert!(lines[0].contains("rmdir"), "{text}");
     assert!(!text.contains("ringfence-1 "), "{text}");
 }
+
+/// Whoever opens a FIFO for writing waits for its reader, and a signal ends the wait.
+#[test]
+fn a_recording_whose_output_nobody_reads_ends_with_a_signal() {
+    let scratch = Scratch::new("unread");
+    let fifo = scratch.path("fifo");
+    make_fifo(&fifo);
+    let mut record = Command::new(env!("CARGO_BIN_EXE_ringfence"))
+        .args(["trace", "record", "-o", &fifo, "--", "true"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let call = format!("/proc/{}/syscall", record.id());
+    // openat(2), on this architecture, of a thread that sleeps.
+    let waits = || fs::read_to_string(&call).map(|call| call.starts_with("257 "));
+    loop {
+        match waits() {
+            // Twice: the first open of all may wait for a disk.
+            Ok(true) if waits().is_ok_and(|waits| waits) => break,
+            Ok(_) => std::thread::yield_now(),
+            // The host does not show it.
+            Err(_) => {
+                record.kill().unwrap();
+                record.wait().unwrap();
+                return;
+            }
+        }
+        assert!(record.try_wait().unwrap().is_none(), "it waits for nobody");
+    }
+    let number = record.id().to_string();
+    let signalled = Command::new("kill").args(["-INT", &number]).status();
+    assert!(signalled.unwrap().success());
+    // A reader that comes later is not written to: it would end the wait of a broken command.
+    let mut ended = None;
+    for _ in 0..200_000 {
+        ended = record.try_wait().unwrap();
+        if ended.is_some() {
+            break;
+        }
+        std::thread::yield_now();
+    }
+    if ended.is_none() {
+        record.kill().unwrap();
+        record.wait().unwrap();
+    }
+    assert!(ended.is_some_and(|status| !status.success()));
+    assert_eq!(scratch.names(), ["fifo"]);
+}

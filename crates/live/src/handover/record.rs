@@ -15,6 +15,8 @@ pub struct RecordState {
     pub whole: bool,
     /// Lines that are yet to be written.
     pub pending: Vec<u8>,
+    /// Requests that are not in it; 0 if it is whole.
+    pub lost: u64,
 }
 
 impl RecordState {
@@ -22,13 +24,18 @@ impl RecordState {
         out.fd(self.file);
         out.flag(self.whole);
         out.blob(&self.pending);
+        if !self.whole {
+            out.u64(self.lost);
+        }
     }
 
     pub(super) fn decode(input: &mut Reader<'_>) -> Result<Self, StateError> {
+        let (file, whole) = (input.fd()?, input.flag()?);
         Ok(Self {
-            file: input.fd()?,
-            whole: input.flag()?,
+            file,
+            whole,
             pending: input.blob("bytes of a record", PENDING_BYTES)?,
+            lost: if whole { 0 } else { input.u64()? },
         })
     }
 }

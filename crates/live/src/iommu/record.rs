@@ -98,6 +98,7 @@ impl Recorder {
             file: self.file.try_clone()?.into(),
             whole: self.whole,
             pending: self.pending.clone(),
+            lost: self.lost,
         })
     }
 
@@ -110,6 +111,7 @@ impl Recorder {
             file,
             whole,
             pending,
+            lost,
         } = state;
         let about = fstat(&file).map_err(io::Error::from)?;
         let kind = FileType::from_raw_mode(about.st_mode);
@@ -138,7 +140,7 @@ impl Recorder {
             whole,
             most,
             bytes,
-            lost: 0,
+            lost,
         })
     }
 }

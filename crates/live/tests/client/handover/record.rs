@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 
+use ringfence_live::caps::Caps;
 use ringfence_live::daemon::{Daemon, Devices, Ended};
 use ringfence_live::handover::{Handed, Limits, Own, RecordState, StateError};
 
@@ -71,6 +72,36 @@ fn every_request_is_written_down_once() {
     expected.push("end\n".to_owned());
     let written = fs::read_to_string(dir.0.join("requests")).unwrap();
     assert!(written == expected.join("\n"), "{written}");
+}
+
+/// A record that is full stays so, and its last line counts what every process left out.
+#[test]
+fn a_full_record_counts_what_every_process_leaves_out() {
+    let dir = Dir::new("record-full");
+    let mut expected = booted();
+    let devices = Devices {
+        disk: Some(dir.0.join("disk.img")),
+        requests: Some(dir.0.join("requests")),
+        caps: Caps {
+            record_bytes: expected.iter().map(|line| line.len() as u64 + 1).sum(),
+            ..Caps::default()
+        },
+        ..Devices::default()
+    };
+    let first = serving(&dir, &devices, Limits::default());
+    let mut guest = Guest::boot(&dir);
+    let mut lost = ask(&mut guest, 3).len();
+    let (second, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
+    assert_eq!(first.join().unwrap(), Ended::HandedOver);
+    lost += ask(&mut guest, 0).len();
+    let (third, _) = Daemon::take_over(here!(&dir.0), 0).unwrap();
+    assert_eq!(second.join().unwrap(), Ended::HandedOver);
+    lost += ask(&mut guest, 2).len();
+    drop(guest);
+    end(third);
+    expected.extend(["full".to_owned(), format!("lost {lost}\n")]);
+    let written = fs::read_to_string(dir.0.join("requests")).unwrap();
+    assert_eq!(written, expected.join("\n"));
 }
 
 #[test]

@@ -110,6 +110,7 @@ fn own(kind: usize, bytes: Vec<u8>, flag: bool) -> Own {
                 file: fd(),
                 whole: bytes.len().is_multiple_of(2),
                 pending: bytes.clone(),
+                lost: (bytes.len() % 2) as u64,
             }),
             snapshot: bytes,
         },

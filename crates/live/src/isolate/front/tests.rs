@@ -1,10 +1,11 @@
-//! Tests: the sum of the waits for a process.
+//! Tests: the sum of the waits for a process, and of its reports.
 
-use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 
+use ringfence_types::{Access, Iova};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::super::life::Life;
@@ -20,8 +21,11 @@ const ALLOWANCE: Duration = Duration::from_millis(100);
 /// More than any that the allowance has room for.
 const ROUNDS: usize = 20;
 
-/// A front whose process answers with `report` to each order that asks for one, late.
-fn late(report: Report) -> (Front, Arc<Mutex<Vec<String>>>, thread::JoinHandle<()>) {
+/// What a front has said.
+type Log = Arc<Mutex<Vec<String>>>;
+
+/// A front, and its process's end of the socket.
+fn front() -> (Front, Log, OwnedFd) {
     let file = tempfile::tempfile().unwrap();
     file.set_len(SECTOR).unwrap();
     let counters = Arc::<DeviceCounters>::default();
@@ -35,25 +39,14 @@ fn late(report: Report) -> (Front, Arc<Mutex<Vec<String>>>, thread::JoinHandle<(
         None,
     );
     let (ours, theirs) = pair.unwrap();
-    let answers = move || {
-        let mut bytes = [0; MAX_BYTES];
-        while let Ok((got @ 1.., _)) = recv(&theirs, &mut bytes[..], RecvFlags::empty()) {
-            let order = Order::decode(bytes.get(..got).unwrap());
-            if matches!(order, Some(Order::Reset)) {
-                thread::sleep(LATE);
-                let _ = send(&theirs, &report.encode(), SendFlags::NOSIGNAL);
-            }
-        }
-    };
-    let answering = thread::spawn(answers);
     let link = Link {
         socket: ours,
         life: Arc::new(life),
         errant: 0,
     };
     let iommu = Iommu::within(&Caps::default(), Arc::clone(&counters)).unwrap();
-    let disk = Blk::new(File::from(file), false, Arc::clone(&counters)).unwrap();
-    let said = Arc::<Mutex<Vec<String>>>::default();
+    let disk = Blk::new(file, false, Arc::clone(&counters)).unwrap();
+    let said = Log::default();
     let tell = {
         let said = Arc::clone(&said);
         move |what: &Said<'_>| said.lock().unwrap().push(format!("{what:?}"))
@@ -66,12 +59,28 @@ fn late(report: Report) -> (Front, Arc<Mutex<Vec<String>>>, thread::JoinHandle<(
         counters,
         Box::new(tell),
     );
-    (front, said, answering)
+    (front, said, theirs)
+}
+
+/// A front whose process answers each reset late.
+fn late() -> (Front, Log, thread::JoinHandle<()>) {
+    let (front, said, theirs) = front();
+    let answers = move || {
+        let mut bytes = [0; MAX_BYTES];
+        while let Ok((got @ 1.., _)) = recv(&theirs, &mut bytes[..], RecvFlags::empty()) {
+            let order = Order::decode(bytes.get(..got).unwrap());
+            if matches!(order, Some(Order::Reset)) {
+                thread::sleep(LATE);
+                let _ = send(&theirs, &Report::WasReset.encode(), SendFlags::NOSIGNAL);
+            }
+        }
+    };
+    (front, said, thread::spawn(answers))
 }
 
 #[test]
 fn resets_that_are_late_each_time_add_up() {
-    let (mut front, said, answering) = late(Report::WasReset);
+    let (mut front, said, answering) = late();
     let mut rounds = 0;
     while said.lock().unwrap().is_empty() {
         rounds += 1;
@@ -90,7 +99,7 @@ fn resets_that_are_late_each_time_add_up() {
 /// The guest clears the bit of the bus's master again and again, and a turn does not end.
 #[test]
 fn a_bus_that_is_left_late_each_time_adds_up() {
-    let (mut front, said, answering) = late(Report::WasReset);
+    let (mut front, said, answering) = late();
     front.lanes[0].working = true;
     front.link.life.allow(Waits::Device, LATE);
     front.leave_bus().unwrap();
@@ -101,4 +110,27 @@ fn a_bus_that_is_left_late_each_time_adds_up() {
     assert_eq!(front.link.life.patience(Waits::Device), Duration::ZERO);
     drop(front);
     answering.join().unwrap();
+}
+
+#[test]
+fn reports_of_a_turn_have_a_limit() {
+    let (mut front, said, theirs) = front();
+    let stopped = Report::Stopped {
+        iova: Iova::new(0xdead_0000),
+        access: Access::Write,
+        permission: false,
+    };
+    let too_long = Report::TooLong { bytes: 9, most: 8 };
+    let sizes = front.disk.queue_sizes().iter().copied();
+    let most = sizes.map(u32::from).sum::<u32>() * REPORTS_PER_DESCRIPTOR;
+    let reports = [stopped.encode(), too_long.encode()];
+    for report in reports.iter().cycle().take(most as usize) {
+        send(&theirs, report, SendFlags::NOSIGNAL).unwrap();
+        assert!(front.hear());
+        assert!(!front.ended, "{said:?}");
+    }
+    send(&theirs, &reports[0], SendFlags::NOSIGNAL).unwrap();
+    front.hear();
+    assert!(front.ended);
+    assert_eq!(*said.lock().unwrap(), ["Ended(Protocol)"]);
 }

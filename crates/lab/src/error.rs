@@ -66,6 +66,17 @@ pub enum LabError {
         /// The limit.
         limit: usize,
     },
+    /// The searches of a mode's allocator step over more ranges than
+    /// [`Limits::search`](crate::Limits::search).
+    LongSearch {
+        /// The limit.
+        limit: u64,
+    },
+    /// A mode's cache keeps more mappings than [`Limits::kept`](crate::Limits::kept).
+    Kept {
+        /// The limit.
+        limit: usize,
+    },
     /// A defect of Ringfence.
     Internal(&'static str),
 }
@@ -115,6 +126,16 @@ impl fmt::Display for LabError {
                 f,
                 "more than {limit} buffers of {device} are alive on the page at {page}; \
                  `--max-page-buffers` raises this limit"
+            ),
+            Self::LongSearch { limit } => write!(
+                f,
+                "the allocator of a mode steps over more than {limit} ranges in its searches; \
+                 `--max-search` raises this limit"
+            ),
+            Self::Kept { limit } => write!(
+                f,
+                "the cache of a mode keeps more than {limit} mappings; `--max-kept` raises this \
+                 limit"
             ),
             Self::Internal(what) => write!(f, "defect in ringfence: {what}"),
         }

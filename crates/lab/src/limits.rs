@@ -10,6 +10,12 @@ pub struct Limits {
     /// Buffers alive on one I/O virtual page, where a mode lets buffers share pages. Each access
     /// is judged against all of them.
     pub buffers_on_a_page: usize,
+    /// Ranges that the searches of a mode's allocator step over in all. `None`: 2^28 plus 4096
+    /// for each mapped range. Allocators of Linux search a list that grows with the live ranges,
+    /// so a trace can make the time of a replay grow with its square.
+    pub search: Option<u64>,
+    /// Mappings that a mode with a cache keeps at once behind their unmaps, of all devices.
+    pub kept: usize,
 }
 
 impl Default for Limits {
@@ -17,6 +23,16 @@ impl Default for Limits {
         Self {
             devices: 1024,
             buffers_on_a_page: 4096,
+            search: None,
+            kept: 1 << 18,
         }
+    }
+}
+
+impl Limits {
+    /// The bound on searches behind `ranges` mapped ranges.
+    pub(crate) fn search_of(&self, ranges: u64) -> u64 {
+        let relative = ranges.saturating_mul(4096).saturating_add(1 << 28);
+        self.search.unwrap_or(relative)
     }
 }

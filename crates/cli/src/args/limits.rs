@@ -64,6 +64,12 @@ pub(crate) struct ReplayLimitArgs {
     /// Buffers alive on one page, in modes where buffers share pages [default: 4096]
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_page_buffers: Option<usize>,
+    /// Ranges that a mode's allocator searches [default: 256M and 4K a mapped range]
+    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
+    pub max_search: Option<u64>,
+    /// Mappings that a mode with a cache keeps behind their unmaps [default: 256K]
+    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
+    pub max_kept: Option<u64>,
     /// Bytes of standard input that are kept in a temporary file where a trace is read twice
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G", help_heading = "Limits")]
     pub max_spool: u64,
@@ -81,6 +87,10 @@ impl ReplayLimitArgs {
         limits.devices = self.max_devices.unwrap_or(limits.devices);
         let buffers = self.max_page_buffers;
         limits.buffers_on_a_page = buffers.unwrap_or(limits.buffers_on_a_page);
+        limits.search = self.max_search;
+        if let Some(kept) = self.max_kept {
+            limits.kept = usize::try_from(kept).unwrap_or(usize::MAX);
+        }
         limits
     }
 }

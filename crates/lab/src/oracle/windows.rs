@@ -78,6 +78,11 @@ impl Windows {
         !self.kept.is_empty()
     }
 
+    /// Kept mappings with a window that is open.
+    pub fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
     fn closed(&mut self, window: &Window, now: Nanos) -> u128 {
         let length = now.since(window.since);
         let byte_ns = u128::from(length) * u128::from(window.bytes);

@@ -247,3 +247,63 @@ fn to_give_up_waiting_does_not_walk_the_queue() {
     assert_eq!(stalls.stalls, u64::from(count) - 1);
     assert_eq!(stalls.stalled_out, u64::from(count) - 1);
 }
+
+/// Pages that are mapped one by one; then every second one is unmapped, and two pages are mapped.
+/// Each hole is too small for them, so each search walks down all that is mapped below.
+fn holes(pages: u64) -> String {
+    let two_pages = |at| map(1, "d", at).replace("size=64", "size=8192");
+    let first: String = (1..=pages).map(|n| map(1, "d", n << 12)).collect();
+    let then = (1..=pages)
+        .step_by(2)
+        .map(|n| unmap(1, "d", n << 12) + &two_pages((pages + 2 * n) << 12));
+    first + &then.collect::<String>()
+}
+
+#[test]
+fn searches_of_allocators_are_bounded() {
+    let searched = |pages, limits| {
+        let options = options("strict", limits);
+        compare("t", operations(&holes(pages)), &options, |_| {})
+            .map(|done| done.rows[0].search_len_mean.unwrap() * done.rows[0].maps as f64)
+    };
+    // The steps grow with the square of the trace: that is the allocator's own behaviour.
+    for pages in [100, 200] {
+        let steps = searched(pages, Limits::default()).unwrap();
+        let square = (pages * pages) as f64;
+        assert!((0.3 * square..0.5 * square).contains(&steps), "{steps}");
+    }
+    let mut low = Limits::default();
+    assert_eq!(low.search, None);
+    low.search = Some(10_000);
+    let error = searched(200, low).unwrap_err();
+    assert!(
+        matches!(error, LabError::LongSearch { limit: 10_000 }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("`--max-search`"), "{error}");
+    low.search = Some(20_000);
+    assert!(searched(200, low).is_ok());
+}
+
+#[test]
+fn mappings_that_a_cache_keeps_are_bounded() {
+    assert_eq!(Limits::default().kept, 1 << 18);
+    let mut text = String::new();
+    for n in 1..=150_u64 {
+        let own = format!("phys_addr={:x} ", n << 12);
+        text += &map(1, "d", n << 12).replace("phys_addr=1000 ", &own);
+        text += &unmap(1, "d", n << 12);
+    }
+    let run = |mode, kept| {
+        let mut limits = Limits::default();
+        limits.kept = kept;
+        compare("t", operations(&text), &options(mode, limits), |_| {})
+    };
+    for mode in ["rtc-literal", "pviommu+rtc", "pviommu+rtc-adaptive"] {
+        let error = run(mode, 149).unwrap_err();
+        assert!(matches!(error, LabError::Kept { limit: 149 }), "{error}");
+        assert!(error.to_string().contains("`--max-kept`"), "{error}");
+        assert!(run(mode, 150).is_ok(), "{mode}");
+    }
+    assert!(run("pviommu", 0).is_ok());
+}

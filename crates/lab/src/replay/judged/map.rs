@@ -122,6 +122,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
                 self.outcomes.refused_maps += 1;
                 self.outcomes.ring(place(device, direction)).refused += 1;
                 self.outcomes.first_refusal.get_or_insert(error);
+                let kept = self.windows.kept();
+                self.search.refused(kept, &self.limits)?;
                 return Ok(Attempt::Settled);
             }
         };
@@ -162,6 +164,9 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
         outcomes.live_max = outcomes.live_max.max(self.live);
         outcomes.search_steps += u64::from(steps);
         outcomes.search_max = outcomes.search_max.max(steps);
+        let kept = self.windows.kept();
+        let searched = self.search.mapped(&self.told, steps, kept, &self.limits);
+        searched?;
         self.tell(Event::Mapped, device_id, direction);
         if self.early
             && let Some(range) = self.told.first().copied()

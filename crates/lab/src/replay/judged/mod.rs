@@ -2,6 +2,7 @@
 
 mod afterwards;
 mod map;
+mod search;
 mod unmap;
 
 use std::collections::HashMap;
@@ -12,6 +13,8 @@ use ringfence_dma::space::Space;
 use ringfence_dma::{Cpu, Dma, Owed, Segment};
 use ringfence_trace::{DeviceIndex, Devices, MappingId};
 use ringfence_types::{DeviceId, Direction, Iova, IovaRange, Nanos};
+
+use search::Search;
 
 use super::bus::JudgedBus;
 use super::eye::DeviceRows;
@@ -58,6 +61,7 @@ pub struct Judged<H, S: Space, F: Flush<S, u64>, X> {
     owed: Vec<Owed<u64>>,
     attacker: X,
     live: u64,
+    search: Search,
     /// Whether the device touches each page of a buffer as soon as it is mapped, too.
     early: bool,
     /// T and C of a space that keeps what is unmapped.
@@ -95,6 +99,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             owed: Vec::new(),
             attacker,
             live: 0,
+            search: Search::default(),
             early: false,
             cycling: None,
             scratch: Vec::new(),
@@ -158,6 +163,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
                         self.outcomes.ring(place(device, direction)).stalled_out += 1;
                     } else {
                         self.unmap(id, device, cpu, true);
+                        self.check_kept()?;
                     }
                     self.retry(device, direction)?;
                 }
@@ -205,6 +211,16 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
                 page,
                 limit: self.limits.buffers_on_a_page,
             }),
+        }
+    }
+
+    /// Whether the cache keeps few enough mappings.
+    #[inline]
+    fn check_kept(&self) -> Result<(), LabError> {
+        let limit = self.limits.kept;
+        match self.windows.kept() > limit {
+            true => Err(LabError::Kept { limit }),
+            false => Ok(()),
         }
     }
 

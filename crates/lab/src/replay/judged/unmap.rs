@@ -62,6 +62,7 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             Held::None => return,
         };
         self.live -= 1;
+        self.search.unmapped(self.told.len());
         self.outcomes.unmaps += u64::from(used);
         match outcome {
             Ok(outcome) => {

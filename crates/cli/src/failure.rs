@@ -9,8 +9,8 @@ use std::process::{ExitCode, ExitStatus};
 use ringfence_lab::{LabError, ProfileError};
 #[cfg(feature = "live")]
 use ringfence_live::guest::GuestError;
-use ringfence_report::{ConditionError, DiffError, NotComparable, Unmet, visible};
-use ringfence_trace::{RecordError, TraceError};
+use ringfence_report::{ConditionError, DiffError, NotComparable, Unmet};
+use ringfence_trace::{RecordError, TraceError, printable_line};
 
 use crate::output::tell;
 use crate::profile_file::ProfileFileError;
@@ -126,13 +126,13 @@ impl Failure {
             Self::Held(rows) => {
                 eprintln!("ringfence: --fail-if holds for {} of the rows:", rows.len());
                 for row in rows {
-                    eprintln!("  {}", visible(&row.to_string()));
+                    eprintln!("  {}", printable_line(&row.to_string()));
                 }
             }
             Self::Worse(rows) => {
                 eprintln!("ringfence: {} rows got worse:", rows.len());
                 for row in rows {
-                    eprintln!("  {}", visible(row));
+                    eprintln!("  {}", printable_line(row));
                 }
             }
             _ => {

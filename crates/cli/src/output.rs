@@ -3,7 +3,8 @@
 use std::io::{self, ErrorKind, Write};
 
 use console::Term;
-use ringfence_report::{Look, visible};
+use ringfence_report::Look;
+use ringfence_trace::printable_line;
 
 use crate::failure::Failure;
 
@@ -39,5 +40,5 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 /// Says something on standard error, in a line. What an input has in it is not obeyed by a terminal.
 pub(crate) fn tell(text: &str) {
-    eprintln!("ringfence: {}", visible(text));
+    eprintln!("ringfence: {}", printable_line(text));
 }

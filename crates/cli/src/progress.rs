@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use ringfence_report::visible;
+use ringfence_trace::printable_line;
 
 /// Progress through one trace.
 pub(crate) struct Progress(Option<ProgressBar>);
@@ -33,7 +33,7 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }
-        bar.set_prefix(visible(name).into_owned());
+        bar.set_prefix(printable_line(name).into_owned());
         bar.tick();
         Self(Some(bar))
     }

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde_json::Value;
 
-use super::text::visible;
 use ringfence_lab::row::Row;
+use ringfence_trace::printable_line;
 
 /// All rows under one header; the cell of what was not measured is empty. Nested fields are named with dots: `violations.total`, `components.map_table`, `walk_cache_hit_rate.0`.
 pub fn csv(rows: &[Row]) -> String {
@@ -61,7 +61,7 @@ fn leaves(value: &Value, prefix: &str, out: &mut Vec<(String, String)>) {
 }
 
 fn quoted(text: &str) -> String {
-    let text = visible(text);
+    let text = printable_line(text);
     if text.contains([',', '"', '\n', '\r']) {
         format!("\"{}\"", text.replace('"', "\"\""))
     } else {

@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::condition::{names, number};
 use super::grid::{Cell, Column, Grid, Look, Tone};
 use super::number::{count, cycles, or_dash};
-use super::text::visible;
 use ringfence_lab::row::SCHEMA;
+use ringfence_trace::printable_line;
 
 /// Why two files cannot be compared.
 #[derive(Debug)]
@@ -229,7 +229,7 @@ impl Diff {
         for (rows, which) in [(&self.only_before, "first"), (&self.only_after, "second")] {
             if !rows.is_empty() {
                 let rows = rows.join(", ");
-                out.push_str(&format!("only in the {which}: {}\n", visible(&rows)));
+                out.push_str(&format!("only in the {which}: {}\n", printable_line(&rows)));
             }
         }
         out

@@ -2,7 +2,7 @@
 
 use unicode_width::UnicodeWidthStr;
 
-use super::text::visible;
+use ringfence_trace::printable_line;
 
 /// How a table is to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Cell {
     pub(super) fn toned(text: impl Into<String>, tone: Tone) -> Self {
         let text = text.into();
         Self {
-            text: visible(&text).into_owned(),
+            text: printable_line(&text).into_owned(),
             tone,
         }
     }
@@ -276,7 +276,7 @@ fn push(out: &mut String, text: &str, tone: Tone, look: Look) {
 /// Breaks text at blanks so that no line is longer than the look allows, with `indent` before all lines but
 /// the first. As in a cell, nothing of the text is obeyed by a terminal.
 pub(super) fn wrap(text: &str, look: Look, indent: usize) -> String {
-    let text = visible(text);
+    let text = printable_line(text);
     let limit = look.width.unwrap_or(usize::MAX).max(20);
     let mut out = String::new();
     let mut used = 0;

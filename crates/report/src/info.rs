@@ -1,17 +1,16 @@
 //! What a trace is like, for people.
 
-use ringfence_trace::{Flow, Info, Pages};
+use ringfence_trace::{Flow, Info, Pages, printable_line};
 
 use super::grid::{Cell, Column, Grid, Look, Tone, wrap};
 use super::number::{bytes, count, or_dash, percent_of};
-use super::text::visible;
 
 /// A headline, the devices' flows as a table, and what is odd.
 pub fn trace_info(name: &str, info: &Info, look: Look) -> String {
     let seconds = info.duration_ns as f64 / 1e9;
     let mut out = format!(
         "{}: {} events in {} lines over {seconds:.3} s\n",
-        visible(name),
+        printable_line(name),
         count(info.events),
         count(info.lines)
     );

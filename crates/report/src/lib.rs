@@ -37,4 +37,4 @@ pub use plot::{Plot, plots};
 pub use recommend::recommend;
 pub use sizing::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
 pub use terminal::terminal;
-pub use text::{visible, visible_json, visible_lines};
+pub use text::printable_json;

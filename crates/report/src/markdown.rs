@@ -4,7 +4,7 @@ use super::data::Report;
 use super::grid::Grid;
 use super::recommend::recommend;
 use super::terminal::{cost, hardware, headline, remarks, safety};
-use super::text::visible_lines;
+use ringfence_trace::printable;
 
 /// The whole report as Markdown.
 pub fn markdown(report: &Report) -> String {
@@ -28,7 +28,7 @@ pub fn markdown(report: &Report) -> String {
             out.push_str(&format!("\n**Recommendation.** {text}\n\n"));
         }
     }
-    visible_lines(&out).into_owned()
+    printable(&out).into_owned()
 }
 
 /// A grid as a Markdown table; groups stand before the names of their columns.

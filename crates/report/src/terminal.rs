@@ -5,10 +5,10 @@ use super::grid::{Cell, Column, Grid, Look, Tone, wrap};
 use super::notes::oddities;
 use super::number::{byte_seconds, bytes, count, cycles, or_dash, percent, percent_of, span};
 use super::recommend::recommend;
-use super::text::visible;
 use ringfence_lab::Profile;
 use ringfence_lab::meter::Cycles;
 use ringfence_lab::row::Row;
+use ringfence_trace::printable_line;
 
 /// The whole report as text.
 pub fn terminal(report: &Report, look: Look) -> String {
@@ -40,7 +40,7 @@ fn sections(report: &Report, notes: &TraceNotes, rows: &[&Row], look: Look) -> V
     };
     let mut out = vec![Section {
         title: None,
-        text: format!("{}\n", visible(&headline(notes, rows))),
+        text: format!("{}\n", printable_line(&headline(notes, rows))),
     }];
     if report.repetitions > 0 {
         let title = "What it costs: cycles of a map and of an unmap";

@@ -38,7 +38,7 @@ pub use options::{Attribution, Options};
 pub use pair::ARENA_BYTES;
 #[cfg(feature = "parquet")]
 pub use parquet::{ConvertError, Written, write_parquet};
-pub use printable::printable;
+pub use printable::{printable, printable_line, steers_terminal};
 pub use problem::ParquetProblem;
 pub use record::{RecordError, Recorded, Recording, Workload, left_behind};
 pub use render::render;

@@ -1,28 +1,39 @@
-//! Text of a trace, fit to be shown on a terminal.
+//! Text of an input, fit to be shown on a terminal.
 
 use std::borrow::Cow;
 
-/// `text` with its control characters escaped, tabs and line ends aside, and with those that
-/// change the direction of writing: a name in a trace must not steer the terminal that shows it.
+/// `text` without what a terminal would obey, tabs and line feeds aside: control characters (C0,
+/// DEL, C1) and characters that change the direction of writing appear as `\u{1b}`. Whoever chose
+/// a name in a trace, a report or a file system must not steer the terminal that shows it.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    if !text.chars().any(steers) {
+    escaped(text, &['\t', '\n'])
+}
+
+/// The same with tabs and line feeds escaped, too.
+pub fn printable_line(text: &str) -> Cow<'_, str> {
+    escaped(text, &[])
+}
+
+fn escaped<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
+    let escapes = |char: char| steers_terminal(char) && !kept.contains(&char);
+    if !text.contains(escapes) {
         return Cow::Borrowed(text);
     }
     let mut out = String::with_capacity(text.len() + 16);
     for char in text.chars() {
-        match steers(char) {
-            true => out.extend(char.escape_unicode()),
+        match escapes(char) {
+            true => out.extend(char.escape_default()),
             false => out.push(char),
         }
     }
     Cow::Owned(out)
 }
 
-fn steers(char: char) -> bool {
+/// Whether a terminal obeys `char` instead of showing it.
+pub fn steers_terminal(char: char) -> bool {
     match char {
-        '\t' | '\n' => false,
         '\u{61c}' | '\u{200e}' | '\u{200f}' => true,
-        '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => true,
+        '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => true,
         other => other.is_control(),
     }
 }
@@ -35,14 +46,20 @@ mod tests {
     fn what_steers_a_terminal_is_escaped() {
         let cases = [
             ("0000:00:03.0", "0000:00:03.0"),
+            (
+                "m\u{fc}\u{df}ig \u{8bbe}\u{5907}",
+                "m\u{fc}\u{df}ig \u{8bbe}\u{5907}",
+            ),
             ("\u{1b}]0;owned\u{7}", "\\u{1b}]0;owned\\u{7}"),
-            ("\u{9b}31m", "\\u{9b}31m"),
-            ("a\u{202e}b", "a\\u{202e}b"),
-            ("a\tb\nc\r", "a\tb\nc\\u{d}"),
-            ("\u{e9}\u{4e16}", "\u{e9}\u{4e16}"),
+            ("\u{9b}31m\u{7f}", "\\u{9b}31m\\u{7f}"),
+            ("a\u{202e}b\u{2066}", "a\\u{202e}b\\u{2066}"),
+            ("a\u{61c}b\u{2028}", "a\\u{61c}b\\u{2028}"),
+            ("a\tb\nc\r", "a\tb\nc\\r"),
         ];
         for (text, shown) in cases {
             assert_eq!(printable(text), shown);
+            assert_eq!(printable(&printable(text)), shown);
         }
+        assert_eq!(printable_line("a\tb\nc\r\u{1b}"), "a\\tb\\nc\\r\\u{1b}");
     }
 }

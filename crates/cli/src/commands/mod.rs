@@ -34,7 +34,7 @@ pub(crate) use trace::trace;
 #[cfg(not(feature = "live"))]
 pub(crate) use without_live::{device, guest, serve, top};
 
-use ringfence_report::visible_json;
+use ringfence_report::printable_json;
 use serde::Serialize;
 
 /// Indented JSON with a newline at its end.
@@ -42,5 +42,5 @@ fn json(value: &impl Serialize) -> String {
     // Our own values serialise: keys are strings, floats that are not finite become null.
     let mut text = serde_json::to_string_pretty(value).unwrap_or_default();
     text.push('\n');
-    visible_json(&text).into_owned()
+    printable_json(&text).into_owned()
 }

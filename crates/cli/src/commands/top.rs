@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use console::Term;
 use ringfence_live::daemon::METRICS;
 use ringfence_live::view::{Sample, table};
-use ringfence_report::visible_lines;
+use ringfence_trace::printable;
 
 use crate::args::TopArgs;
 use crate::failure::Failure;
@@ -25,7 +25,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<(), Failure> {
     let socket = args.dir.join(METRICS);
     let term = Term::stdout();
     let mut last = (look(&socket)?, Instant::now());
-    let mut text = visible_lines(&table(&last.0, None)).into_owned();
+    let mut text = printable(&table(&last.0, None)).into_owned();
     print(&text)?;
     if args.once {
         return Ok(());
@@ -40,7 +40,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<(), Failure> {
             print("\n")?;
         }
         let since = now.1.duration_since(last.1);
-        text = visible_lines(&table(&now.0, Some((&last.0, since)))).into_owned();
+        text = printable(&table(&now.0, Some((&last.0, since)))).into_owned();
         print(&text)?;
         last = now;
     }

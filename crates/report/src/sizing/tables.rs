@@ -4,16 +4,16 @@ use super::Sizing;
 use crate::grid::{Cell, Column, Grid, Look, Tone, wrap};
 use crate::markdown::table;
 use crate::number::{bytes, count, or_dash, percent_of};
-use crate::text::{visible, visible_lines};
 use ringfence_lab::size::{
     ENTRIES, Fit, IotlbAdvice, IotlbPoint, RingAdvice, Stalls, TraceSizing, WAYS,
 };
+use ringfence_trace::{printable, printable_line};
 
 /// Everything as text.
 pub fn sizing_terminal(sizing: &Sizing, look: Look) -> String {
     let mut out = String::new();
     for trace in &sizing.traces {
-        out.push_str(&format!("{}\n\n", visible(&headline(trace))));
+        out.push_str(&format!("{}\n\n", printable_line(&headline(trace))));
         if !trace.rings.is_empty() {
             out.push_str("Rings: what the trace asks of each, and N\n");
             out.push_str(&rings(trace).render(look));
@@ -72,7 +72,7 @@ pub fn sizing_markdown(sizing: &Sizing) -> String {
             trace.recommendation
         ));
     }
-    visible_lines(&out).into_owned()
+    printable(&out).into_owned()
 }
 
 fn headline(trace: &TraceSizing) -> String {

@@ -14,7 +14,7 @@ use ringfence_live::handover::Limits;
 use ringfence_live::host::HostOptimisations;
 use ringfence_live::isolate::{Program, simulate};
 use ringfence_live::server::Event;
-use ringfence_report::visible;
+use ringfence_trace::printable_line;
 
 use crate::args::{CapArgs, DeviceArgs, ServeArgs};
 use crate::failure::Failure;
@@ -215,7 +215,7 @@ fn log() -> Log {
             Event::Connected | Event::Disconnected => return,
         };
         // A log that takes nothing any more, a full file or a closed pipe, ends no device.
-        let _ = writeln!(io::stderr(), "ringfence: {}", visible(&line));
+        let _ = writeln!(io::stderr(), "ringfence: {}", printable_line(&line));
     })
 }
 

@@ -15,43 +15,15 @@
  * sixteenth.
  */
 #include <linux/dma-mapping.h>
-#include <linux/hash.h>
 #include <linux/log2.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/slab.h>
 
+#include "hit.h"
 #include "pviommu.h"
 
 static struct kmem_cache *pvi_mapping_slab;
-
-/*
- * What literal=1 decides otherwise, and nothing else does: the document's cache, to show what its
- * defects do. Its key is the page alone, so whoever maps a page gets what is there, however many
- * pages that leads to and in whichever direction. Whether a mapping is in use is one bit, so the
- * first of two users puts it away; what the other one unmaps later is not looked for. It is asked
- * only where the repaired cache would say no, so that a hit and its unmap cost what they did.
- */
-static bool pvi_serves(const struct pvi_mapping *mapping, u32 pages,
-		       enum dma_data_direction direction)
-{
-	return (mapping->pages == pages && mapping->direction == direction) || pvi_literal;
-}
-
-static bool pvi_used_after_put(struct pvi_mapping *mapping)
-{
-	if (!--mapping->users)
-		return false;
-	if (!pvi_literal)
-		return true;
-	mapping->users = 0;
-	return false;
-}
-
-static int pvi_put_of_unknown(void)
-{
-	return pvi_literal ? 0 : -ENOENT;
-}
 
 int pvi_mapping_slab_init(void)
 {
@@ -103,61 +75,6 @@ void pvi_cache_free(struct pvi_endpoint *endpoint)
 	kvfree(endpoint->by_giova);
 }
 
-static __always_inline struct hlist_head *pvi_giova_bucket(struct pvi_endpoint *endpoint, u64 giova)
-{
-	return &endpoint->by_giova[hash_64(giova, endpoint->table_bits)];
-}
-
-/*
- * All of the key, so that many lengths of one page do not share a bucket. The document's cache
- * looks for the page alone.
- */
-static __always_inline struct hlist_head *pvi_page_bucket(struct pvi_endpoint *endpoint, u64 gpa,
-							  u32 pages,
-							  enum dma_data_direction direction)
-{
-	u64 key = gpa;
-
-	if (!pvi_literal)
-		key += pages * 4ULL + direction;
-	return &endpoint->by_page[hash_64(key, endpoint->table_bits)];
-}
-
-static __always_inline struct pvi_mapping *pvi_find(struct pvi_endpoint *endpoint, u64 gpa,
-						    u32 pages, enum dma_data_direction direction,
-						    u64 limit)
-{
-	struct pvi_mapping *mapping;
-
-	hlist_for_each_entry(mapping, pvi_page_bucket(endpoint, gpa, pages, direction), by_page) {
-		if (mapping->gpa == gpa && pvi_serves(mapping, pages, direction) &&
-		    mapping->users != U32_MAX &&
-		    mapping->giova + ((u64)pages << PVI_PAGE_SHIFT) - 1 <= limit)
-			return mapping;
-	}
-	return NULL;
-}
-
-/*
- * With the lock: one more user of what is there for these pages, all of it at addresses up to
- * limit.
- */
-struct pvi_mapping *pvi_cache_hit(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
-				  enum dma_data_direction direction, u64 limit)
-{
-	struct pvi_mapping *mapping = pvi_find(endpoint, gpa, pages, direction, limit);
-
-	if (!mapping)
-		return NULL;
-	if (!mapping->users++) {
-		list_del(&mapping->list);
-		endpoint->kept--;
-		endpoint->kept_pages -= mapping->pages;
-		endpoint->live++;
-	}
-	return mapping;
-}
-
 /* With the lock. */
 void pvi_forget(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 {
@@ -179,11 +96,11 @@ static bool pvi_is_memory(u64 gpa)
 /*
  * A mapping that nobody knows of yet: its addresses are taken, nothing is mapped. An error without
  * pages, memory or addresses, for memory of another device, or when the host is not asked any
- * more. Room is made once for each call of a driver, which made_room remembers.
+ * more.
  */
 struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
 				    enum dma_data_direction direction, u64 limit, bool shared,
-				    bool *made_room)
+				    struct pvi_call *call)
 {
 	struct pvi_mapping *mapping;
 
@@ -197,9 +114,9 @@ struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 
 	if (!mapping)
 		return ERR_PTR(-ENOMEM);
 	mapping->giova = pvi_iova_alloc(endpoint, pages, limit);
-	if (!mapping->giova && !*made_room) {
-		*made_room = true;
-		if (pvi_make_room(endpoint))
+	if (!mapping->giova && !call->made_room) {
+		call->made_room = true;
+		if (pvi_make_room(endpoint, &call->patience))
 			mapping->giova = pvi_iova_alloc(endpoint, pages, limit);
 	}
 	if (!mapping->giova) {
@@ -276,7 +193,7 @@ static void pvi_know(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
  * Maps all these, which have one direction, and makes them known. If it fails there are none of
  * them any more, and undone says whether the host has confirmed that.
  */
-int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, bool *made_room,
+int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct pvi_call *call,
 		  bool *undone)
 {
 	enum dma_data_direction direction;
@@ -285,11 +202,11 @@ int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, bool *
 	int err;
 
 	direction = list_first_entry(fresh, struct pvi_mapping, list)->direction;
-	err = pvi_queue_map(endpoint, fresh, direction, undone);
-	if (err == -ENOSPC && *undone && !*made_room) {
-		*made_room = true;
-		if (pvi_make_room(endpoint))
-			err = pvi_queue_map(endpoint, fresh, direction, undone);
+	err = pvi_queue_map(endpoint, fresh, direction, call, undone);
+	if (err == -ENOSPC && *undone && !call->made_room) {
+		call->made_room = true;
+		if (pvi_make_room(endpoint, &call->patience))
+			err = pvi_queue_map(endpoint, fresh, direction, call, undone);
 	}
 	if (err) {
 		pvi_mappings_free(endpoint, fresh, !*undone);
@@ -320,42 +237,11 @@ void pvi_orphan_free(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping,
  * With the lock: one user less of a mapping whose driver is gone. With the last one its addresses
  * are free, for the host has unmapped it; while that is being asked for, nothing is certain.
  */
-static noinline int pvi_put_orphan(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
+int pvi_put_orphan(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping)
 {
 	bool unmapped = mapping->orphan == PVI_UNMAPPED;
 
 	if (!--mapping->users && unmapped)
 		pvi_orphan_free(endpoint, mapping, false);
 	return unmapped ? 0 : -EINPROGRESS;
-}
-
-/*
- * With the lock: one user less of the mapping at this address. If it was the last one, and the
- * mapping is not kept, it goes to the end of gone, and nobody knows of it any more.
- */
-int pvi_cache_put(struct pvi_endpoint *endpoint, u64 giova, struct list_head *gone)
-{
-	struct pvi_mapping *mapping;
-
-	giova &= ~(PVI_PAGE_BYTES - 1);
-	hlist_for_each_entry(mapping, pvi_giova_bucket(endpoint, giova), by_giova) {
-		if (mapping->giova != giova || !mapping->users)
-			continue;
-		if (mapping->orphan != PVI_OWNED)
-			return pvi_put_orphan(endpoint, mapping);
-		if (pvi_used_after_put(mapping))
-			return 0;
-		endpoint->live--;
-		if (mapping->shared) {
-			mapping->cycle = READ_ONCE(endpoint->pvi->cycle);
-			list_add_tail(&mapping->list, &endpoint->unused);
-			endpoint->kept++;
-			endpoint->kept_pages += mapping->pages;
-		} else {
-			pvi_forget(endpoint, mapping);
-			list_add_tail(&mapping->list, gone);
-		}
-		return 0;
-	}
-	return pvi_put_of_unknown();
 }

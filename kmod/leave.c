@@ -45,13 +45,14 @@ static u64 pvi_take_unused(struct pvi_endpoint *endpoint, u64 last, u64 pages, b
 }
 
 /* Has the host unmap all these; their addresses are free if it says that it did. */
-int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone, bool may_sleep)
+int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone,
+			 struct pvi_patience *patience)
 {
 	int err;
 
 	if (list_empty(gone))
 		return 0;
-	err = pvi_queue_unmap(endpoint, gone, may_sleep);
+	err = pvi_queue_unmap(endpoint, gone, patience);
 	if (err)
 		pvi_failed(endpoint, "an unmap", err, 0);
 	pvi_mappings_free(endpoint, gone, err);
@@ -72,7 +73,7 @@ void pvi_want_room(struct pvi_endpoint *endpoint)
  * request, which is what a caller that may not sleep can wait for. The worker removes more.
  * Whether it is worth to try again.
  */
-bool pvi_make_room(struct pvi_endpoint *endpoint)
+bool pvi_make_room(struct pvi_endpoint *endpoint, struct pvi_patience *patience)
 {
 	unsigned long flags;
 	LIST_HEAD(gone);
@@ -83,7 +84,7 @@ bool pvi_make_room(struct pvi_endpoint *endpoint)
 				&gone);
 	pvi_want_room(endpoint);
 	spin_unlock_irqrestore(&endpoint->lock, flags);
-	return taken && !pvi_mappings_release(endpoint, &gone, false);
+	return taken && !pvi_mappings_release(endpoint, &gone, patience);
 }
 
 /*
@@ -97,6 +98,7 @@ static void pvi_drop(struct pvi_endpoint *endpoint, u64 last, u64 pages, u64 *le
 	u64 taken, batch;
 
 	do {
+		struct pvi_patience patience = { .may_sleep = true };
 		LIST_HEAD(gone);
 
 		batch = 0;
@@ -110,7 +112,7 @@ static void pvi_drop(struct pvi_endpoint *endpoint, u64 last, u64 pages, u64 *le
 			pages -= min(pages, taken);
 			cond_resched();
 		} while (taken && pages && batch < endpoint->pvi->pages_max);
-		pvi_mappings_release(endpoint, &gone, true);
+		pvi_mappings_release(endpoint, &gone, &patience);
 	} while (batch && pages);
 }
 
@@ -183,13 +185,14 @@ static u64 pvi_orphan_bucket(struct pvi_endpoint *endpoint, struct hlist_head *b
  */
 static void pvi_orphans_unmap(struct pvi_endpoint *endpoint, struct list_head *left)
 {
+	struct pvi_patience patience = { .may_sleep = true };
 	struct pvi_mapping *mapping, *next;
 	unsigned long flags;
 	int err;
 
 	if (list_empty(left))
 		return;
-	err = pvi_queue_unmap(endpoint, left, true);
+	err = pvi_queue_unmap(endpoint, left, &patience);
 	if (err)
 		pvi_failed(endpoint, "an unmap of what a driver left", err, 0);
 	list_for_each_entry_safe(mapping, next, left, list) {

@@ -8,6 +8,7 @@
 #include <linux/mm.h>
 #include <linux/scatterlist.h>
 
+#include "hit.h"
 #include "pviommu.h"
 
 /* One request's worth of a large queue; longer mappings are made, too. */
@@ -51,18 +52,18 @@ static noinline dma_addr_t pvi_map_anew(struct pvi_endpoint *endpoint, u64 gpa, 
 					unsigned long attrs, bool *reached)
 {
 	struct pvi_mapping *mapping;
-	bool made_room = false;
+	struct pvi_call call = {};
 	bool undone = true;
 	LIST_HEAD(fresh);
 	u64 giova = 0;
 	int err;
 
-	mapping = pvi_mapping_new(endpoint, gpa, pages, direction, limit, !reached, &made_room);
+	mapping = pvi_mapping_new(endpoint, gpa, pages, direction, limit, !reached, &call);
 	err = PTR_ERR_OR_ZERO(mapping);
 	if (!err) {
 		giova = mapping->giova;
 		list_add(&mapping->list, &fresh);
-		err = pvi_cache_add(endpoint, &fresh, &made_room, &undone);
+		err = pvi_cache_add(endpoint, &fresh, &call, &undone);
 	}
 	if (reached)
 		*reached = !undone;
@@ -118,23 +119,32 @@ static dma_addr_t pvi_map_own(struct pvi_endpoint *endpoint, u64 gpa, size_t siz
 			    reached);
 }
 
+/* What is not kept is unmapped by the host; what nobody mapped is an error. */
+static noinline int pvi_unmap_beside_cache(struct pvi_endpoint *endpoint, struct pvi_mapping *put)
+{
+	struct pvi_patience patience = {};
+	LIST_HEAD(gone);
+
+	if (IS_ERR(put)) {
+		pvi_failed(endpoint, "an unmap of what is not mapped", PTR_ERR(put), 0);
+		return PTR_ERR(put);
+	}
+	list_add(&put->list, &gone);
+	return pvi_mappings_release(endpoint, &gone, &patience);
+}
+
 /* Whether the pages are out of the device's reach, or will be when the cache lets them go. */
 static int pvi_unmap(struct pvi_endpoint *endpoint, dma_addr_t giova)
 {
+	struct pvi_mapping *put;
 	unsigned long flags;
-	LIST_HEAD(gone);
-	int err;
 
 	spin_lock_irqsave(&endpoint->lock, flags);
 	endpoint->unmaps++;
-	err = pvi_cache_put(endpoint, giova, &gone);
+	put = pvi_cache_put(endpoint, giova);
 	spin_unlock_irqrestore(&endpoint->lock, flags);
-	if (err) {
-		pvi_failed(endpoint, "an unmap of what is not mapped", err, 0);
-		return err;
-	}
 	/* What the cache keeps costs no more than this. */
-	return list_empty(&gone) ? 0 : pvi_mappings_release(endpoint, &gone, false);
+	return put ? pvi_unmap_beside_cache(endpoint, put) : 0;
 }
 
 #ifdef PVI_HAVE_MAP_PHYS
@@ -172,6 +182,7 @@ static void pvi_unmap_sg(struct device *dev, struct scatterlist *list, int nents
 			 enum dma_data_direction direction, unsigned long attrs)
 {
 	struct pvi_endpoint *endpoint = pvi_endpoint_of(dev);
+	struct pvi_patience patience = {};
 	struct scatterlist *entry;
 	unsigned long flags;
 	LIST_HEAD(gone);
@@ -180,15 +191,18 @@ static void pvi_unmap_sg(struct device *dev, struct scatterlist *list, int nents
 
 	spin_lock_irqsave(&endpoint->lock, flags);
 	for_each_sg(list, entry, nents, i) {
-		int stray = pvi_cache_put(endpoint, sg_dma_address(entry), &gone);
+		struct pvi_mapping *put = pvi_cache_put(endpoint, sg_dma_address(entry));
 
 		endpoint->unmaps++;
-		err = err ?: stray;
+		if (IS_ERR(put))
+			err = err ?: PTR_ERR(put);
+		else if (put)
+			list_add_tail(&put->list, &gone);
 	}
 	spin_unlock_irqrestore(&endpoint->lock, flags);
 	if (err)
 		pvi_failed(endpoint, "an unmap of what is not mapped", err, 0);
-	pvi_mappings_release(endpoint, &gone, false);
+	pvi_mappings_release(endpoint, &gone, &patience);
 }
 
 /*
@@ -204,8 +218,8 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	struct pvi_mapping *mapping;
 	struct scatterlist *entry;
 	unsigned long flags;
+	struct pvi_call call = {};
 	LIST_HEAD(fresh);
-	bool made_room = false;
 	LIST_HEAD(gone);
 	bool undone;
 	int err = 0;
@@ -239,7 +253,7 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 			continue;
 		mapping = pvi_mapping_new(endpoint, gpa - pvi_offset(gpa),
 					  pvi_pages_for(gpa, entry->length), direction, limit,
-					  true, &made_room);
+					  true, &call);
 		if (IS_ERR(mapping)) {
 			err = PTR_ERR(mapping);
 			break;
@@ -250,7 +264,7 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 	if (!err && list_empty(&fresh))
 		return nents;
 	if (!err)
-		err = pvi_cache_add(endpoint, &fresh, &made_room, &undone);
+		err = pvi_cache_add(endpoint, &fresh, &call, &undone);
 	else
 		/* Nothing of it was mapped. */
 		pvi_mappings_free(endpoint, &fresh, false);
@@ -262,11 +276,14 @@ static int pvi_map_sg(struct device *dev, struct scatterlist *list, int nents,
 
 	spin_lock_irqsave(&endpoint->lock, flags);
 	for_each_sg(list, entry, nents, i) {
+		mapping = NULL;
 		if (sg_dma_len(entry))
-			pvi_cache_put(endpoint, sg_dma_address(entry), &gone);
+			mapping = pvi_cache_put(endpoint, sg_dma_address(entry));
+		if (!IS_ERR_OR_NULL(mapping))
+			list_add_tail(&mapping->list, &gone);
 	}
 	spin_unlock_irqrestore(&endpoint->lock, flags);
-	pvi_mappings_release(endpoint, &gone, false);
+	pvi_mappings_release(endpoint, &gone, &call.undoing);
 	pvi_failed(endpoint, "a map of a list", err, attrs);
 	switch (err) {
 	case -ENOSPC:

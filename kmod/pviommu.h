@@ -3,7 +3,8 @@
  * A frontend of the para-virtual IOMMU: what its parts know of each other.
  *
  *   ops     what drivers call: dma_map_ops
- *   cache   the mappings of one endpoint: found, shared, put away
+ *   hit     the path of a map that finds its pages mapped, and of its unmap
+ *   cache   the mappings of one endpoint: known, shared, forgotten
  *   leave   how mappings leave: expired, for room, with their driver
  *   iova    where an endpoint's addresses come from
  *   queue   requests to the host, and waiting for their answers
@@ -16,6 +17,7 @@
 #include <linux/dma-direction.h>
 #include <linux/dma-map-ops.h>
 #include <linux/iova.h>
+#include <linux/ktime.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
 #include <linux/notifier.h>
@@ -178,6 +180,31 @@ struct pvi_endpoint {
 	u64 lost;
 };
 
+/*
+ * How long a caller has been waiting for the host, in all of its requests: a host that answers each
+ * in the last moment gets no more time than one that answers none.
+ */
+struct pvi_patience {
+	bool may_sleep;
+	unsigned int looks;
+	/* Delays, each of a microsecond. */
+	u32 microseconds;
+	/* In waits that are over. */
+	s64 waited_ns;
+	/* When this one began to take long; 0 before. */
+	ktime_t since;
+};
+
+/* A driver's call to map, which cannot sleep. */
+struct pvi_call {
+	/* For what it maps, and for the room that it makes. */
+	struct pvi_patience patience;
+	/* For taking back what it has mapped. */
+	struct pvi_patience undoing;
+	/* Room is made once. */
+	bool made_room;
+};
+
 /* main.c */
 extern bool pvi_cache;
 extern bool pvi_literal;
@@ -191,8 +218,9 @@ extern struct dentry *pvi_debugfs;
 int pvi_queue_init(struct pvi *pvi, struct virtqueue *vq);
 void pvi_queue_free(struct pvi *pvi);
 int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
-		  enum dma_data_direction direction, bool *undone);
-int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings, bool may_sleep);
+		  enum dma_data_direction direction, struct pvi_call *call, bool *undone);
+int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings,
+		    struct pvi_patience *patience);
 
 /* iova.c */
 int pvi_iova_init(struct pvi_endpoint *endpoint);
@@ -204,23 +232,22 @@ int pvi_mapping_slab_init(void);
 void pvi_mapping_slab_exit(void);
 int pvi_cache_init(struct pvi_endpoint *endpoint);
 void pvi_cache_free(struct pvi_endpoint *endpoint);
-struct pvi_mapping *pvi_cache_hit(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
-				  enum dma_data_direction direction, u64 limit);
 struct pvi_mapping *pvi_mapping_new(struct pvi_endpoint *endpoint, u64 gpa, u32 pages,
 				    enum dma_data_direction direction, u64 limit, bool shared,
-				    bool *made_room);
+				    struct pvi_call *call);
 void pvi_failed(struct pvi_endpoint *endpoint, const char *what, int err, unsigned long attrs);
 void pvi_forget(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping);
 void pvi_mappings_free(struct pvi_endpoint *endpoint, struct list_head *mappings, bool lost);
 void pvi_orphan_free(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping, bool lost);
-int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, bool *made_room,
+int pvi_cache_add(struct pvi_endpoint *endpoint, struct list_head *fresh, struct pvi_call *call,
 		  bool *undone);
-int pvi_cache_put(struct pvi_endpoint *endpoint, u64 giova, struct list_head *gone);
+int pvi_put_orphan(struct pvi_endpoint *endpoint, struct pvi_mapping *mapping);
 
 /* leave.c */
-int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone, bool may_sleep);
+int pvi_mappings_release(struct pvi_endpoint *endpoint, struct list_head *gone,
+			 struct pvi_patience *patience);
 void pvi_want_room(struct pvi_endpoint *endpoint);
-bool pvi_make_room(struct pvi_endpoint *endpoint);
+bool pvi_make_room(struct pvi_endpoint *endpoint, struct pvi_patience *patience);
 void pvi_cache_expire(struct pvi_endpoint *endpoint, u64 cycle);
 void pvi_cache_shed(struct pvi_endpoint *endpoint);
 void pvi_cache_drop_unused(struct pvi_endpoint *endpoint);

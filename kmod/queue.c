@@ -131,15 +131,13 @@ static int pvi_error(u8 status)
 }
 
 /*
- * With the lock: tells those who wait what the host has answered, and whether it has. Their slots
- * are free at once. Whoever waits may have been interrupted by one who wants a slot, and would
- * never give it back.
+ * With the lock: tells those who wait what the host has answered. Their slots are free at once.
+ * Whoever waits may have been interrupted by one who wants a slot, and would never give it back.
  */
-static bool pvi_collect(struct pvi_queue *queue)
+static void pvi_collect(struct pvi_queue *queue)
 {
 	struct pvi_slot *slot;
 	unsigned int bytes;
-	bool any = false;
 
 	/* The ring itself refuses an answer to what was not asked. */
 	while ((slot = virtqueue_get_buf(queue->vq, &bytes))) {
@@ -149,9 +147,7 @@ static bool pvi_collect(struct pvi_queue *queue)
 			slot->sent = NULL;
 		}
 		pvi_put_slot(queue, slot);
-		any = true;
 	}
-	return any;
 }
 
 /*
@@ -209,21 +205,6 @@ static bool pvi_kick_due(struct pvi_queue *queue)
 	queue->kicks++;
 	return true;
 }
-
-/*
- * How long a caller has been waiting for the host, in all of its requests: a host that answers each
- * in the last moment gets no more time than one that answers none.
- */
-struct pvi_patience {
-	bool may_sleep;
-	unsigned int looks;
-	/* Delays, each of a microsecond. */
-	u32 microseconds;
-	/* In waits that are over. */
-	s64 waited_ns;
-	/* When this one began to take long; 0 before. */
-	ktime_t since;
-};
 
 /* The processor is somebody else's for a while, if the caller is in a process and holds no lock. */
 static void pvi_let_others_run(void)
@@ -306,10 +287,9 @@ static int pvi_wait(struct pvi *pvi, struct pvi_sent *sent, struct pvi_patience 
 /* Makes a group of requests available, at least one, and tells the host once. How many. */
 static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
 			  enum dma_data_direction direction, struct pvi_cursor *cursor, u64 *left,
-			  struct pvi_sent *sent, bool may_sleep)
+			  struct pvi_sent *sent, struct pvi_patience *patience)
 {
 	struct pvi_queue *queue = &endpoint->pvi->queue;
-	struct pvi_patience patience = { .may_sleep = may_sleep };
 	unsigned long flags;
 	bool kick = false;
 	int count = 0;
@@ -326,19 +306,19 @@ static int pvi_send_group(struct pvi_endpoint *endpoint, enum pvi_type type,
 		}
 		if (count)
 			kick = pvi_kick_due(queue);
-		else if (pvi_collect(queue))
-			/* The host goes on, if not with ours. */
-			patience = (struct pvi_patience){ .may_sleep = may_sleep };
+		else
+			pvi_collect(queue);
 		spin_unlock_irqrestore(&queue->lock, flags);
 		if (count || err != -EBUSY)
 			break;
-		/* All slots are somebody else's. */
-		if (!pvi_patient(&patience)) {
+		/* All slots are somebody else's: to wait for one is to wait for the host. */
+		if (!pvi_patient(patience)) {
 			pvi_break(endpoint->pvi, PVI_LATE);
 			return -ETIMEDOUT;
 		}
 		err = 0;
 	}
+	pvi_patience_pause(patience);
 	if (kick)
 		virtqueue_notify(queue->vq);
 	if (err && err != -EBUSY && virtqueue_is_broken(queue->vq))
@@ -368,7 +348,7 @@ static int pvi_unmap_from(struct pvi_endpoint *endpoint, struct pvi_cursor curso
 
 	while (left) {
 		int count = pvi_send_group(endpoint, PVI_UNMAP, DMA_NONE, &cursor, &left, sent,
-					   patience->may_sleep);
+					   patience);
 		int i;
 
 		if (count < 0)
@@ -387,13 +367,11 @@ static int pvi_unmap_from(struct pvi_endpoint *endpoint, struct pvi_cursor curso
  * that none is mapped; otherwise their addresses must not be used again.
  */
 int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
-		  enum dma_data_direction direction, bool *undone)
+		  enum dma_data_direction direction, struct pvi_call *call, bool *undone)
 {
 	struct pvi_cursor cursor = pvi_cursor_at_first(mappings);
 	struct pvi_cursor first = cursor;
 	u64 left = pvi_pages_of(mappings);
-	struct pvi_patience patience = {};
-	struct pvi_patience undoing = {};
 	struct pvi_sent sent[PVI_GROUP];
 	u64 mapped = 0;
 	int failed = 0;
@@ -401,7 +379,7 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 	*undone = true;
 	while (left && !failed) {
 		int count = pvi_send_group(endpoint, PVI_MAP, direction, &cursor, &left, sent,
-					   false);
+					   &call->patience);
 		u64 in_group = 0;
 		int i;
 
@@ -410,7 +388,7 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 			break;
 		}
 		for (i = 0; i < count; i++) {
-			sent[i].err = pvi_wait(endpoint->pvi, &sent[i], &patience);
+			sent[i].err = pvi_wait(endpoint->pvi, &sent[i], &call->patience);
 			failed = failed ?: sent[i].err;
 			in_group += sent[i].pages;
 		}
@@ -421,11 +399,11 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 		/* A request is done as a whole or not at all. */
 		for (i = 0; i < count; i++) {
 			if (!sent[i].err &&
-			    pvi_unmap_from(endpoint, sent[i].from, sent[i].pages, &undoing))
+			    pvi_unmap_from(endpoint, sent[i].from, sent[i].pages, &call->undoing))
 				*undone = false;
 		}
 	}
-	if (failed && mapped && pvi_unmap_from(endpoint, first, mapped, &undoing))
+	if (failed && mapped && pvi_unmap_from(endpoint, first, mapped, &call->undoing))
 		*undone = false;
 	/* What the host has not answered, it may yet do. */
 	if (READ_ONCE(endpoint->pvi->queue.broken))
@@ -434,12 +412,11 @@ int pvi_queue_map(struct pvi_endpoint *endpoint, struct list_head *mappings,
 }
 
 /* Unmaps the pages of all these. If it fails, their addresses must not be used again. */
-int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings, bool may_sleep)
+int pvi_queue_unmap(struct pvi_endpoint *endpoint, struct list_head *mappings,
+		    struct pvi_patience *patience)
 {
-	struct pvi_patience patience = { .may_sleep = may_sleep };
-
 	return pvi_unmap_from(endpoint, pvi_cursor_at_first(mappings), pvi_pages_of(mappings),
-			      &patience);
+			      patience);
 }
 
 static int pvi_slot_init(struct pvi_slot *slot, size_t room)

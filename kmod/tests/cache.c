@@ -488,6 +488,27 @@ static void vectors(const char *directory)
 	fclose(file);
 }
 
+/*
+ * The host answers each request late, and has no room: a map takes ten seconds, with what it does
+ * for room.
+ */
+static void room_from_a_slow_host(void)
+{
+	dma_addr_t one;
+	u64 begun;
+
+	begin_with_queue("room from a slow host", true, 64);
+	keep(4, 1);
+	host.room = 4;
+	host.prompt = false;
+	host.delay_us = 6000000;
+	begun = test_now_us;
+	one = map(8 * PAGE_SIZE, PAGE_SIZE, DMA_FROM_DEVICE);
+	CHECK(one == DMA_MAPPING_ERROR && test_now_us - begun < 10100000);
+	host.delay_us = 0;
+	end();
+}
+
 int main(int argc, char **argv)
 {
 	bool literal = false;
@@ -511,6 +532,7 @@ int main(int argc, char **argv)
 		literal = !literal;
 	} while (literal);
 	vectors(argv[1]);
+	room_from_a_slow_host();
 	free(buffers);
 	printf("all as it should be\n");
 	return 0;

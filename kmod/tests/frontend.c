@@ -317,6 +317,37 @@ static void lists_with_an_entry_that_is_not_mapped(void)
 	}
 }
 
+static u64 interrupt_took;
+
+static void interrupt_maps(void)
+{
+	u64 begun = test_now_us;
+
+	of_interrupt = map(1 << 20, PAGE_SIZE, DMA_FROM_DEVICE);
+	interrupt_took = test_now_us - begun;
+}
+
+/*
+ * Somebody else has all the slots, and the host answers each request in the last moment: to wait
+ * for a slot and for an answer takes ten seconds, together.
+ */
+static void waits_for_slots(void)
+{
+	struct scatterlist list[200];
+
+	begin_with_queue("a slot from a host that is nearly late", false, 8);
+	host.prompt = false;
+	host.delay_us = 6000000;
+	pvi.pages_max = 64;
+	fill(list, 200, 8 * PAGE_SIZE);
+	on_wait = interrupt_maps;
+	CHECK(pvi_ops.map_sg(&pdev.dev, list, 200, DMA_TO_DEVICE, 0) == -EIO);
+	CHECK(of_interrupt == DMA_MAPPING_ERROR && READ_ONCE(pvi.queue.broken));
+	CHECK(interrupt_took < 10100000);
+	host.delay_us = 0;
+	end();
+}
+
 /* Who may sleep does, others let somebody run where they can; the host gets ten seconds a call. */
 static void waits(void)
 {
@@ -383,6 +414,7 @@ int main(void)
 	refusals();
 	lists_with_an_entry_that_is_not_mapped();
 	waits();
+	waits_for_slots();
 	peers();
 	free(buffers);
 	printf("all as it should be\n");

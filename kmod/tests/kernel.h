@@ -69,6 +69,7 @@ typedef u64 phys_addr_t;
 #define IS_ERR(at) ((uintptr_t)(at) >= (uintptr_t)-MAX_ERRNO)
 #define ERR_PTR(err) ((void *)(intptr_t)(err))
 #define PTR_ERR(at) ((intptr_t)(at))
+#define IS_ERR_OR_NULL(at) (!(at) || IS_ERR(at))
 #define PTR_ERR_OR_ZERO(at) (IS_ERR(at) ? PTR_ERR(at) : 0)
 
 enum dma_data_direction {

@@ -51,6 +51,11 @@ pub enum LabError {
     Station(StationError),
     /// More devices than domains.
     TooManyDevices,
+    /// More devices than the para-virtual IOMMU's host lists, in a mode behind it.
+    UnlistedDevice {
+        /// Devices that it lists at most.
+        limit: usize,
+    },
     /// More devices map memory than [`Limits::devices`](crate::Limits::devices).
     DeviceLimit {
         /// The limit.
@@ -113,6 +118,12 @@ impl fmt::Display for LabError {
             }
             Self::Station(e) => e.fmt(f),
             Self::TooManyDevices => f.write_str("more devices than there are domains"),
+            Self::UnlistedDevice { limit } => write!(
+                f,
+                "the trace maps memory for more than {limit} devices, which is all that the \
+                 para-virtual IOMMU of the modes `pviommu`, `pviommu+rtc` and their relatives \
+                 lists; name those to replay by `--device`, or other modes by `--modes`"
+            ),
             Self::DeviceLimit { limit } => write!(
                 f,
                 "the trace maps memory for more than {limit} devices; name those to replay by \

@@ -238,8 +238,10 @@ impl PviommuHost {
             self.side = side;
         }
         let number = usize::from(domain.get());
-        if number == 0 || number > DEVICES as usize {
-            return Err(LabError::TooManyDevices);
+        if number == 0 || number > DEVICES_LIMIT {
+            return Err(LabError::UnlistedDevice {
+                limit: DEVICES_LIMIT,
+            });
         }
         let made = HardwareTables::new(
             Rc::clone(&self.memory),

@@ -306,4 +306,25 @@ fn mappings_that_a_cache_keeps_are_bounded() {
         assert!(run(mode, 150).is_ok(), "{mode}");
     }
     assert!(run("pviommu", 0).is_ok());
+
+/// The para-virtual IOMMU lists fewer devices than a replay may have: the error names its limit.
+#[test]
+fn the_para_virtual_iommus_limit_of_devices_is_named() {
+    let text = |devices: u64| -> String {
+        (0..devices)
+            .map(|n| map(1, &format!("dev{n}"), 4096))
+            .collect()
+    };
+    let run = |mode, devices| {
+        let options = options(mode, Limits::default());
+        compare("t", operations(&text(devices)), &options, |_| {})
+    };
+    for mode in ["pviommu", "pviommu+rtc", "pviommu+rtc+hopt"] {
+        let message = run(mode, 1017).unwrap_err().to_string();
+        for part in ["1016", "`pviommu`", "`--device`", "`--modes`"] {
+            assert!(message.contains(part), "{mode}: {message}");
+        }
+    }
+    assert!(run("pviommu", 1016).is_ok());
+    assert!(run("none", 1017).is_ok());
 }

@@ -337,7 +337,7 @@ static void waits_for_slots(void)
 
 	begin_with_queue("a slot from a host that is nearly late", false, 8);
 	host.prompt = false;
-	host.delay_us = 6000000;
+	host.delay_us = 4000000;
 	pvi.pages_max = 64;
 	fill(list, 200, 8 * PAGE_SIZE);
 	on_wait = interrupt_maps;

@@ -306,6 +306,7 @@ fn mappings_that_a_cache_keeps_are_bounded() {
         assert!(run(mode, 150).is_ok(), "{mode}");
     }
     assert!(run("pviommu", 0).is_ok());
+}
 
 /// The para-virtual IOMMU lists fewer devices than a replay may have: the error names its limit.
 #[test]

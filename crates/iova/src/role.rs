@@ -183,6 +183,13 @@ pub trait IovaAllocator {
     /// Whether [`find`](Self::find) has an index to look into. Without, it answers `None` for every page.
     const FINDS: bool = true;
 
+    /// As [`FINDS`](Self::FINDS), of this allocator: a type that stands for several kinds of
+    /// allocators has an index in some of them.
+    #[inline]
+    fn finds(&self) -> bool {
+        Self::FINDS
+    }
+
     /// A handle for one more processor.
     fn per_cpu(&self) -> Self::PerCpu;
 

@@ -185,9 +185,9 @@ fn pviommu() -> Option<()> {
     let tables =
         HardwareTables::new(&ram, &ram, unit, format, Coherency::Coherent, &[domain]).ok()?;
     let window = IovaRange::new(Iova::new(0x1000), 1 << 20)?;
-    let config = Config::new(window, 16, 0x18, 0x18).ok()?;
+    let config = Config::new(window, 16, [0x18]).ok()?;
     let device = Devid::new(0x18);
-    let backend = Backend::new(config, Limits::default(), [device], backing, tables).ok()?;
+    let backend = Backend::new(config, Limits::default(), backing, tables);
     let options = ChannelOptions {
         pages_max: 16,
         patience: 100,

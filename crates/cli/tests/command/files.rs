@@ -307,16 +307,16 @@ fn a_recording_whose_output_nobody_reads_ends_with_a_signal() {
         assert!(record.try_wait().unwrap().is_none(), "it waits for nobody");
     }
     let number = record.id().to_string();
-    let signalled = Command::new("kill").args(["-INT", &number]).status();
+    let signalled = Command::new("kill").args(["-TERM", &number]).status();
     assert!(signalled.unwrap().success());
     // A reader that comes later is not written to: it would end the wait of a broken command.
     let mut ended = None;
-    for _ in 0..200_000 {
+    for _ in 0..6_000 {
         ended = record.try_wait().unwrap();
         if ended.is_some() {
             break;
         }
-        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_millis(10));
     }
     if ended.is_none() {
         record.kill().unwrap();

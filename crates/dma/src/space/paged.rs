@@ -170,7 +170,9 @@ impl<A: IovaAllocator, T: Translations> Paged<A, T> {
             Some(found) if found == reserved => {}
             Some(_) => return Err(UnmapRefusal::NotAllocated),
             // A table that can be read says which page is not mapped.
-            None if A::FINDS && self.table.is_mapped(platform, mapped.lo()).is_none() => {
+            None if self.allocator.finds()
+                && self.table.is_mapped(platform, mapped.lo()).is_none() =>
+            {
                 return Err(UnmapRefusal::NotAllocated);
             }
             None => {}

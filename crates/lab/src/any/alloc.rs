@@ -86,6 +86,14 @@ impl IovaAllocator for AnyAlloc {
     type PerCpu = AnyAllocCpu;
     type Returned = Flushed;
 
+    fn finds(&self) -> bool {
+        let index = matches!(
+            self.which,
+            Which::Tree(_) | Which::Freelists(_) | Which::Gas(_)
+        );
+        self.finds && index
+    }
+
     fn per_cpu(&self) -> AnyAllocCpu {
         match &self.which {
             Which::Bitmap(a) => AnyAllocCpu::Bitmap(a.per_cpu()),

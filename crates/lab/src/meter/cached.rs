@@ -35,6 +35,10 @@ impl<A: IovaAllocator> IovaAllocator for Noting<A> {
 
     const FINDS: bool = A::FINDS;
 
+    fn finds(&self) -> bool {
+        self.inner.finds()
+    }
+
     fn per_cpu(&self) -> A::PerCpu {
         self.inner.per_cpu()
     }

@@ -86,9 +86,12 @@ fn slot(handed: &Handed) -> &ringfence_live::handover::QueueSlot {
     &disk.function.common.queues[0]
 }
 
-/// The processes that have the image, this one aside.
+/// The processes that have the image, without this one. Another test's child has all that this
+/// process has until it executes its program: it still has this process's command line.
 fn processes(dir: &Dir) -> Vec<String> {
     let image = dir.0.join("disk.img");
+    let command = |process: &str| fs::read(format!("/proc/{process}/cmdline")).ok();
+    let own = command("self");
     let has_it = |process: &String| {
         let fds = fs::read_dir(format!("/proc/{process}/fd"));
         let mut fds = fds.into_iter().flatten().flatten();
@@ -97,7 +100,7 @@ fn processes(dir: &Dir) -> Vec<String> {
     let all = fs::read_dir("/proc").unwrap();
     let names = all.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let numbers = names.filter(|name| name.bytes().all(|c| c.is_ascii_digit()));
-    let others = numbers.filter(|number| *number != std::process::id().to_string());
+    let others = numbers.filter(|number| command(number) != own);
     others.filter(has_it).collect()
 }
 

@@ -249,7 +249,8 @@ def attackers(guest, others, peer):
     ]
     out += [
         (f"vfio-user on {path.stem}, in use", vfio, guest.directory / path)
-        for path in map(pathlib.Path, ("blk.sock", "iommu.sock"))
+        for path in map(pathlib.Path, ("blk.sock", "iommu.sock", "pviommu.sock"))
+        if (guest.directory / path).exists()
     ]
     out += [(f"trickle on {path.stem}", trickle, path) for path in [*free_sockets(guest), *control]]
     out += [(f"any bytes on {path.stem}", vfio, path) for path in control]
@@ -264,7 +265,7 @@ def attackers(guest, others, peer):
 
 
 def free_sockets(daemon):
-    used = ("blk", "iommu", "control", "metrics")
+    used = ("blk", "iommu", "pviommu", "control", "metrics")
     return [path for path in sorted(daemon.directory.glob("*.sock")) if path.stem not in used]
 
 

@@ -57,6 +57,8 @@ impl<A: IovaAllocator> IovaAllocator for Allocator<A> {
     type PerCpu = A::PerCpu;
     type Returned = A::Returned;
 
+    const FINDS: bool = A::FINDS;
+
     fn per_cpu(&self) -> A::PerCpu {
         self.inner.per_cpu()
     }

@@ -21,3 +21,26 @@ mod rings;
 mod sockets;
 mod translated;
 mod vhost_user;
+
+/// Says to a process that it was started by [`alone`].
+const ALONE: &str = "RF_ALONE";
+
+/// Runs the ignored test `name` in a process of its own.
+fn alone(name: &str) {
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--ignored", "--nocapture"])
+        .env(ALONE, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Whether this process was started by [`alone`].
+fn is_alone() -> bool {
+    std::env::var_os(ALONE).is_some()
+}

@@ -245,7 +245,7 @@ fn it_stops_while_a_client_says_nothing() {
 #[ignore = "started by another test"]
 fn without_a_descriptor_left() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    if std::env::var_os("RF_NO_DESCRIPTORS").is_none() {
+    if !crate::is_alone() {
         return;
     }
     let server = Server::new("no-descriptors");
@@ -269,10 +269,5 @@ fn without_a_descriptor_left() {
 /// It is another client that has taken them all; the device outlives that.
 #[test]
 fn a_client_that_there_is_no_descriptor_for_waits() {
-    let status = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "sockets::without_a_descriptor_left", "--ignored"])
-        .env("RF_NO_DESCRIPTORS", "1")
-        .stdout(std::process::Stdio::null())
-        .status();
-    assert!(status.unwrap().success());
+    crate::alone("sockets::without_a_descriptor_left");
 }

@@ -115,8 +115,7 @@ pub fn compare<R: Read>(
         .modes
         .iter()
         .filter_map(|mode| options.cycling.of(mode));
-    let planner_cycles = cycling.map(|cycling| cycling.cycle_ns);
-    let mut planner = planner.with_cycles(planner_cycles);
+    let mut planner = planner.with_cycles(cycling);
     let mut lines = 0;
     let only = options.devices.as_deref();
     each_plan(

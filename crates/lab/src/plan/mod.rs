@@ -9,6 +9,9 @@
 mod pass;
 mod withheld;
 
+use std::cmp::Reverse;
+
+use ringfence_pviommu::rtc::Cycles;
 use ringfence_trace::{Chunk, DeviceIndex, Devices, MappingId, Op, OpKind};
 use ringfence_types::{Direction, Nanos, PageSize, PhysRange};
 
@@ -16,6 +19,7 @@ pub use pass::each_plan;
 use withheld::{Run, Withheld};
 
 use crate::error::LabError;
+use crate::hosted::Cycling;
 use crate::limits::Limits;
 
 /// How long a burst may last on the trace's clock.
@@ -35,6 +39,12 @@ const MOST_OPEN: usize = 1024;
 /// Most ends of cycles behind [`QUIET_NS`] of quiet, for each length of a cycle. A cache keeps a
 /// mapping for C cycles, C is at most 254, so all that it kept has left at the last of 256.
 const MOST_QUIET: u64 = 256;
+
+/// Ends of cycles after which a cache of C cycles has let go of all that nobody uses. The literal
+/// one gives a mapping that was used again a second round of C + 1.
+fn ends_in_quiet(cycles: Cycles) -> u64 {
+    MOST_QUIET.min(2 * (u64::from(cycles.get()) + 1))
+}
 
 /// Steps behind which a plan ends: a chunk of long gaps has many more steps than operations.
 const MOST_STEPS: usize = 64 * 1024;
@@ -165,8 +175,8 @@ pub struct Planner {
     /// Whether doorbells are wanted, and the run of maps that has none yet.
     doorbells: bool,
     rings: Option<Key>,
-    /// Lengths of cycles, at multiples of which timers are looked at whatever happens.
-    cycles: Vec<u64>,
+    /// Cycles, at whose ends timers are looked at whatever happens.
+    cycles: Vec<Cycling>,
     /// Devices to keep; none means all.
     only: Option<Vec<DeviceIndex>>,
     limits: Limits,
@@ -220,11 +230,14 @@ impl Planner {
         self
     }
 
-    /// Lets timers be looked at, from now on, at each multiple of these lengths in nanoseconds, while nothing happens too.
-    pub fn with_cycles(mut self, lengths: impl IntoIterator<Item = u64>) -> Self {
-        self.cycles.extend(lengths.into_iter().filter(|ns| *ns > 0));
-        self.cycles.sort_unstable();
-        self.cycles.dedup();
+    /// Looks at timers, from now on, at each end of these cycles too, until a cache that has them is empty.
+    pub fn with_cycles(mut self, cycles: impl IntoIterator<Item = Cycling>) -> Self {
+        let cycles = cycles.into_iter().filter(|cycling| cycling.cycle_ns > 0);
+        self.cycles.extend(cycles);
+        // Of one length the one that keeps longest.
+        self.cycles
+            .sort_unstable_by_key(|cycling| (cycling.cycle_ns, Reverse(cycling.cycles)));
+        self.cycles.dedup_by_key(|cycling| cycling.cycle_ns);
         self
     }
 
@@ -428,9 +441,10 @@ impl Planner {
 
     /// The first end of a cycle from `due` on, as far as one can matter behind `quiet`.
     fn next_cycle(&self, due: Nanos, quiet: Nanos) -> Option<Nanos> {
-        let ends = self.cycles.iter().filter_map(|ns| {
-            let end = due.0.div_ceil(*ns).saturating_mul(*ns);
-            (end.saturating_sub(quiet.0) / ns < MOST_QUIET).then_some(end)
+        let ends = self.cycles.iter().filter_map(|cycling| {
+            let ns = cycling.cycle_ns;
+            let end = due.0.div_ceil(ns).saturating_mul(ns);
+            (end.saturating_sub(quiet.0) / ns < ends_in_quiet(cycling.cycles)).then_some(end)
         });
         ends.min().map(Nanos)
     }

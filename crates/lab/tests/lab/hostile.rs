@@ -4,10 +4,12 @@ use std::fmt::Write;
 use std::io::Cursor;
 
 use ringfence_lab::compare::{Options, compare};
+use ringfence_lab::hosted::Cycling;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, Step, each_plan};
 use ringfence_lab::size::{Options as SizeOptions, Slots, size, take_usage};
 use ringfence_lab::{LabError, Limits, Profile};
+use ringfence_pviommu::rtc::Cycles;
 use ringfence_trace::{Operations, Options as TraceOptions, Source};
 
 const HOUR_NS: u64 = 3_600_000_000_000;
@@ -40,8 +42,15 @@ fn options(mode: &str, limits: Limits) -> Options {
     }
 }
 
+/// Cycles of these lengths, as many as can be counted.
+fn counted(lengths: &[u64]) -> Vec<Cycling> {
+    let cycles = Cycles::new(Cycles::MAX).unwrap();
+    let counted = |&cycle_ns: &u64| Cycling { cycle_ns, cycles };
+    lengths.iter().map(counted).collect()
+}
+
 /// Steps of the plans of a text, and the most of one plan.
-fn steps(text: &str, cycles: &[u64]) -> (u64, usize) {
+fn steps(text: &str, cycles: &[Cycling]) -> (u64, usize) {
     let mut planner = Planner::new().with_cycles(cycles.iter().copied());
     let (mut all, mut most) = (0, 0);
     each_plan(&mut operations(text), &mut planner, None, |_, plan, _| {
@@ -65,12 +74,12 @@ fn a_gap_of_the_clock_costs_a_bounded_number_of_steps() {
         &[1, 10_000_000_000],
         &[156_862_745, HOUR_NS],
     ] {
-        let (all, _) = steps(&text, cycles);
+        let (all, _) = steps(&text, &counted(cycles));
         assert!(all <= 40 + 256 * cycles.len() as u64, "{all} {cycles:?}");
     }
     // All cycles that a cache can count end in it, of each length: the longest one's last end is
     // there although the shortest one's are many.
-    let mut planner = Planner::new().with_cycles([1_000_000_000, HOUR_NS]);
+    let mut planner = Planner::new().with_cycles(counted(&[1_000_000_000, HOUR_NS]));
     let mut last = 0;
     each_plan(&mut operations(&text), &mut planner, None, |_, plan, _| {
         last = plan.quiet.last().map_or(last, |end| end.0);
@@ -78,6 +87,10 @@ fn a_gap_of_the_clock_costs_a_bounded_number_of_steps() {
     })
     .unwrap();
     assert!(last >= 255 * HOUR_NS, "{last}");
+    // The document's cache is empty after eight.
+    let (none, _) = steps(&text, &[]);
+    let (all, _) = steps(&text, &[Cycling::DOCUMENT]);
+    assert_eq!(all, none + 8);
 }
 
 #[test]
@@ -87,7 +100,7 @@ fn plans_of_long_gaps_are_cut() {
         text += &map(n * 100_000, "d", 4096);
         text += &unmap(n * 100_000 + 50_000, "d", 4096);
     }
-    let (all, most) = steps(&text, &[10_000_000]);
+    let (all, most) = steps(&text, &counted(&[10_000_000]));
     assert!(all > 250_000, "{all}");
     assert!(most < 66_000, "{most}");
 }

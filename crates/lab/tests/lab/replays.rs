@@ -404,7 +404,7 @@ fn a_cache_asks_once_and_lets_go_in_time() {
     options.cycling.cycle_ns = 10 * MS;
     let mode = mode("pviommu+rtc");
     let mut runner = runner(&mode, &options).unwrap();
-    let (plan, planner) = planned_with(&script.chunk, &[10 * MS]);
+    let (plan, planner) = planned_with(&script.chunk, &[options.cycling]);
     runner.metered.run(&plan, &Devices::new()).unwrap();
     let metered = runner.metered.finish(&planner.alive());
     // Two maps, and the batch of one.
@@ -445,7 +445,7 @@ fn the_oracle_measures_what_caches_expose_after_the_trace() {
     let exposed = |name: &str| {
         let mode = mode(name);
         let mut runner = runner(&mode, &options).unwrap();
-        let cycles = options.cycling.of(&mode).map(|cycling| cycling.cycle_ns);
+        let cycles = options.cycling.of(&mode);
         let (plan, planner) = planned_with(&script.chunk, &Vec::from_iter(cycles));
         let mut both = [runner.metered, runner.hostile.take().unwrap()].map(|mut judge| {
             judge.run(&plan, &Devices::new()).unwrap();

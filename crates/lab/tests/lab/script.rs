@@ -3,6 +3,7 @@
 use ringfence_lab::Profile;
 use ringfence_lab::compare::Options;
 use ringfence_lab::compose::compose;
+use ringfence_lab::hosted::Cycling;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
 use ringfence_lab::ring::RingSizes;
@@ -98,8 +99,8 @@ pub(crate) fn planned(chunk: &Chunk) -> (Plan, Planner) {
     planned_with(chunk, &[])
 }
 
-/// With cycles of these lengths.
-pub(crate) fn planned_with(chunk: &Chunk, cycles: &[u64]) -> (Plan, Planner) {
+/// With these cycles.
+pub(crate) fn planned_with(chunk: &Chunk, cycles: &[Cycling]) -> (Plan, Planner) {
     let mut planner = Planner::new().with_cycles(cycles.iter().copied());
     let mut plan = Plan::default();
     planner.plan(chunk, &mut plan).unwrap();

@@ -24,7 +24,7 @@ fn passes(name: &str, creates: u64, pages: u64) -> Result<[Outcomes; 2], LabErro
     };
     let mode = Mode::find(name).ok_or(LabError::Internal("a mode"))?;
     let runner = runner(&mode, &options)?;
-    let mut planner = Planner::new().with_cycles(options.cycling.of(&mode).map(|of| of.cycle_ns));
+    let mut planner = Planner::new().with_cycles(options.cycling.of(&mode));
     let mut plan = Plan::default();
     // Cycles end at multiples of 10 s: it ends in the midst of one.
     planner.plan(&stream(creates, pages, DURATION / 2)?, &mut plan)?;

@@ -21,6 +21,9 @@ pub struct FlatRtc {
     limit: usize,
     /// The running cycle, in the eight bits that entries have for it.
     now: u8,
+    /// At the last end of a cycle nothing was released or remembered, and the table had its size:
+    /// until something is released, the end of another one changes nothing.
+    resting: bool,
     /// Mappings that nobody uses, by the cycle of their release.
     released_in: [u32; 256],
     /// Keys of mappings that left.
@@ -41,6 +44,7 @@ impl FlatRtc {
             cycles,
             limit,
             now: 0,
+            resting: false,
             released_in: [0; 256],
             ghosts: 0,
             pages: 0,
@@ -103,6 +107,7 @@ impl FlatRtc {
             stays
         });
         self.ghosts = self.ghosts.wrapping_add(laid).wrapping_sub(vanished);
+        self.resting = false;
         gone as u64
     }
 }
@@ -177,7 +182,12 @@ impl Cache for FlatRtc {
     }
 
     fn tick(&mut self, expired: impl FnMut(Key, Iova)) {
+        // Since the last end of a cycle, mappings were released in this one only.
+        let resting = self.resting && self.of_age(0) == 0;
         self.now = self.now.wrapping_add(1);
+        if resting {
+            return;
+        }
         self.gaps.settle();
         let (cycles, gaps) = (self.cycles.get(), self.gaps.clone());
         let due = |age| self.of_age(age) > 0;
@@ -189,7 +199,8 @@ impl Cache for FlatRtc {
             );
             self.counts.expired = self.counts.expired.wrapping_add(gone);
         }
-        self.table.shrink();
+        let has_its_size = self.table.shrink();
+        self.resting = has_its_size && self.ghosts == 0 && self.released_in == [0; 256];
     }
 
     fn shed(&mut self, expired: impl FnMut(Key, Iova)) {

@@ -184,14 +184,19 @@ impl Table {
     }
 
     /// Gives memory back if less than an eighth of the table has been occupied for some cycles. Without memory for a smaller one it stays.
-    pub(super) fn shrink(&mut self) {
-        if self.occupied >= self.lines.len() * WAYS / 8 || self.lines.len() <= SMALLEST {
+    ///
+    /// Says whether more calls would change nothing as long as no entry leaves.
+    pub(super) fn shrink(&mut self) -> bool {
+        let has_its_size =
+            self.occupied >= self.lines.len() * WAYS / 8 || self.lines.len() <= SMALLEST;
+        if has_its_size {
             self.sparse = 0;
         } else if self.sparse < PATIENCE {
             self.sparse += 1;
         } else if self.resize(Self::lines_for(self.occupied.saturating_mul(2))) {
             self.sparse = 0;
         }
+        has_its_size
     }
 
     /// Shows each entry to `keep`, which may change anything but the key; those for which it says false are removed.

@@ -94,6 +94,31 @@ def gaps():
         yield line(unmapped(4096), t)
 
 
+def rests():
+    """A thousand devices with a mapping each, then hours between the operations of one."""
+    names = [f"0000:{n >> 8:02x}:{n >> 3 & 31:02x}.{n & 7}" for n in range(1000)]
+    for n, name in enumerate(names):
+        yield line(mapped((n + 1) << 12, device=name), n)
+    t = n = 0
+    while True:
+        t, n = t + 10**10, n + 1
+        yield line(mapped((n + 2000 << 12) % (60 << 30), device=names[0]), t)
+
+
+def holes():
+    """Holes of a page between mappings that stay, then mappings of two pages beside them."""
+    n = t = 0
+    while True:
+        for at in range(n, n + 2000):
+            yield line(mapped((at << 12) % (60 << 30)), t)
+        for at in range(n, n + 2000, 2):
+            yield line(unmapped((at << 12) % (60 << 30)), t + 1)
+        n, t = n + 2000, t + 2
+        for at in range(1000):
+            yield line(mapped((50 << 30) + (at << 13), 8192), t)
+            yield line(unmapped((50 << 30) + (at << 13), 8192), t)
+
+
 def large():
     """Mappings of 64 MiB that come and go."""
     n = 0
@@ -151,7 +176,9 @@ def idle():
         yield line("sched_switch: x")
 
 
-CASES = [alive, shared, reverse, stack, gaps, large, lists, bursts, marks, long_marks, idle]
+CASES = [
+    alive, shared, reverse, stack, gaps, rests, holes, large, lists, bursts, marks, long_marks, idle,
+]
 
 
 def write_text(case, path, size):

@@ -77,6 +77,12 @@ pub enum LabError {
         /// The limit.
         limit: u64,
     },
+    /// The caches of all devices have more ends of cycles while the trace is quiet than
+    /// [`Limits::cycle_ends`](crate::Limits::cycle_ends).
+    CycleEnds {
+        /// The limit.
+        limit: u64,
+    },
     /// A mode's cache keeps more mappings than [`Limits::kept`](crate::Limits::kept).
     Kept {
         /// The limit.
@@ -142,6 +148,11 @@ impl fmt::Display for LabError {
                 f,
                 "the allocator of a mode steps over more than {limit} ranges in its searches; \
                  `--max-search` raises this limit"
+            ),
+            Self::CycleEnds { limit } => write!(
+                f,
+                "the gaps between the lines have more than {limit} ends of cycles of the devices' \
+                 caches; `--max-cycle-ends` raises this limit"
             ),
             Self::Kept { limit } => write!(
                 f,

@@ -16,6 +16,9 @@ pub struct Limits {
     pub search: Option<u64>,
     /// Mappings that a mode with a cache keeps at once behind their unmaps, of all devices.
     pub kept: usize,
+    /// Ends of cycles in the caches of all devices while the trace is quiet. `None`: 2^27 plus
+    /// 4096 for each operation. Each long gap between two lines has up to 256 ends for each device.
+    pub cycle_ends: Option<u64>,
 }
 
 impl Default for Limits {
@@ -25,6 +28,7 @@ impl Default for Limits {
             buffers_on_a_page: 4096,
             search: None,
             kept: 1 << 18,
+            cycle_ends: None,
         }
     }
 }
@@ -34,5 +38,11 @@ impl Limits {
     pub(crate) fn search_of(&self, ranges: u64) -> u64 {
         let relative = ranges.saturating_mul(4096).saturating_add(1 << 28);
         self.search.unwrap_or(relative)
+    }
+
+    /// The bound on ends of cycles behind `operations` operations.
+    pub(crate) fn cycle_ends_of(&self, operations: u64) -> u64 {
+        let relative = operations.saturating_mul(4096).saturating_add(1 << 27);
+        self.cycle_ends.unwrap_or(relative)
     }
 }

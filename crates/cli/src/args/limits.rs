@@ -70,6 +70,9 @@ pub(crate) struct ReplayLimitArgs {
     /// Mappings that a mode with a cache keeps behind their unmaps [default: 256K]
     #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
     pub max_kept: Option<u64>,
+    /// Ends of cycles of all devices' caches in the gaps of the trace [default: 128M and 4K an operation]
+    #[arg(long, value_name = "N", value_parser = size, help_heading = "Limits")]
+    pub max_cycle_ends: Option<u64>,
     /// Bytes of standard input that are kept in a temporary file where a trace is read twice
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G", help_heading = "Limits")]
     pub max_spool: u64,
@@ -88,6 +91,7 @@ impl ReplayLimitArgs {
         let buffers = self.max_page_buffers;
         limits.buffers_on_a_page = buffers.unwrap_or(limits.buffers_on_a_page);
         limits.search = self.max_search;
+        limits.cycle_ends = self.max_cycle_ends;
         if let Some(kept) = self.max_kept {
             limits.kept = usize::try_from(kept).unwrap_or(usize::MAX);
         }

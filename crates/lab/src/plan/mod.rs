@@ -177,6 +177,10 @@ pub struct Planner {
     rings: Option<Key>,
     /// Cycles, at whose ends timers are looked at whatever happens.
     cycles: Vec<Cycling>,
+    /// Operations planned, and the ends of cycles in the caches of all devices while there was
+    /// none.
+    operations: u64,
+    cycle_ends: u64,
     /// Devices to keep; none means all.
     only: Option<Vec<DeviceIndex>>,
     limits: Limits,
@@ -211,6 +215,8 @@ impl Planner {
             doorbells: false,
             rings: None,
             cycles: Vec::new(),
+            operations: 0,
+            cycle_ends: 0,
             only: None,
             limits: Limits::default(),
             seen: Vec::new(),
@@ -313,6 +319,11 @@ impl Planner {
             self.last = self.now;
             self.now = self.now.max(op.time);
             self.step(chunk, op, plan);
+            self.operations += 1;
+            let limit = self.limits.cycle_ends_of(self.operations);
+            if self.cycle_ends > limit {
+                return Err(LabError::CycleEnds { limit });
+            }
         }
         Ok(chunk.ops.len())
     }
@@ -431,6 +442,7 @@ impl Planner {
                             step: Step::Tick,
                         });
                         plan.quiet.push(end);
+                        self.cycle_ends += self.devices as u64;
                         end
                     }
                     _ => time,

@@ -105,6 +105,32 @@ fn plans_of_long_gaps_are_cut() {
     assert!(most < 66_000, "{most}");
 }
 
+/// Hours between the lines of a thousand devices: 256 ends of cycles for each.
+#[test]
+fn ends_of_cycles_are_bounded() {
+    let mut text: String = (0..1000_u64)
+        .map(|n| map(0, &format!("dev{n}"), 4096))
+        .collect();
+    for gap in 1..20 {
+        text += &unmap(gap * 3600, "dev0", 4096);
+        text += &map(gap * 3600, "dev0", 4096);
+    }
+    let run = |cycle_ends| {
+        let mut limits = Limits::default();
+        limits.cycle_ends = cycle_ends;
+        let options = options("pviommu+rtc-adaptive", limits);
+        compare("t", operations(&text), &options, |_| {})
+    };
+    run(None).unwrap();
+    let error = run(Some(1_000_000)).unwrap_err();
+    assert!(error.to_string().contains("`--max-cycle-ends`"), "{error}");
+    // Neither the first lines of many devices nor many gaps of one reach the default.
+    assert!(matches!(
+        run(Some(0)),
+        Err(LabError::CycleEnds { limit: 0 })
+    ));
+}
+
 #[test]
 fn devices_are_bounded_and_named() {
     let text: String = (0..1100_u64)

@@ -1,6 +1,6 @@
 //! Tests across crates.
 
-/// The README's example of embedding, compiled and run as a doc test.
+/// The example of `crates/dma/README.md`, compiled and run as a doc test.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
+#[doc = include_str!("../crates/dma/README.md")]
 pub struct Readme;

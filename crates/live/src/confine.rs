@@ -12,6 +12,7 @@ use libc::{SECCOMP_RET_ERRNO, sock_filter};
 use rustix::process::{
     DumpableBehavior, Resource, Rlimit, getpid, getrlimit, set_dumpable_behavior, setrlimit,
 };
+use rustix::thread::CapabilitySet;
 
 use crate::event;
 use crate::isolate::sys;
@@ -155,12 +156,13 @@ fn filter(more: &[Rule]) -> Vec<sock_filter> {
     program(&rules, SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned())
 }
 
-/// Confines the calling thread, which serves somebody, and the threads that it starts.
+/// Confines the calling thread, which serves somebody, and the threads that it starts. They keep
+/// those capabilities of `kept` that the thread has.
 ///
 /// # Errors
 /// The kernel refuses: such a thread must not serve.
-pub(crate) fn serving_thread() -> io::Result<()> {
-    privileges::drop_all()?;
+pub(crate) fn serving_thread(kept: CapabilitySet) -> io::Result<()> {
+    privileges::drop_all_but(kept)?;
     sys::confine(&filter(&[]), false).map(drop)
 }
 
@@ -204,15 +206,19 @@ pub(crate) fn prepare() {
     let _ = rustix::param::page_size();
 }
 
-/// Lets this process lock as much memory as a guest has, where it may allow itself that. Afterwards it
-/// has no privilege to lock more than the limit.
-pub(crate) fn allow_locking() {
+/// Lets this process lock as much memory as a guest has. Returns the capability that its threads have
+/// to keep for that: none if the process can raise its limit (`CAP_SYS_RESOURCE`), which a container
+/// may not let it.
+pub(crate) fn allow_locking() -> CapabilitySet {
     let unlimited = Rlimit {
         current: None,
         maximum: None,
     };
-    // Without the privilege the limit stays, and a page beyond it is not locked: its map is refused.
-    let _ = setrlimit(Resource::Memlock, unlimited);
+    // Without either privilege the limit stays, and the map of a page beyond it is refused.
+    match setrlimit(Resource::Memlock, unlimited) {
+        Ok(()) => CapabilitySet::empty(),
+        Err(_) => CapabilitySet::IPC_LOCK,
+    }
 }
 
 #[cfg(test)]

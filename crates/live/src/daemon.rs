@@ -23,6 +23,7 @@ use std::thread::{self, JoinHandle};
 use ringfence_types::DeviceId;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
+use rustix::thread::CapabilitySet;
 
 use self::apart::{Told, front};
 use self::ready::Ready;
@@ -382,7 +383,7 @@ impl Daemon {
         };
         let report: Report = Arc::new(move |event| log(name, event));
         self.threads.push(thread::spawn(move || {
-            confine::serving_thread()?;
+            confine::serving_thread(CapabilitySet::empty())?;
             let clients = Clients {
                 listener: &listener,
                 access,
@@ -426,19 +427,20 @@ impl Daemon {
 
     /// All that is ready begins.
     fn launch(&mut self) {
-        if self.rules.locked != Locked::Nothing {
-            confine::allow_locking();
-        }
+        let kept = match self.rules.locked {
+            Locked::Nothing => CapabilitySet::empty(),
+            _ => confine::allow_locking(),
+        };
         confine::prepare();
         let ready = std::mem::take(&mut self.ready);
-        let threads = ready
-            .into_iter()
-            .map(|ready| thread::spawn(|| confine::serving_thread().and_then(|()| ready.serve())));
+        let threads = ready.into_iter().map(|ready| {
+            thread::spawn(move || confine::serving_thread(kept).and_then(|()| ready.serve()))
+        });
         self.threads.extend(threads);
         if let Some(Ok(listener)) = self.metrics.as_ref().map(UnixListener::try_clone) {
             let (stop, counters) = (self.stop.clone(), self.counters.clone());
             self.threads.push(thread::spawn(move || {
-                confine::serving_thread()?;
+                confine::serving_thread(CapabilitySet::empty())?;
                 serve_text(&listener, Access::OwnUser, &stop, || text(&counters))
             }));
         }
@@ -473,7 +475,7 @@ impl Daemon {
         };
         let (stop, gone, log) = (self.stop.clone(), Arc::clone(&self.gone), Arc::clone(log));
         self.threads.push(thread::spawn(move || {
-            confine::serving_thread()?;
+            confine::serving_thread(CapabilitySet::empty())?;
             let say = |why: &str| log("hand-over", &Event::Kept(why));
             if offer(offered, &stop, say)? == Offered::Gone {
                 gone.store(true, Ordering::Release);

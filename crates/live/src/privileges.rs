@@ -4,7 +4,7 @@ use std::io;
 
 use rustix::io::Errno;
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, clear_ambient_capability_set,
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
@@ -15,9 +15,18 @@ const CAPABILITIES: u32 = 64;
 /// processes that it starts later.
 ///
 /// # Errors
+/// See [`drop_all_but`].
+pub(crate) fn drop_all() -> io::Result<()> {
+    drop_all_but(CapabilitySet::empty())
+}
+
+/// The same, but the thread and the threads that it starts keep those of `kept` that it has. A program
+/// that it starts has none.
+///
+/// # Errors
 /// The kernel's. The bounding set stays where the thread may not change it (`CAP_SETPCAP`): with
 /// `no_new_privs` no program gains capabilities from it.
-pub(crate) fn drop_all() -> io::Result<()> {
+pub(crate) fn drop_all_but(kept: CapabilitySet) -> io::Result<()> {
     set_no_new_privs(true)?;
     match clear_ambient_capability_set() {
         // Kernels before 4.3 have no such set.
@@ -32,12 +41,13 @@ pub(crate) fn drop_all() -> io::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    let none = CapabilitySets {
-        effective: CapabilitySet::empty(),
-        permitted: CapabilitySet::empty(),
+    let kept = capabilities(None)?.permitted & kept;
+    let sets = CapabilitySets {
+        effective: kept,
+        permitted: kept,
         inheritable: CapabilitySet::empty(),
     };
-    Ok(set_capabilities(None, none)?)
+    Ok(set_capabilities(None, sets)?)
 }
 
 /// The lines of `/proc/<pid>/status` of a thread that has given up all of them.
@@ -72,5 +82,20 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn what_is_kept_is_all_that_is_left() {
+        let kept = CapabilitySet::IPC_LOCK;
+        thread::spawn(move || {
+            let before = capabilities(None).unwrap().permitted;
+            drop_all_but(kept).unwrap();
+            let after = capabilities(None).unwrap();
+            assert_eq!(after.permitted, before & kept);
+            assert_eq!(after.effective, before & kept);
+            assert_eq!(after.inheritable, CapabilitySet::empty());
+        })
+        .join()
+        .unwrap();
     }
 }

@@ -1,5 +1,6 @@
-//! `random TARGET SECONDS|--runs N [SEED]`: the plain random run of a target, on any toolchain. The last line says how many
-//! inputs it ran; an input that breaks the target is kept under `artifacts/`.
+//! `random TARGET SECONDS|--runs N [SEED]`: the plain random run of a target, on any toolchain. The
+//! last line gives the number of inputs. An input that breaks the target, or takes a minute, is kept
+//! under `artifacts/`.
 
 use std::collections::hash_map::DefaultHasher;
 use std::error::Error;
@@ -7,18 +8,40 @@ use std::fs;
 use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ringfence_fuzz::random::{Random, input};
 use ringfence_fuzz::{TARGETS, Target, corpus};
 
-/// Inputs between two looks at the clock.
-const BATCH: u64 = 256;
+/// Most time for one input; sound ones take milliseconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The input that runs now, and its number.
+type Current = Arc<Mutex<(u64, Vec<u8>)>>;
+
+/// Ends the process if one input runs longer than [`PATIENCE`].
+fn watch(target: &'static str, current: Current) {
+    thread::spawn(move || {
+        let mut last = 0;
+        loop {
+            thread::sleep(PATIENCE);
+            let (number, data) = &*current.lock().unwrap_or_else(PoisonError::into_inner);
+            if *number == last {
+                let kept = keep(target, data).unwrap_or_else(|error| error.to_string());
+                eprintln!("an input runs for more than {PATIENCE:?}: {kept}");
+                std::process::exit(1);
+            }
+            last = *number;
+        }
+    });
+}
 
 /// When a run ends.
 enum Bound {
     Time(Duration),
-    /// Inputs, rounded up to whole batches.
+    /// Inputs.
     Runs(u64),
 }
 
@@ -51,15 +74,16 @@ fn run(target: &Target, bound: &Bound, seed: u64) -> Result<(), Box<dyn Error>> 
         Bound::Time(time) => start.elapsed() < time,
         Bound::Runs(wanted) => runs < wanted,
     };
+    let current = Current::default();
+    watch(target.name, Arc::clone(&current));
     while goes_on(runs) {
-        for _ in 0..BATCH {
-            let data = input(&mut random, &seeds);
-            let outcome = catch_unwind(AssertUnwindSafe(|| (target.run)(&data, &mut |_| {})));
-            if outcome.is_err() {
-                return Err(keep(target.name, &data)?.into());
-            }
+        let data = input(&mut random, &seeds);
+        *current.lock().unwrap_or_else(PoisonError::into_inner) = (runs + 1, data.clone());
+        let outcome = catch_unwind(AssertUnwindSafe(|| (target.run)(&data, &mut |_| {})));
+        if outcome.is_err() {
+            return Err(keep(target.name, &data)?.into());
         }
-        runs += BATCH;
+        runs += 1;
     }
     println!("{}: {runs} random inputs, seed {seed}", target.name);
     Ok(())

@@ -10,10 +10,12 @@
 use std::fs;
 
 use ringfence_lab::compare::{self, compare};
+use ringfence_lab::hosted::Cycling;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, each_plan};
 use ringfence_lab::size::{self, size, take_usage};
 use ringfence_lab::{LabError, Limits as ReplayLimits, Profile};
+use ringfence_pviommu::rtc::Cycles;
 use ringfence_trace::{
     Excess, Info, Malformed, Operations, Options, Source, TraceError, write_parquet,
 };
@@ -175,7 +177,11 @@ fn compared(file: &[u8], mode: &str) -> Result<&'static str, LabError> {
 
 /// Counts the steps of a replay with two cycles.
 fn steps(file: &[u8]) {
-    let mut planner = Planner::new().with_cycles([156_862_745, 10_000_000_000]);
+    let fine = Cycling {
+        cycle_ns: 156_862_745,
+        cycles: Cycles::new(Cycles::MAX).expect("the highest"),
+    };
+    let mut planner = Planner::new().with_cycles([fine, Cycling::DOCUMENT]);
     let (mut steps, mut operations) = (0, 0);
     let done = open(file).map_err(LabError::from).and_then(|trace| {
         let mut trace = trace;

@@ -24,7 +24,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            devices: 1024,
+            devices: 256,
             buffers_on_a_page: 4096,
             search: None,
             kept: 1 << 18,

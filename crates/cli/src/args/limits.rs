@@ -58,7 +58,7 @@ impl TraceLimitArgs {
 /// Bounds on a replay. The defaults are those of [`ReplayLimits`].
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReplayLimitArgs {
-    /// Devices that map memory [default: 1024]
+    /// Devices that map memory [default: 256]
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_devices: Option<usize>,
     /// Buffers alive on one page, in modes where buffers share pages [default: 4096]

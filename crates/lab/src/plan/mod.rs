@@ -463,7 +463,7 @@ impl Planner {
 
     /// The row of a processor. A trace that names more processors than there are rows shares the last one.
     fn row_of(&mut self, cpu: u16) -> u16 {
-        const ROWS: usize = 1024;
+        const ROWS: usize = 512;
         let found = self.cpus.iter().position(|known| *known == cpu);
         let row = found.unwrap_or_else(|| {
             if self.cpus.len() < ROWS {

@@ -25,7 +25,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> Judged<H, S, F, X> {
             while self.windows.any_kept() {
                 let cycle = cycling.cycle_ns.max(1);
                 let next = (self.machine.now.0 / cycle + 1).saturating_mul(cycle);
-                if next > latest {
+                // At the end of the clock no cycle ends any more.
+                if next > latest || next <= self.machine.now.0 {
                     break;
                 }
                 self.machine.now = Nanos(next);

@@ -77,6 +77,12 @@ pub enum LabError {
         /// The limit.
         limit: u64,
     },
+    /// The product of devices and processors that map memory is above
+    /// [`Limits::device_cpus`](crate::Limits::device_cpus).
+    DeviceCpus {
+        /// The limit.
+        limit: usize,
+    },
     /// The caches of all devices have more ends of cycles while the trace is quiet than
     /// [`Limits::cycle_ends`](crate::Limits::cycle_ends).
     CycleEnds {
@@ -148,6 +154,11 @@ impl fmt::Display for LabError {
                 f,
                 "the allocator of a mode steps over more than {limit} ranges in its searches; \
                  `--max-search` raises this limit"
+            ),
+            Self::DeviceCpus { limit } => write!(
+                f,
+                "the devices times the processors that map memory are more than {limit}; name \
+                 those to replay by `--device`, or raise the limit by `--max-device-cpus`"
             ),
             Self::CycleEnds { limit } => write!(
                 f,

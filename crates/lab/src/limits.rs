@@ -7,6 +7,9 @@
 pub struct Limits {
     /// Devices that map memory. Every mode keeps tables for each.
     pub devices: usize,
+    /// Product of the devices and the processors that map memory. A mode may keep free addresses
+    /// for each pair, 5 KiB in all.
+    pub device_cpus: usize,
     /// Buffers alive on one I/O virtual page, where a mode lets buffers share pages. Each access
     /// is judged against all of them.
     pub buffers_on_a_page: usize,
@@ -25,6 +28,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             devices: 256,
+            device_cpus: 1 << 14,
             buffers_on_a_page: 4096,
             search: None,
             kept: 1 << 18,

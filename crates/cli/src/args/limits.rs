@@ -61,6 +61,9 @@ pub(crate) struct ReplayLimitArgs {
     /// Devices that map memory [default: 256]
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_devices: Option<usize>,
+    /// Devices times processors that map memory [default: 16384]
+    #[arg(long, value_name = "N", help_heading = "Limits")]
+    pub max_device_cpus: Option<usize>,
     /// Buffers alive on one page, in modes where buffers share pages [default: 4096]
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_page_buffers: Option<usize>,
@@ -88,6 +91,7 @@ impl ReplayLimitArgs {
     pub(crate) fn limits(&self) -> ReplayLimits {
         let mut limits = ReplayLimits::default();
         limits.devices = self.max_devices.unwrap_or(limits.devices);
+        limits.device_cpus = self.max_device_cpus.unwrap_or(limits.device_cpus);
         let buffers = self.max_page_buffers;
         limits.buffers_on_a_page = buffers.unwrap_or(limits.buffers_on_a_page);
         limits.search = self.max_search;

@@ -320,6 +320,10 @@ impl Planner {
             self.now = self.now.max(op.time);
             self.step(chunk, op, plan);
             self.operations += 1;
+            let limit = self.limits.device_cpus;
+            if self.devices.saturating_mul(self.cpus.len()) > limit {
+                return Err(LabError::DeviceCpus { limit });
+            }
             let limit = self.limits.cycle_ends_of(self.operations);
             if self.cycle_ends > limit {
                 return Err(LabError::CycleEnds { limit });

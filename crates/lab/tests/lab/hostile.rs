@@ -150,6 +150,23 @@ fn ends_of_cycles_are_bounded() {
 }
 
 #[test]
+fn devices_times_processors_are_bounded() {
+    let text: String = (0..400_u64)
+        .map(|n| map(0, &format!("dev{}", n % 20), 4096 * (n + 1)))
+        .enumerate()
+        .map(|(n, line)| line.replace("[0]", &format!("[{}]", n / 20)))
+        .collect();
+    let run = |most| {
+        let mut limits = Limits::default();
+        limits.device_cpus = most;
+        compare("t", operations(&text), &options("strict", limits), |_| {})
+    };
+    run(400).unwrap();
+    let error = run(399).unwrap_err();
+    assert!(error.to_string().contains("`--max-device-cpus`"), "{error}");
+}
+
+#[test]
 fn devices_are_bounded_and_named() {
     let text: String = (0..1100_u64)
         .map(|n| map(1, &format!("dev{n}"), 4096))

@@ -159,7 +159,13 @@ fn sizes(file: &[u8]) -> Result<&'static str, LabError> {
         modes: Vec::new(),
         limits: replay_limits(),
     };
-    size("fuzz", open(file)?, &usage, &options, |_| {})?;
+    size(
+        "fuzz",
+        || open(file).map_err(LabError::from),
+        &usage,
+        &options,
+        |_| {},
+    )?;
     Ok("size")
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measure how much memory and time hostile traces cost, against their size.
 
-    amplify.py RINGFENCE [--megabytes 1,10,100] [--case PATTERN] [--directory DIR]
+    amplify.py RINGFENCE [--megabytes 1,10,100] [--case PATTERN] [--command NAME,...]
+               [--directory DIR]
 
 For each format, kind of trace and size in 10^6 bytes it runs `trace info`, `size` and `compare`
 and prints a row: bytes of the file, peak memory, memory per byte beyond 64 MiB for each pass, and
@@ -238,6 +239,7 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("--megabytes", default="1")
     parser.add_argument("--case", default="")
+    parser.add_argument("--command", default=",".join(label for label, *_ in COMMANDS))
     parser.add_argument("--directory")
     args = parser.parse_args()
     directory = tempfile.mkdtemp(prefix="ringfence-amplify-", dir=args.directory)
@@ -265,6 +267,8 @@ def main():
                         continue
                     held = os.path.getsize(path)
                     for label, command, passes in COMMANDS:
+                        if label not in args.command.split(","):
+                            continue
                         if (form, label) == ("parquet", "info"):
                             continue
                         peak, seconds, code, said = measure([args.binary] + command + [path])

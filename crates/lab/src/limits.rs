@@ -8,7 +8,7 @@ pub struct Limits {
     /// Devices that map memory. Every mode keeps tables for each.
     pub devices: usize,
     /// Product of the devices and the processors that map memory. A mode may keep free addresses
-    /// for each pair, 5 KiB in all.
+    /// for each pair, and a flush queue: 13 KiB in all.
     pub device_cpus: usize,
     /// Buffers alive on one I/O virtual page, where a mode lets buffers share pages. Each access
     /// is judged against all of them.
@@ -28,7 +28,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             devices: 256,
-            device_cpus: 1 << 14,
+            device_cpus: 1 << 12,
             buffers_on_a_page: 4096,
             search: None,
             kept: 1 << 18,

@@ -61,7 +61,7 @@ pub(crate) struct ReplayLimitArgs {
     /// Devices that map memory [default: 256]
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_devices: Option<usize>,
-    /// Devices times processors that map memory [default: 16384]
+    /// Devices times processors that map memory [default: 4096]
     #[arg(long, value_name = "N", help_heading = "Limits")]
     pub max_device_cpus: Option<usize>,
     /// Buffers alive on one page, in modes where buffers share pages [default: 4096]

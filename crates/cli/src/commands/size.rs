@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ringfence_lab::Profile;
 use ringfence_lab::compare::check_devices;
-use ringfence_lab::size::{Options, size as advise, take_usage};
+use ringfence_lab::size::{Options, readings, size as advise, take_usage};
 use ringfence_report::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
 use ringfence_trace::Options as TraceOptions;
 
@@ -37,7 +37,7 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
     reading.lenient = args.lenient;
     reading.limits = args.limits.limits();
     let limits = args.replay_limits.limits();
-    // A trace is read twice: counted, then replayed.
+    // A trace is read several times: counted, then replayed.
     let inputs = inputs
         .into_iter()
         .map(|input| input.kept(args.replay_limits.spool()));
@@ -60,9 +60,10 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
             modes: args.modes.clone(),
             limits,
         };
-        let bar = Progress::new(&format!("{name}, replayed"), lines);
-        let operations = input.operations(reading.clone())?;
-        let advice = advise(&name, operations, &usage, &options, |line| bar.at(line))?;
+        let all = lines.map(|lines| lines * readings(&usage, &options));
+        let bar = Progress::new(&format!("{name}, replayed"), all);
+        let open = || input.operations(reading.clone());
+        let advice = advise(&name, open, &usage, &options, |line| bar.at(line))?;
         drop(bar);
         sizing.traces.push(advice);
     }

@@ -4,6 +4,8 @@
 //! buffer is mapped and before it is unmapped. How many other pages it touches meanwhile is the trace's, and the question is whether an
 //! IOTLB still holds the first translation: half of the lookups can hit at most.
 
+use ringfence_hw::Stats;
+
 use crate::Profile;
 use crate::compare::{self, Runner, runner};
 use crate::error::LabError;
@@ -25,73 +27,69 @@ pub fn geometries() -> impl Iterator<Item = (u32, u32)> {
         .flat_map(|ways| ENTRIES.map(|entries| (entries / ways, ways)))
 }
 
-/// A replay at one geometry.
-pub(super) struct Trial {
-    pub(super) mode: String,
+/// A mode and the geometry of an IOTLB.
+#[derive(Clone)]
+pub(super) struct Shape<'a> {
+    mode: &'a Mode,
     sets: u32,
     ways: u32,
-    pub(super) runner: Runner,
 }
 
-/// Replays of `modes` at all geometries, in order of the modes.
-///
-/// # Errors
-/// A mode is not built in.
-pub(super) fn trials(
-    modes: &[Mode],
-    profile: &Profile,
-    limits: Limits,
-) -> Result<Vec<Trial>, LabError> {
-    let mut out = Vec::with_capacity(modes.len() * TRIALS);
-    for mode in modes {
-        for (sets, ways) in geometries() {
-            let mut profile = profile.clone();
-            (profile.iotlb_sets, profile.iotlb_ways) = (sets, ways);
-            let options = compare::Options {
-                limits,
-                profile,
-                repetitions: 0,
-                hostile: false,
-                early_touches: true,
-                ..compare::Options::new()
-            };
-            out.push(Trial {
-                mode: mode.name.clone(),
-                sets,
-                ways,
-                runner: runner(mode, &options)?,
-            });
-        }
+/// Number of [`shapes`] of so many modes.
+pub(super) fn trials(modes: usize) -> usize {
+    modes * TRIALS
+}
+
+/// `modes` at all geometries, in order of the modes.
+pub(super) fn shapes(modes: &[Mode]) -> impl Iterator<Item = Shape<'_>> {
+    let shape = |mode, (sets, ways)| Shape { mode, sets, ways };
+    modes
+        .iter()
+        .flat_map(move |mode| geometries().map(move |geometry| shape(mode, geometry)))
+}
+
+impl Shape<'_> {
+    /// A replay.
+    ///
+    /// # Errors
+    /// The mode is not built in.
+    pub(super) fn runner(&self, profile: &Profile, limits: Limits) -> Result<Runner, LabError> {
+        let mut profile = profile.clone();
+        (profile.iotlb_sets, profile.iotlb_ways) = (self.sets, self.ways);
+        let options = compare::Options {
+            limits,
+            profile,
+            repetitions: 0,
+            hostile: false,
+            early_touches: true,
+            ..compare::Options::new()
+        };
+        runner(self.mode, &options)
     }
-    Ok(out)
 }
 
-/// What came of them, mode by mode.
-pub(super) fn advice(
-    trials: &mut [Trial],
-    alive: &[(ringfence_trace::MappingId, ringfence_trace::DeviceIndex)],
-) -> Vec<IotlbAdvice> {
-    trials
-        .chunks_mut(TRIALS)
-        .filter_map(|trials| {
-            let mode = trials.first()?.mode.clone();
+/// The results, mode by mode.
+pub(super) fn advice(results: &[(Shape<'_>, Stats)]) -> Vec<IotlbAdvice> {
+    results
+        .chunks(TRIALS)
+        .filter_map(|results| {
+            let (first, _) = results.first()?;
             let mut most = 0;
-            let points = trials
-                .iter_mut()
-                .map(|trial| {
-                    let stats = trial.runner.metered.finish(alive).hardware;
+            let points = results
+                .iter()
+                .map(|(shape, stats)| {
                     let lookups = stats.lookups();
                     most = most.max(lookups);
                     IotlbPoint {
-                        sets: trial.sets,
-                        ways: trial.ways,
-                        entries: trial.sets * trial.ways,
+                        sets: shape.sets,
+                        ways: shape.ways,
+                        entries: shape.sets * shape.ways,
                         hit_rate: (lookups > 0).then(|| stats.iotlb_hits as f64 / lookups as f64),
                         evictions: stats.iotlb_evictions,
                     }
                 })
                 .collect();
-            Some(IotlbAdvice::new(&mode, most, points))
+            Some(IotlbAdvice::new(&first.mode.name, most, points))
         })
         .collect()
 }

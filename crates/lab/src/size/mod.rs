@@ -17,5 +17,5 @@ mod usage;
 pub use advice::{Fit, IotlbAdvice, IotlbPoint, RingAdvice, SizePoint, Stalls, TraceSizing};
 pub use iotlb::{ENTRIES, WAYS, geometries};
 pub use slots::Slots;
-pub use sweep::{Options, size};
+pub use sweep::{Options, readings, size};
 pub use usage::{RingUse, Usage, take_usage};

@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use ringfence_dma::ring::SlotChoice;
-use ringfence_trace::{DeviceIndex, Operations};
+use ringfence_trace::{DeviceIndex, MappingId, Operations};
 use ringfence_types::Direction;
 
 use super::advice::{RingAdvice, Stalls, TraceSizing, power};
@@ -21,6 +21,14 @@ use crate::ring::{RINGS, RingSizes, place_of};
 
 /// Sizes of a ring that are tried unless the caller names some.
 const SIZES: usize = 8;
+
+/// Memory for replays side by side; two are always possible.
+const REPLAYS_BYTES: u64 = 128 << 20;
+
+/// Replays side by side: all for most traces, two for a trace that takes much memory.
+fn at_once(usage: &Usage) -> usize {
+    (REPLAYS_BYTES / usage.replay_bytes()).clamp(2, 64) as usize
+}
 
 /// What to try.
 #[derive(Debug, Clone)]
@@ -73,87 +81,157 @@ fn sizes(ring: &RingUse) -> [u32; SIZES] {
     sizes
 }
 
-/// Replays a trace whose use of its rings is `usage`. `progress` is told the lines replayed so far.
+/// Times that [`size`] reads the trace.
+pub fn readings(usage: &Usage, options: &Options) -> u64 {
+    let rings = columns(options).div_ceil(at_once(usage) / 2);
+    let iotlbs = iotlb::trials(options.modes.len()).div_ceil(at_once(usage));
+    (rings + iotlbs) as u64
+}
+
+fn columns(options: &Options) -> usize {
+    match options.entries.len() {
+        0 => SIZES,
+        given => given,
+    }
+}
+
+/// Replays a trace whose use of its rings is `usage`. `open` opens it anew for each of the
+/// [`readings`], which bound the memory of replays side by side. `progress` is told the lines replayed so
+/// far, in all readings.
 ///
 /// # Errors
-/// The trace is malformed, or a mode cannot be built.
-pub fn size<R: Read>(
+/// The trace is malformed or cannot be opened, or a mode cannot be built.
+pub fn size<R: Read, E: From<LabError>>(
     name: &str,
-    mut operations: Operations<R>,
+    mut open: impl FnMut() -> Result<Operations<R>, E>,
     usage: &Usage,
     options: &Options,
     mut progress: impl FnMut(u64),
-) -> Result<TraceSizing, LabError> {
-    let columns = match options.entries.len() {
-        0 => SIZES,
-        given => given,
-    };
+) -> Result<TraceSizing, E> {
     let mut subjects: Vec<Subject> = usage
         .rings()
-        .map(|(device, name, direction, ring)| {
-            let mut advice = RingAdvice::new(name, &direction.to_string(), ring);
-            let sizes = match options.entries.as_slice() {
-                [] => sizes(ring).to_vec(),
-                given => given.to_vec(),
-            };
-            advice.sweep = sizes.iter().map(|size| RingAdvice::point(*size)).collect();
-            let both =
-                |size: u32| [SlotChoice::Tail, SlotChoice::NextFree].map(|c| Slots::new(c, size));
-            Subject {
-                device,
-                direction,
-                advice,
-                predicted: sizes.into_iter().map(both).collect(),
-            }
-        })
+        .map(|(device, name, direction, ring)| subject(device, name, direction, ring, options))
         .collect();
-    let mut trials = (0..columns)
-        .map(|column| trial(column, &subjects, options))
-        .collect::<Result<Vec<_>, _>>()?;
-    let mut shapes = iotlb::trials(&options.modes, &options.profile, options.limits)?;
-
-    let mut planner = Planner::new().with_doorbells().with_limits(options.limits);
-    let mut lines = 0;
-    let only = options.devices.as_deref();
-    each_plan(&mut operations, &mut planner, only, |_, plan, devices| {
-        predict(&mut subjects, plan);
+    let mut reading = Reading {
+        options,
+        lines: 0,
+        progress: &mut progress,
+        status: None,
+    };
+    let columns: Vec<usize> = (0..columns(options)).collect();
+    for (group, columns) in columns.chunks(at_once(usage) / 2).enumerate() {
+        let mut trials = columns
+            .iter()
+            .map(|column| trial(*column, &subjects, options))
+            .collect::<Result<Vec<_>, _>>()?;
         let runners = trials
             .iter_mut()
             .flat_map(|trial| [&mut trial.in_order, &mut trial.any_order]);
-        for runner in runners.chain(shapes.iter_mut().map(|trial| &mut trial.runner)) {
-            runner.metered.run(plan, devices)?;
-        }
-        lines += plan.lines;
-        progress(lines);
-        Ok(())
-    })?;
-    let alive = planner.alive();
-    for (column, trial) in trials.iter_mut().enumerate() {
-        let in_order = trial.in_order.metered.finish(&alive);
-        let any_order = trial.any_order.metered.finish(&alive);
-        for subject in &mut subjects {
-            let place = subject.device.index() * RINGS + place_of(subject.direction);
-            let point = &mut subject.advice.sweep[column];
-            let [tail, free] = subject.predicted[column].clone();
-            point.in_order_predicted = tail.finish();
-            point.any_order_predicted = free.finish();
-            point.in_order = stalls(&in_order, place);
-            point.any_order = stalls(&any_order, place);
+        let alive = reading.replay(open()?, runners.collect(), |plan| {
+            if group == 0 {
+                predict(&mut subjects, plan);
+            }
+        })?;
+        for (column, trial) in columns.iter().zip(&mut trials) {
+            let in_order = trial.in_order.metered.finish(&alive);
+            let any_order = trial.any_order.metered.finish(&alive);
+            for subject in &mut subjects {
+                let place = subject.device.index() * RINGS + place_of(subject.direction);
+                let point = &mut subject.advice.sweep[*column];
+                point.in_order = stalls(&in_order, place);
+                point.any_order = stalls(&any_order, place);
+            }
         }
     }
-    let iotlb = iotlb::advice(&mut shapes, &alive);
+    for subject in &mut subjects {
+        for (point, [tail, free]) in subject.advice.sweep.iter_mut().zip(&subject.predicted) {
+            point.in_order_predicted = tail.clone().finish();
+            point.any_order_predicted = free.clone().finish();
+        }
+    }
+    let mut points = Vec::new();
+    let shapes: Vec<_> = iotlb::shapes(&options.modes).collect();
+    for shapes in shapes.chunks(at_once(usage)) {
+        let mut runners = shapes
+            .iter()
+            .map(|shape| shape.runner(&options.profile, options.limits))
+            .collect::<Result<Vec<_>, _>>()?;
+        let alive = reading.replay(open()?, runners.iter_mut().collect(), |_| {})?;
+        for (shape, runner) in shapes.iter().zip(&mut runners) {
+            points.push((shape.clone(), runner.metered.finish(&alive).hardware));
+        }
+    }
+    let iotlb = iotlb::advice(&points);
+    let status = reading.status.unwrap_or_default();
     let mut rings: Vec<RingAdvice> = subjects.into_iter().map(|subject| subject.advice).collect();
     for ring in &mut rings {
         ring.sweep.dedup_by_key(|point| point.entries);
     }
-    let status = compare::status_of_trace(operations.summary(), &planner);
     Ok(TraceSizing {
         trace: name.to_owned(),
-        status: status.to_string(),
+        status,
         recommendation: TraceSizing::recommend(&rings, &iotlb),
         rings,
         iotlb,
     })
+}
+
+fn subject(
+    device: DeviceIndex,
+    name: &str,
+    direction: Direction,
+    ring: &RingUse,
+    options: &Options,
+) -> Subject {
+    let mut advice = RingAdvice::new(name, &direction.to_string(), ring);
+    let sizes = match options.entries.as_slice() {
+        [] => sizes(ring).to_vec(),
+        given => given.to_vec(),
+    };
+    advice.sweep = sizes.iter().map(|size| RingAdvice::point(*size)).collect();
+    let both = |size: u32| [SlotChoice::Tail, SlotChoice::NextFree].map(|c| Slots::new(c, size));
+    Subject {
+        device,
+        direction,
+        advice,
+        predicted: sizes.into_iter().map(both).collect(),
+    }
+}
+
+/// The trace, read again and again.
+struct Reading<'a> {
+    options: &'a Options,
+    lines: u64,
+    progress: &'a mut dyn FnMut(u64),
+    /// The status of the trace, from the first reading.
+    status: Option<String>,
+}
+
+impl Reading<'_> {
+    /// Replays the trace on `runners`, and returns what is mapped at its end.
+    fn replay<R: Read>(
+        &mut self,
+        mut operations: Operations<R>,
+        mut runners: Vec<&mut Runner>,
+        mut each: impl FnMut(&Plan),
+    ) -> Result<Vec<(MappingId, DeviceIndex)>, LabError> {
+        let mut planner = Planner::new()
+            .with_doorbells()
+            .with_limits(self.options.limits);
+        let only = self.options.devices.as_deref();
+        each_plan(&mut operations, &mut planner, only, |_, plan, devices| {
+            each(plan);
+            for runner in &mut runners {
+                runner.metered.run(plan, devices)?;
+            }
+            self.lines += plan.lines;
+            (self.progress)(self.lines);
+            Ok(())
+        })?;
+        let status = || compare::status_of_trace(operations.summary(), &planner).to_string();
+        self.status.get_or_insert_with(status);
+        Ok(planner.alive())
+    }
 }
 
 fn stalls(outcomes: &Outcomes, place: usize) -> Stalls {

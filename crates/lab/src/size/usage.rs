@@ -144,6 +144,7 @@ pub struct Usage {
     devices: Vec<[RingUse; RINGS]>,
     names: Vec<String>,
     held: Vec<Option<(DeviceIndex, Direction, u64, u32)>>,
+    cpus: u64,
     /// Lines that the steps stand for.
     pub lines: u64,
 }
@@ -157,10 +158,12 @@ impl Usage {
                 Step::Map {
                     id,
                     device,
+                    cpu,
                     direction,
                     count,
                     ..
                 } => {
+                    self.cpus = self.cpus.max(u64::from(cpu) + 1);
                     let first = self.ring(device, direction).map(count);
                     if self.held.len() <= id.index() {
                         self.held.resize(id.index() + 1, None);
@@ -192,6 +195,22 @@ impl Usage {
         for ring in self.devices.iter_mut().flatten() {
             ring.live_at_end = ring.alive.len() as u64;
         }
+    }
+
+    /// Bytes that one replay takes, at most about: what it keeps of segments that are mapped, and
+    /// of each device on each processor.
+    pub(super) fn replay_bytes(&self) -> u64 {
+        const BASE: u64 = 2 << 20;
+        const OF_A_SEGMENT: u64 = 640;
+        const OF_A_PAIR: u64 = 13 << 10;
+        let segments: u64 = self
+            .devices
+            .iter()
+            .flatten()
+            .map(|ring| ring.live_max)
+            .sum();
+        let pairs = self.cpus * self.devices.len() as u64;
+        BASE + OF_A_SEGMENT * segments + OF_A_PAIR * pairs
     }
 
     fn ring(&mut self, device: DeviceIndex, direction: Direction) -> &mut RingUse {

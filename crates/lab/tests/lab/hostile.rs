@@ -200,7 +200,13 @@ fn devices_are_bounded_and_named() {
         modes: Vec::new(),
         limits: Limits::default(),
     };
-    let refused = size("t", operations(&text), &usage, &options, |_| {});
+    let refused = size(
+        "t",
+        || Ok::<_, LabError>(operations(&text)),
+        &usage,
+        &options,
+        |_| {},
+    );
     assert!(matches!(refused, Err(LabError::DeviceLimit { .. })));
 }
 

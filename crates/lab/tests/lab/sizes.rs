@@ -2,16 +2,16 @@
 
 use proptest::prelude::*;
 use ringfence_dma::ring::SlotChoice;
-use ringfence_lab::Limits;
-use ringfence_lab::Profile;
 use ringfence_lab::compare::{Options, runner};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
 use ringfence_lab::replay::Outcomes;
 use ringfence_lab::ring::{RingSizes, place_of};
 use ringfence_lab::size::{
-    Fit, Options as SizeOptions, RingUse, Slots, Stalls, Usage, geometries, size, take_usage,
+    Fit, Options as SizeOptions, RingUse, Slots, Stalls, Usage, geometries, readings, size,
+    take_usage,
 };
+use ringfence_lab::{LabError, Limits, Profile};
 use ringfence_trace::{Devices, Operations, Options as TraceOptions, SAMPLE, Source};
 use ringfence_types::PhysRange;
 
@@ -240,9 +240,55 @@ fn long_bursts_are_released_in_parts() {
     }
 }
 
+fn opened() -> Result<Operations<Source>, LabError> {
+    Ok(sample())
+}
+
 fn sample() -> Operations<Source> {
     let source = Source::from_reader("sample", SAMPLE).unwrap();
     Operations::new("sample", source, TraceOptions::default())
+}
+
+/// Many devices on many processors take memory in each replay: few run at once, and the trace is
+/// read again for the others, with the same results.
+#[test]
+fn a_trace_that_takes_much_memory_is_read_more_often() {
+    let mut text = String::new();
+    for n in 0..4000 {
+        let (device, cpu, page) = (n % 80, n / 80, 4096 * (n + 1));
+        text += &format!(
+            "t-1 [{cpu}] ..... 0.{n:06}: dma_map_phys: dev{device} dir=TO_DEVICE dma_addr={page:x} \
+             size=64 phys_addr={page:x} attrs=\n"
+        );
+    }
+    let open = || {
+        let source = Source::from_reader("t", std::io::Cursor::new(text.clone().into_bytes()));
+        Operations::new("t", source.unwrap(), TraceOptions::default())
+    };
+    let usage = take_usage(open(), None, Limits::default(), |_| {}).unwrap();
+    let options = SizeOptions {
+        limits: Limits::default(),
+        profile: Profile::r210_2015(),
+        devices: None,
+        entries: Vec::new(),
+        modes: vec![mode("linux-lazy")],
+    };
+    let (mut opened, mut lines) = (0, 0);
+    let open = || {
+        opened += 1;
+        Ok::<_, LabError>(open())
+    };
+    let advice = size("t", open, &usage, &options, |line| lines = line).unwrap();
+    assert_eq!(readings(&usage, &options), opened);
+    assert_eq!(lines, 4000 * opened);
+    // Two at a time: eight sizes of rings, and fifteen shapes of the IOTLB.
+    assert_eq!(opened, 8 + 8);
+    assert_eq!(advice.rings.len(), 80);
+    for point in advice.rings.iter().flat_map(|ring| &ring.sweep) {
+        assert_eq!(point.in_order, point.in_order_predicted, "{point:?}");
+        assert_eq!(point.any_order, point.any_order_predicted, "{point:?}");
+    }
+    assert_eq!(advice.iotlb[0].points.len(), geometries().count());
 }
 
 #[test]
@@ -255,7 +301,7 @@ fn a_trace_is_advised_on_and_the_advice_holds() {
         entries: Vec::new(),
         modes: vec![mode("linux-lazy")],
     };
-    let advice = size("sample", sample(), &usage, &options, |_| {}).unwrap();
+    let advice = size("sample", opened, &usage, &options, |_| {}).unwrap();
     assert_eq!(advice.status, "ok");
     assert!(!advice.rings.is_empty());
     for ring in &advice.rings {
@@ -317,7 +363,7 @@ fn sizes_that_are_asked_for_are_tried() {
         entries: vec![1, 7],
         modes: Vec::new(),
     };
-    let advice = size("sample", sample(), &usage, &options, |_| {}).unwrap();
+    let advice = size("sample", opened, &usage, &options, |_| {}).unwrap();
     assert!(advice.iotlb.is_empty());
     for ring in &advice.rings {
         let tried: Vec<u32> = ring.sweep.iter().map(|point| point.entries).collect();

@@ -6,7 +6,7 @@
 //! # kill: cargo test -p ringfence-dma --test order
 //! ```
 
-mod fate;
+mod outcome;
 mod journal;
 mod patch;
 mod scratch;
@@ -23,7 +23,7 @@ use crate::process;
 use crate::repo::Repo;
 use crate::rules;
 use crate::violation::Violation;
-use fate::Fate;
+use outcome::MutantOutcome;
 use journal::Journal;
 use patch::{Mutation, TestCommand};
 use scratch::Scratch;
@@ -51,7 +51,7 @@ pub(crate) struct Options {
 /// One mutation's row.
 struct Row<'a> {
     mutation: &'a Mutation,
-    fate: Fate,
+    fate: MutantOutcome,
     time: Duration,
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn run(repo: &Repo, options: &Options) -> anyhow::Result<bool> {
             }
             let fate = match pristine.get(&mutation.kill) {
                 Some(Some(time)) => scratch.fate(repo, mutation, *time * PATIENCE + GRACE)?,
-                _ => Fate::Unsound,
+                _ => MutantOutcome::FailsUnmutated,
             };
             let time = start.elapsed();
             journal.add(&name, &fate, time)?;
@@ -177,7 +177,7 @@ impl Row<'_> {
 /// How many fared how, and again what needs attention.
 fn closing(rows: &[Row<'_>]) -> String {
     let kills = rows.iter().filter(|row| row.fate.is_kill()).count();
-    let by_time = rows.iter().filter(|row| row.fate == Fate::TimedOut).count();
+    let by_time = rows.iter().filter(|row| row.fate == MutantOutcome::TimedOut).count();
     let total: Duration = rows.iter().map(|row| row.time).sum();
     let mut text = String::new();
     for row in rows.iter().filter(|row| !row.fate.is_kill()) {
@@ -215,7 +215,7 @@ mod tests {
         let mutation = |name: &str| Mutation::parse(Path::new(name), text).unwrap();
         let (first, second) = (mutation("first.patch"), mutation("second.patch"));
         let rows =
-            [(&first, Fate::TimedOut), (&second, Fate::Survived)].map(|(mutation, fate)| Row {
+            [(&first, MutantOutcome::TimedOut), (&second, MutantOutcome::Survived)].map(|(mutation, fate)| Row {
                 mutation,
                 fate,
                 time: Duration::from_secs(2),

@@ -21,7 +21,7 @@
 
 extern crate alloc;
 
-mod apart;
+mod sg_per_segment;
 mod bounce;
 mod coherent;
 mod detach;
@@ -36,17 +36,17 @@ mod premapped;
 pub mod ring;
 mod sg;
 pub mod space;
-mod tenancy;
+mod domain_table;
 
 pub use bounce::{BouncePool, BounceSlot};
 pub use coherent::{Coherent, FreeCoherentError};
 pub use detach::{DetachError, Detached, Teardown};
-pub use error::{Exposed, MapError, MapReason, Owed, UnmapError, UnmapReason};
-pub use flush::{Flush, Lane, Outcome, Released, ReleasedStale, Withheld};
+pub use error::{StillMapped, MapError, MapReason, NotInvalidated, UnmapError, UnmapReason};
+pub use flush::{Flush, BurstKey, Outcome, Released, ReleasedStale, Withheld};
 pub use layer::{AttachError, Attachment, Cpu, Dma};
-pub use mapping::{Mapping, Segment};
-pub use multi::{MultiError, Refused, Request};
+pub use mapping::{Mapping, DmaSegment};
+pub use multi::{UnmapMultiError, MapMultiError, MapMultiRequest};
 pub use platform::Platform;
-pub use premapped::{Loan, Posted, Premapped, PremappedError};
+pub use premapped::{CpuOwned, DeviceOwned, Premapped, PremappedError};
 pub use sg::{SgLimits, SgMapping, SgRequest};
 pub use space::Space;

@@ -19,14 +19,14 @@ extern crate std;
 
 mod cache;
 mod context_cache;
-mod directory;
+mod context_lookup;
 pub mod fake;
 mod fault;
 mod geometry;
 mod host_bridge;
 mod invalidation;
 mod iotlb;
-mod machine;
+mod router;
 pub mod prefetch;
 mod ring;
 mod root_table;
@@ -39,18 +39,18 @@ mod walk_cache;
 mod walker;
 
 pub use cache::Replacement;
-pub use directory::{Attachment, Directory, Source};
+pub use context_lookup::{ContextEntry, ContextLookup, TableRoot};
 pub use fault::{FaultLog, FaultRecord};
 pub use geometry::{Geometry, GeometryError};
 pub use host_bridge::{HostBridge, HostBridges};
-pub use machine::{Machine, Translate, Wiring};
+pub use router::{IommuRouter, Translate, IommuKind};
 pub use ring::{
-    ByValue, Literal, NoSuccessor, Passing, Prefetch, Repaired, RingLogic, RingStats, RingUnit,
+    ByValue, LogicAsPublished, NoSuccessorPolicy, ParameterPassing, Prefetch, FixedLogic, RingLogic, RingStats, RingUnit,
     RingUnitConfig,
 };
 pub use root_table::RootTable;
-pub use stats::{InvalidationCounts, Stats};
+pub use stats::{InvalidationCounts, IommuStats};
 pub use translate::MAX_TRANSLATED_BYTES;
 pub use translation::Translation;
-pub use unit::{CalgaryUnit, Iommu, Purge, UnitConfig, VtdUnit};
+pub use unit::{CalgaryUnit, Iommu, InvalidationGranularity, UnitConfig, VtdUnit};
 pub use walk_cache::WALK_CACHES;

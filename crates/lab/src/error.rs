@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ringfence_devices::nic::StationError;
+use ringfence_devices::nic::TestbedError;
 use ringfence_dma::ring::RingError;
 use ringfence_hw::GeometryError;
 use ringfence_iova::AllocError;
@@ -48,7 +48,7 @@ pub enum LabError {
         known: Vec<String>,
     },
     /// A workload that could not go on.
-    Station(StationError),
+    Station(TestbedError),
     /// More devices than domains.
     TooManyDevices,
     /// More devices than the para-virtual IOMMU's host lists, in a mode behind it.

@@ -5,16 +5,16 @@
 //! [`compare`] runs both for each mode and puts its [`row`] together. [`experiments`] are the documents' own. What rows say to
 //! people and programs is the crate above.
 
-mod any;
-pub mod build;
+mod dynamic;
+pub mod mode_dispatch;
 pub mod compare;
 pub mod compose;
 mod error;
 pub mod experiments;
 pub mod hardware;
-pub mod hosted;
+pub mod guest;
 mod limits;
-pub mod machine;
+pub mod platform;
 pub mod meter;
 pub mod modes;
 pub mod oracle;
@@ -28,6 +28,6 @@ pub mod size;
 mod status;
 
 pub use error::LabError;
-pub use limits::Limits;
+pub use limits::ReplayLimits;
 pub use profile::{Profile, ProfileError};
-pub use status::Status;
+pub use status::ReplayStatus;

@@ -7,21 +7,21 @@
 
 pub mod access;
 pub mod assigned;
-pub mod caps;
+pub mod limits;
 pub mod confine;
 pub mod counters;
 pub mod daemon;
 pub mod dma;
-pub mod errant;
+pub mod dma_fault_injection;
 mod event;
 pub mod guest;
 pub mod handover;
 pub mod host;
 pub mod iommu;
 mod irq;
-pub mod isolate;
-pub mod judge;
-mod left_behind;
+pub mod sandbox;
+pub mod differential;
+mod stale_socket;
 pub mod link;
 mod memory;
 mod pci;
@@ -31,11 +31,11 @@ mod seccomp;
 pub mod server;
 mod session;
 pub mod vhost_user;
-pub mod view;
+pub mod counter_table;
 pub mod virtio;
 pub mod wire;
 
-pub use memory::{GuestRam, Locked, MAX_RANGES, MemoryError, MemoryRules, Source};
+pub use memory::{GuestRam, Locked, MAX_RANGES, MemoryError, MemoryRules, RangeSource};
 pub use session::{
     CONFIG_REGION, ERROR_IRQ, Function, FunctionError, IRQ_KINDS, MSIX_IRQ, Outcome, REGIONS,
     Refusal, Region, Session,

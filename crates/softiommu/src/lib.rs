@@ -38,37 +38,37 @@
 //! across an `.await`; the borrow of a [`Pin`] ends every slice taken under it before the next checkpoint. What remains is a
 //! thread that blocks by itself: it delays unmap, and never breaks it.
 
-mod ahead;
-mod chunks;
+mod prefetchw;
+mod leaf_tables;
 mod domain;
 mod domain_mut;
 mod endpoint;
 mod error;
-mod gate;
+mod qsbr;
 #[cfg(feature = "vm-memory")]
 mod guest_memory;
 mod iommu;
 pub mod iotlb;
-mod links;
+mod walk_cache;
 mod membarrier;
-mod pieces;
-mod pinned;
+mod phys_ranges;
+mod guard_count;
 mod reader;
 #[cfg(feature = "virtio-iommu")]
 mod sink;
 mod sync;
 mod table;
-mod tables;
+mod table_alloc;
 mod walk;
 mod zeroed;
 
 pub use domain_mut::DomainMut;
-pub use error::{IommuError, MapError, MapReason, PinHeld, UnmapError};
+pub use error::{IommuError, MapError, MapReason, ReadSectionOpen, UnmapError};
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::AccessError;
-pub use iommu::{Limits, SoftIommu};
-pub use pieces::Pieces;
-pub use reader::{Online, Pin, Reader};
+pub use iommu::{SoftIommuLimits, SoftIommu};
+pub use phys_ranges::PhysRanges;
+pub use reader::{ReadSection, ReadGuard, Reader};
 #[cfg(feature = "virtio-iommu")]
 pub use sink::{IommuSink, IommuSinkMut};
 pub use table::Width;

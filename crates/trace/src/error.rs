@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use ringfence_types::PhysAddr;
 
-use crate::limits::Excess;
+use crate::limits::LimitExceeded;
 use crate::problem::ParquetProblem;
 
 /// Why a trace, or a line of it, cannot be read.
@@ -102,7 +102,7 @@ pub enum TraceError {
         /// Line, from 1.
         line: u64,
         /// The bound.
-        excess: Excess,
+        excess: LimitExceeded,
     },
     /// The file is compressed in a way that is not read.
     Archive {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::limits::Excess;
+use crate::limits::LimitExceeded;
 
 /// Why a Parquet file cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub enum ParquetProblem {
         /// Row, from 0.
         row: u64,
         /// The bound.
-        excess: Excess,
+        excess: LimitExceeded,
     },
     /// A row says what no operation can.
     Row {

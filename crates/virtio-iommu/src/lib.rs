@@ -36,14 +36,14 @@ mod snapshot;
 pub mod spec;
 mod store;
 
-pub use device::{Batch, Device, Handled};
-pub use endpoint::{EndpointError, Reserved, ReservedKind, ReservedRegionsError};
-pub use error::{Full, RequestError, Status};
-pub use fault::{BufferTooSmall, Denied, DeniedReason};
+pub use device::{RequestBatch, Device, RequestOutcome};
+pub use endpoint::{EndpointError, ReservedRegion, ReservedRegionKind, ReservedRegionsError};
+pub use error::{LimitReached, RequestError, Status};
+pub use fault::{BufferTooSmall, TranslationFault, TranslationFaultReason};
 pub use id::{DomainId, EndpointId};
-pub use mapping::{Mapping, MemoryKind, Translation};
-pub use options::{DomainRange, Limits, Options, OptionsError, Unattached};
+pub use mapping::{Mapping, MemoryKind, AccessTarget};
+pub use options::{DomainRange, VirtioIommuLimits, Options, OptionsError, BypassPolicy};
 #[cfg(feature = "virtio-queue")]
-pub use queue::{Queues, ServeError, Served};
+pub use queue::{Queues, ServeError, QueueProgress};
 pub use sink::{Sink, SinkError, SinkHandle};
 pub use snapshot::SnapshotError;

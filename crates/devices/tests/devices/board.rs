@@ -10,7 +10,7 @@ use ringfence_hw::{Translate, Translation};
 use ringfence_memory::{Arena, Frames, fake::NonCoherent};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    Access, DeviceId, Fault, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
+    Access, RequesterId, Fault, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
     MemoryError, OutOfFrames, PhysAddr, PhysMemory, PhysRange, TABLE_WORDS, Ticket,
 };
 
@@ -179,7 +179,7 @@ impl<U: Translate> Translate for Walker<U> {
     fn translate<M: PhysMemory + ?Sized>(
         &mut self,
         _: &M,
-        device: DeviceId,
+        device: RequesterId,
         iova: Iova,
         bytes: u64,
         access: Access,

@@ -7,7 +7,7 @@ mod disks;
 mod faults;
 mod hostile;
 mod judge;
-mod literal;
+mod as_published;
 mod matrix;
 mod nics;
 mod rig;

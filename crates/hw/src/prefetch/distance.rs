@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use ringfence_types::Pfn;
 
-use super::few::Few;
+use super::successors::Successors;
 use super::lru::Lru;
 use super::{PrefetchConfig, Prefetcher, Variant};
 
@@ -17,7 +17,7 @@ pub struct Distance {
     variant: Variant,
     slots: u8,
     /// Distances in pages, two's complement.
-    rows: Lru<Few>,
+    rows: Lru<Successors>,
     last: Option<u64>,
     last_distance: Option<u64>,
 }
@@ -48,7 +48,7 @@ impl Prefetcher for Distance {
         match self.rows.touch(distance) {
             Some(row) => proposals.extend(row.iter().filter_map(|next| step(page, next))),
             None => {
-                self.rows.insert(distance, Few::default());
+                self.rows.insert(distance, Successors::default());
             }
         }
         let before = self.last_distance.replace(distance);

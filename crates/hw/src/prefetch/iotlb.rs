@@ -9,7 +9,7 @@ use super::{PrefetchConfig, Prefetcher, Variant};
 
 /// Where a translation came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Served {
+pub enum LookupOutcome {
     /// From the IOTLB.
     Cached,
     /// Not in the IOTLB, but prefetched.
@@ -92,15 +92,15 @@ impl<P: Prefetcher> PrefetchingIotlb<P> {
     }
 
     /// The device accesses `page`; `mapped` walks the table for a page.
-    pub fn access(&mut self, page: Pfn, mut mapped: impl FnMut(Pfn) -> bool) -> Served {
+    pub fn access(&mut self, page: Pfn, mut mapped: impl FnMut(Pfn) -> bool) -> LookupOutcome {
         if self.iotlb.touch(page.get()).is_some() {
             self.stats.hits += 1;
-            return Served::Cached;
+            return LookupOutcome::Cached;
         }
         let predicted = self.buffer.remove(page.get()).is_some();
         if !predicted && !mapped(page) {
             self.stats.faults += 1;
-            return Served::Faulted;
+            return LookupOutcome::Faulted;
         }
         self.stats.misses += 1;
         let evicted = self.iotlb.insert(page.get(), ());
@@ -112,9 +112,9 @@ impl<P: Prefetcher> PrefetchingIotlb<P> {
         self.follow(page, mapped);
         if predicted {
             self.stats.predicted += 1;
-            Served::Predicted
+            LookupOutcome::Predicted
         } else {
-            Served::Walked
+            LookupOutcome::Walked
         }
     }
 

@@ -16,7 +16,7 @@
 //! replacement, a hit in the buffer is still a miss of the IOTLB and trains the prefetcher, and a row is looked up before it is changed.
 
 mod distance;
-mod few;
+mod successors;
 mod iotlb;
 mod lru;
 mod markov;
@@ -28,7 +28,7 @@ use alloc::vec::Vec;
 use ringfence_types::Pfn;
 
 pub use distance::Distance;
-pub use iotlb::{PrefetchStats, PrefetchingIotlb, Served};
+pub use iotlb::{PrefetchStats, PrefetchingIotlb, LookupOutcome};
 pub use markov::Markov;
 pub use recency::Recency;
 pub use ring_pair::RingPair;

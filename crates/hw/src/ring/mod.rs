@@ -12,7 +12,7 @@ mod stats;
 mod translate;
 mod unit;
 
-pub use logic::{ByValue, Literal, NoSuccessor, Passing, Repaired, RingLogic};
+pub use logic::{ByValue, LogicAsPublished, NoSuccessorPolicy, ParameterPassing, FixedLogic, RingLogic};
 pub use prefetch::Prefetch;
 pub use stats::RingStats;
 pub use unit::{RingUnit, RingUnitConfig};

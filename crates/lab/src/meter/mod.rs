@@ -27,47 +27,47 @@
 //! The split of a component between map and unmap comes from a second set of replicas that reads the clock where runs of maps and runs of unmaps
 //! meet; only the ratio is taken from there.
 
-mod cached;
+mod rtc;
 mod clock;
 mod components;
-mod driven;
-mod metered;
+mod dyn_replay;
+mod ablations;
 mod queue;
-mod replica;
+mod timed_replay;
 mod ring_stubs;
 mod stubs;
 mod tsc;
 
 pub use clock::Clock;
-pub use components::{Components, Cycles, Orders, Second};
-pub(crate) use driven::{Driven, bench, immediate, queued, replica_bench};
-pub use metered::{CONFIG_NAMES, Meter, Sets};
-pub(crate) use metered::{Set, TIMED_REPLAYS};
+pub use components::{Components, Cycles, AblationOrders, SecondAblation};
+pub(crate) use dyn_replay::{DynTimedReplay, timed_platform, free_invalidator, invalidation_queue, host_platform};
+pub use ablations::{CONFIG_NAMES, Meter, Ablations};
+pub(crate) use ablations::{AblationSet, TIMED_REPLAYS};
 pub use queue::InvalidationQueue;
-pub(crate) use replica::Needs;
-pub use replica::{Bench, Idle, Replica};
-pub use ring_stubs::{FlushForRings, ReplayRing, TapedRings};
-pub use stubs::{Immediate, NoFind, NullTable, Recorded, ReplayAlloc, Stubbed, Tape};
+pub(crate) use timed_replay::PlanResources;
+pub use timed_replay::{TimedPlatform, EmptyLoop, TimedReplay};
+pub use ring_stubs::{FlushForRings, ReplayRing, ReplayedRings};
+pub use stubs::{FreeInvalidator, NoFind, NullTable, ReplayedAlloc, ReplayAlloc, StaticStubs, AllocTrace};
 pub use tsc::cycles;
 
 use ringfence_dma::flush::Flush;
-use ringfence_dma::space::{Paged, Translations};
+use ringfence_dma::space::{Paged, IoPageTable};
 
 /// A flush policy that fits an allocator and a table, real or stubbed.
-pub trait FlushFor<A: ReplayAlloc, T: Translations>:
+pub trait FlushFor<A: ReplayAlloc, T: IoPageTable>:
     Flush<Paged<A, T>, u64>
     + Flush<Paged<A::NoFind, T>, u64>
-    + Flush<Paged<A::Recorded, T>, u64>
-    + Flush<Paged<A::Recorded, NullTable>, u64>
+    + Flush<Paged<A::Replayed, T>, u64>
+    + Flush<Paged<A::Replayed, NullTable>, u64>
     + Flush<Paged<A, NullTable>, u64>
 {
 }
 
-impl<A: ReplayAlloc, T: Translations, F> FlushFor<A, T> for F where
+impl<A: ReplayAlloc, T: IoPageTable, F> FlushFor<A, T> for F where
     F: Flush<Paged<A, T>, u64>
         + Flush<Paged<A::NoFind, T>, u64>
-        + Flush<Paged<A::Recorded, T>, u64>
-        + Flush<Paged<A::Recorded, NullTable>, u64>
+        + Flush<Paged<A::Replayed, T>, u64>
+        + Flush<Paged<A::Replayed, NullTable>, u64>
         + Flush<Paged<A, NullTable>, u64>
 {
 }

@@ -7,7 +7,7 @@
 use crate::Profile;
 use crate::compare::{self, Runner, runner};
 use crate::error::LabError;
-use crate::limits::Limits;
+use crate::limits::ReplayLimits;
 use crate::modes::Mode;
 
 use super::advice::{IotlbAdvice, IotlbPoint};
@@ -26,7 +26,7 @@ pub fn geometries() -> impl Iterator<Item = (u32, u32)> {
 }
 
 /// A replay at one geometry.
-pub(super) struct Trial {
+pub(super) struct IotlbTrial {
     pub(super) mode: String,
     sets: u32,
     ways: u32,
@@ -40,22 +40,22 @@ pub(super) struct Trial {
 pub(super) fn trials(
     modes: &[Mode],
     profile: &Profile,
-    limits: Limits,
-) -> Result<Vec<Trial>, LabError> {
+    limits: ReplayLimits,
+) -> Result<Vec<IotlbTrial>, LabError> {
     let mut out = Vec::with_capacity(modes.len() * TRIALS);
     for mode in modes {
         for (sets, ways) in geometries() {
             let mut profile = profile.clone();
             (profile.iotlb_sets, profile.iotlb_ways) = (sets, ways);
-            let options = compare::Options {
+            let options = compare::CompareOptions {
                 limits,
                 profile,
                 repetitions: 0,
-                hostile: false,
+                attack: false,
                 early_touches: true,
-                ..compare::Options::new()
+                ..compare::CompareOptions::new()
             };
-            out.push(Trial {
+            out.push(IotlbTrial {
                 mode: mode.name.clone(),
                 sets,
                 ways,
@@ -68,7 +68,7 @@ pub(super) fn trials(
 
 /// What came of them, mode by mode.
 pub(super) fn advice(
-    trials: &mut [Trial],
+    trials: &mut [IotlbTrial],
     alive: &[(ringfence_trace::MappingId, ringfence_trace::DeviceIndex)],
 ) -> Vec<IotlbAdvice> {
     trials

@@ -16,6 +16,6 @@ mod usage;
 
 pub use advice::{Fit, IotlbAdvice, IotlbPoint, RingAdvice, SizePoint, Stalls, TraceSizing};
 pub use iotlb::{ENTRIES, WAYS, geometries};
-pub use slots::Slots;
-pub use sweep::{Options, size};
-pub use usage::{RingUse, Usage, take_usage};
+pub use slots::RingSlots;
+pub use sweep::{SizeOptions, size};
+pub use usage::{RingDemand, TraceDemand, measure_demand};

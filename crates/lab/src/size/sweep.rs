@@ -8,23 +8,23 @@ use ringfence_types::Direction;
 
 use super::advice::{RingAdvice, Stalls, TraceSizing, power};
 use super::iotlb;
-use super::slots::Slots;
-use super::usage::{RingUse, Usage};
+use super::slots::RingSlots;
+use super::usage::{RingDemand, TraceDemand};
 use crate::Profile;
 use crate::compare::{self, Runner, runner};
 use crate::error::LabError;
-use crate::limits::Limits;
+use crate::limits::ReplayLimits;
 use crate::modes::Mode;
 use crate::plan::{Plan, Planner, Step, each_plan};
 use crate::replay::Outcomes;
-use crate::ring::{RINGS, RingSizes, place_of};
+use crate::ring::{RINGS, RingSizes, ring_index};
 
 /// Sizes of a ring that are tried unless the caller names some.
 const SIZES: usize = 8;
 
 /// What to try.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct SizeOptions {
     /// Geometry of what is not swept.
     pub profile: Profile,
     /// Names of the devices to look at; none means all.
@@ -34,30 +34,30 @@ pub struct Options {
     /// Modes under which the IOTLB is looked at; none leaves it out.
     pub modes: Vec<Mode>,
     /// Bounds on the replay.
-    pub limits: Limits,
+    pub limits: ReplayLimits,
 }
 
 /// A ring of the sweep.
-struct Subject {
+struct SweptRing {
     device: DeviceIndex,
     direction: Direction,
     advice: RingAdvice,
     /// By size, both choices.
-    predicted: Vec<[Slots; 2]>,
+    predicted: Vec<[RingSlots; 2]>,
 }
 
 /// The rings of one size each, on the driver.
-struct Trial {
+struct RingTrial {
     in_order: Runner,
     any_order: Runner,
 }
 
 /// Sizes around what a ring needs: below it, where maps wait, the need itself, and above it until a ring that takes only its tail's slot
 /// is served as well.
-fn sizes(ring: &RingUse) -> [u32; SIZES] {
-    let most = u64::from(RingSizes::MOST);
+fn sizes(ring: &RingDemand) -> [u32; SIZES] {
+    let most = u64::from(RingSizes::MAX_SLOTS);
     let need = ring.any_order_need.clamp(1, most);
-    let power_of = |slots: u64| power(slots.clamp(1, most)).unwrap_or(RingSizes::MOST);
+    let power_of = |slots: u64| power(slots.clamp(1, most)).unwrap_or(RingSizes::MAX_SLOTS);
     let whole = power_of(need);
     let mut sizes = [
         (whole / 8).max(1),
@@ -80,15 +80,15 @@ fn sizes(ring: &RingUse) -> [u32; SIZES] {
 pub fn size<R: Read>(
     name: &str,
     mut operations: Operations<R>,
-    usage: &Usage,
-    options: &Options,
+    usage: &TraceDemand,
+    options: &SizeOptions,
     mut progress: impl FnMut(u64),
 ) -> Result<TraceSizing, LabError> {
     let columns = match options.entries.len() {
         0 => SIZES,
         given => given,
     };
-    let mut subjects: Vec<Subject> = usage
+    let mut subjects: Vec<SweptRing> = usage
         .rings()
         .map(|(device, name, direction, ring)| {
             let mut advice = RingAdvice::new(name, &direction.to_string(), ring);
@@ -98,8 +98,8 @@ pub fn size<R: Read>(
             };
             advice.sweep = sizes.iter().map(|size| RingAdvice::point(*size)).collect();
             let both =
-                |size: u32| [SlotChoice::Tail, SlotChoice::NextFree].map(|c| Slots::new(c, size));
-            Subject {
+                |size: u32| [SlotChoice::Tail, SlotChoice::NextFree].map(|c| RingSlots::new(c, size));
+            SweptRing {
                 device,
                 direction,
                 advice,
@@ -127,12 +127,12 @@ pub fn size<R: Read>(
         progress(lines);
         Ok(())
     })?;
-    let alive = planner.alive();
+    let alive = planner.live_mappings();
     for (column, trial) in trials.iter_mut().enumerate() {
         let in_order = trial.in_order.metered.finish(&alive);
         let any_order = trial.any_order.metered.finish(&alive);
         for subject in &mut subjects {
-            let place = subject.device.index() * RINGS + place_of(subject.direction);
+            let place = subject.device.index() * RINGS + ring_index(subject.direction);
             let point = &mut subject.advice.sweep[column];
             let [tail, free] = subject.predicted[column].clone();
             point.in_order_predicted = tail.finish();
@@ -165,34 +165,34 @@ fn stalls(outcomes: &Outcomes, place: usize) -> Stalls {
     }
 }
 
-fn trial(column: usize, subjects: &[Subject], options: &Options) -> Result<Trial, LabError> {
+fn trial(column: usize, subjects: &[SweptRing], options: &SizeOptions) -> Result<RingTrial, LabError> {
     let mut counted: Vec<[u32; RINGS]> = Vec::new();
     for subject in subjects {
         let row = subject.device.index();
         if counted.len() <= row {
             counted.resize(row + 1, [1; RINGS]);
         }
-        counted[row][place_of(subject.direction)] = subject.advice.sweep[column].entries;
+        counted[row][ring_index(subject.direction)] = subject.advice.sweep[column].entries;
     }
-    let options = compare::Options {
+    let options = compare::CompareOptions {
         limits: options.limits,
         profile: options.profile.clone(),
         repetitions: 0,
-        hostile: false,
+        attack: false,
         rings: RingSizes::Counted(counted),
-        ..compare::Options::new()
+        ..compare::CompareOptions::new()
     };
     let of = |name: &str| {
         let mode = Mode::find(name).ok_or_else(|| LabError::NoSuchMode(name.to_owned()))?;
         runner(&mode, &options)
     };
-    Ok(Trial {
+    Ok(RingTrial {
         in_order: of("riommu")?,
         any_order: of("riommu-ooo")?,
     })
 }
 
-fn predict(subjects: &mut [Subject], plan: &Plan) {
+fn predict(subjects: &mut [SweptRing], plan: &Plan) {
     for timed in &plan.steps {
         let (device, direction) = match timed.step {
             Step::Map {
@@ -207,7 +207,7 @@ fn predict(subjects: &mut [Subject], plan: &Plan) {
             Step::Doorbell { .. } | Step::Tick => continue,
         };
         let own =
-            |subject: &&mut Subject| subject.device == device && subject.direction == direction;
+            |subject: &&mut SweptRing| subject.device == device && subject.direction == direction;
         if let Some(subject) = subjects.iter_mut().find(own) {
             for slots in subject.predicted.iter_mut().flatten() {
                 slots.step(&timed.step);

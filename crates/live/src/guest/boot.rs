@@ -5,13 +5,13 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use super::{GuestError, Machine, Qemu};
+use super::{GuestError, QemuArgs, Qemu};
 
 /// What to boot.
 #[derive(Clone, Debug)]
 pub struct Boot<'a> {
     /// The machine, whose sockets are being served.
-    pub machine: &'a Machine,
+    pub machine: &'a QemuArgs,
     /// The QEMU.
     pub qemu: &'a Qemu,
     /// The kernel's image.

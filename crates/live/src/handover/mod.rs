@@ -15,31 +15,31 @@
 //! A stream is checked whole before anything of it is used. Until the confirmation has come the devices are the first one's: whatever happens to the
 //! second, or takes it too long, the first goes on with them, and says `kept` to whoever is still there. From the confirmation on they are the second one's.
 
-mod attend;
-mod attention;
+mod serve_loop;
+mod pause;
 mod bytes;
 mod channel;
 mod client;
 mod error;
 mod function;
 mod net;
-mod offer;
+mod source;
 mod record;
 mod state;
-mod take;
+mod destination;
 
-pub(crate) use attend::{attend, save};
-pub(crate) use attention::{Answer, Attention, Called, Order};
+pub(crate) use serve_loop::{serve_device, save};
+pub(crate) use pause::{PauseReply, PauseHandle, PauseRequester, PauseCommand};
 pub use client::{RangeState, SessionState};
-pub use error::{StateError, TakeOverError, Unmovable};
+pub use error::{StateError, TakeOverError, HandOverBlocker};
 pub use function::{CommonState, FunctionState, QueueSlot};
-pub use net::{HeldState, LinkState, NetState, PeerState};
-pub use offer::Limits;
-pub(crate) use offer::{Offer, Offered, offer};
+pub use net::{PendingFrameState, LinkState, NetState, PeerState};
+pub use source::HandOverTimeouts;
+pub(crate) use source::{HandOverSource, SourceOutcome, serve_destination};
 pub use record::RecordState;
-pub use state::{DiskKind, Handed, HandedDevice, MAX_STREAM_BYTES, Own, PvState, VERSION};
-pub(crate) use take::Take;
-pub use take::Taken;
+pub use state::{DiskKind, SavedDevices, SavedDevice, MAX_STREAM_BYTES, DeviceState, PviommuState, VERSION};
+pub(crate) use destination::HandOverDestination;
+pub use destination::TakeOverStats;
 
 /// Name of the socket at which the first process waits for a second one.
 pub const CONTROL: &str = "control.sock";

@@ -22,7 +22,7 @@ mod translations;
 
 pub use refusal::Refusal;
 pub use request::{
-    MAX_PAYLOAD_BYTES, MAX_REGIONS, Request, RequestError, Shared, StreamError, VringAddress,
+    MAX_PAYLOAD_BYTES, MAX_REGIONS, VhostUserRequest, RequestError, SharedRegion, StreamError, VringAddress,
 };
 pub use server::{Clients, serve};
 pub use session::{Outcome, Session, Settings};

@@ -6,9 +6,9 @@ use ringfence_types::{Direction, Iova, PhysAddr};
 
 /// Which device, counted among those that a backend was made for, in the order of their ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(u32);
+pub struct DeviceSlot(u32);
 
-impl Slot {
+impl DeviceSlot {
     /// The device of that number.
     #[inline]
     pub const fn new(index: u32) -> Self {
@@ -33,7 +33,7 @@ pub trait IoTables {
     /// Nothing has changed.
     fn map(
         &mut self,
-        device: Slot,
+        device: DeviceSlot,
         giova: Iova,
         frame: PhysAddr,
         direction: Direction,
@@ -43,14 +43,14 @@ pub trait IoTables {
     ///
     /// # Errors
     /// Nothing has changed.
-    fn unmap(&mut self, device: Slot, giova: Iova) -> Result<(), IoError>;
+    fn unmap(&mut self, device: DeviceSlot, giova: Iova) -> Result<(), IoError>;
 
     /// Returns when every map and unmap so far has taken effect for `device`: no access through what was unmapped is under way, and none
     /// begins.
     ///
     /// # Errors
     /// What was unmapped may still be reached. It stays due: the next call waits for it too.
-    fn settle(&mut self, device: Slot) -> Result<(), IoError>;
+    fn commit(&mut self, device: DeviceSlot) -> Result<(), IoError>;
 }
 
 /// Why a table was not changed.

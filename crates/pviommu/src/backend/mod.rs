@@ -7,7 +7,7 @@
 //! [`Limits`] and by the sources of frames that the embedder passes in. There is no queue here, no thread and no clock: whoever has a virtqueue calls
 //! [`Backend::handle`] for each request in turn.
 
-mod backing;
+mod guest_backing;
 mod device;
 mod events;
 mod handle;
@@ -16,21 +16,21 @@ mod invalidate;
 mod io_tables;
 mod last_table;
 mod migrate;
-mod mixed;
+mod any_tables;
 mod on_demand;
 mod pool;
 mod resident;
 mod simulated;
-mod view;
+mod device_mappings;
 
-pub use backing::{Backing, PinError};
+pub use guest_backing::{GuestBacking, PinError};
 pub use events::EVENTS;
-pub use handle::{Backend, Counts, Limits, Unsettled};
+pub use handle::{Backend, Counts, BackendLimits, CommitFailed};
 pub use hardware::{HardwareTables, KEPT_TABLES};
-pub use io_tables::{IoError, IoTables, Slot};
-pub use last_table::{LastTable, LiteralLastTable, NoLastTable, RepairedLastTable};
+pub use io_tables::{IoError, IoTables, DeviceSlot};
+pub use last_table::{LastTable, LastTableAsPublished, NoLastTable, FixedLastTable};
 pub use migrate::RestoreError;
-pub use mixed::Mixed;
+pub use any_tables::AnyTables;
 pub use on_demand::{OnDemand, OnDemandStats, Pager, ReclaimError, SetupError};
 pub use pool::{POOL_PAGES, PagePool, PoolStats, REFILL_BELOW};
 pub use resident::Resident;

@@ -14,10 +14,10 @@ impl Cycles {
     pub const MAX: u8 = 254;
 
     /// C of the document.
-    pub const DOCUMENT: Self = Self(3);
+    pub const PAPER: Self = Self(3);
 
     /// T of the document, in seconds.
-    pub const DOCUMENT_SECONDS: u64 = 10;
+    pub const PAPER_SECONDS: u64 = 10;
 
     /// C = `count`; `None` if it is 0 or above [`MAX`](Self::MAX).
     pub const fn new(count: u8) -> Option<Self> {

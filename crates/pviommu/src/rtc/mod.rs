@@ -11,18 +11,18 @@
 mod cycles;
 mod flat;
 mod key;
-mod literal;
-mod repaired;
+mod as_published;
+mod fixed;
 pub mod residency;
 mod reuse;
-mod role;
+mod reverse_cache;
 pub mod tables;
 pub mod tree;
 
 pub use cycles::Cycles;
 pub use flat::FlatRtc;
-pub use key::Key;
-pub use literal::LiteralRtc;
-pub use repaired::Rtc;
-pub use reuse::Residency;
-pub use role::{Cache, NotCached, NotHeld, Stats};
+pub use key::MappingKey;
+pub use as_published::RtcAsPublished;
+pub use fixed::Rtc;
+pub use reuse::ResidencyPolicy;
+pub use reverse_cache::{ReverseCache, NotCached, NotInUse, RtcStats};

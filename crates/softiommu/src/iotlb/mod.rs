@@ -26,13 +26,13 @@ mod message;
 mod misses;
 mod regions;
 #[cfg(feature = "vhost-user")]
-mod socket;
+mod client;
 
 pub use cache::{Iotlb, IotlbLimits};
 pub use error::{FrameError, IotlbError, MessageError, RegionError};
 pub use frame::{FRONTEND_IOTLB, Header, IOTLB_BYTES, reply, reply_status, request};
 pub use message::Message;
-pub use misses::{Asked, MissId, Outcome};
+pub use misses::{MissAction, MissId, MissOutcome};
 pub use regions::{Region, Regions};
 #[cfg(feature = "vhost-user")]
-pub use socket::{Exchange, ExchangeError};
+pub use client::{IotlbClient, IotlbClientError};

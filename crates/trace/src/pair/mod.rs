@@ -5,7 +5,7 @@
 //! stand in `docs/TRACES.md`.
 
 mod fifo;
-mod live;
+mod live_mappings;
 mod pairing;
 mod physical;
 mod resolve;

@@ -6,5 +6,5 @@ mod layout;
 mod queue;
 
 pub use controller::NvmeController;
-pub use layout::{COMMAND_BYTES, Command, CommandDone, MAX_PAGES, Opcode, Status};
+pub use layout::{COMMAND_BYTES, NvmeCommand, NvmeCompletion, MAX_PAGES, Opcode, NvmeStatus};
 pub use queue::{NvmeAddresses, NvmeQueue};

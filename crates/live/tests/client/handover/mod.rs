@@ -3,15 +3,15 @@
 /// What a process has that takes devices over in this directory: nothing of its own.
 macro_rules! here {
     ($dir:expr) => {
-        ringfence_live::daemon::Here::new(
+        ringfence_live::daemon::LocalConfig::new(
             $dir,
-            &ringfence_live::caps::Caps::default(),
+            &ringfence_live::limits::GuestLimits::default(),
             &super::guest::log(),
         )
     };
 }
 
-mod apart;
+mod sandboxed;
 mod assigned;
 mod card;
 mod first;

@@ -4,11 +4,11 @@
 
 mod arena;
 mod kind;
-mod literal;
+mod as_published;
 mod node;
-mod repaired;
+mod fixed;
 
 pub use arena::{Census, NodeId};
-pub use kind::Kind;
-pub use literal::{Inserted, LiteralTree};
-pub use repaired::{Tree, TreeError};
+pub use kind::NodeKind;
+pub use as_published::{Inserted, TreeAsPublished};
+pub use fixed::{Tree, TreeError};

@@ -71,7 +71,7 @@ pub(crate) fn on_interrupt(action: impl FnMut() -> AfterSignal + Send + 'static)
     Ok(())
 }
 
-/// Makes a file or a directory with `make`, which a signal removes until [`UnderWay`] is dropped. A signal
+/// Makes a file or a directory with `make`, which a signal removes until [`RemoveOnSignal`] is dropped. A signal
 /// that comes meanwhile waits for the end of `make`.
 ///
 /// # Errors

@@ -39,7 +39,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// in an identity space and in a ring they must come out so.
     ///
     /// # Errors
-    /// Nothing stays allocated, unless the reason is [`MapReason::NotUndone`].
+    /// Nothing stays allocated, unless the reason is [`MapReason::RollbackFailed`].
     pub fn alloc_coherent<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,

@@ -1,4 +1,4 @@
-//! Errors of the mapping layer. After a failed map the layer is as it was before the call, but for [`MapReason::NotUndone`].
+//! Errors of the mapping layer. After a failed map the layer is as it was before the call, but for [`MapReason::RollbackFailed`].
 
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -123,7 +123,7 @@ pub enum UnmapReason<B> {
     /// The address space knows no allocated range that starts there, or one of another size. Nothing was changed.
     NotAllocated(StillMapped<B>),
     /// The translation is cleared in the table, but the invalidation failed: the device may still reach the buffer, which is
-    /// therefore not handed back. Try again with [`Dma::settle`](crate::Dma::settle).
+    /// therefore not handed back. Try again with [`Dma::retry_invalidation`](crate::Dma::retry_invalidation).
     NotFlushed(InvalidationError, NotInvalidated<B>),
     /// The attachment is not one of this layer.
     NotAttached(StillMapped<B>),

@@ -25,7 +25,7 @@ use crate::domain_table::{DomainSlot, DomainHandle};
 /// # Bounds
 /// What a driver can make the layer hold: a token's worth of table and address for each of its live mappings; in a deferred mode a
 /// queue of fixed length; under [`Burst`](crate::flush::Burst) as many withheld buffers as that is told. Failed invalidations queue
-/// nothing: what they should have released is [owed](crate::Owed), and owed things are the driver's to hold. There are at most 2^16 - 1
+/// nothing: what they should have released is [owed](crate::NotInvalidated), and owed things are the driver's to hold. There are at most 2^16 - 1
 /// domains, and a handle keeps of those that are gone only what bursts withhold.
 pub struct Dma<S: Space, F: Flush<S, B>, B> {
     pub(crate) domain_slots: Vec<DomainSlot<S>>,
@@ -38,7 +38,7 @@ pub struct Dma<S: Space, F: Flush<S, B>, B> {
     pub(crate) bounce: Option<BouncePool>,
 }
 
-/// One processor's handle to a [`Dma`]. A processor that goes away gives it to [`Dma::retire_cpu`]. Dropping it instead is safe and
+/// One processor's handle to a [`Dma`]. A processor that goes away gives it to [`Dma::remove_cpu`]. Dropping it instead is safe and
 /// leaks: the addresses in its magazines stay allocated until their domain is detached, and buffers that its bursts withhold never come
 /// back, as a device may still reach them. What it has queued in a deferred mode is flushed by the timer.
 pub struct Cpu<S: Space, F: Flush<S, B>, B> {

@@ -7,7 +7,7 @@
 //! | file | one concept |
 //! |---|---|
 //! | `layer.rs` | the layer of one IOMMU: domains, attach, per-CPU handles |
-//! | `tenancy.rs` | who holds a domain identifier, and since when |
+//! | `domain_table.rs` | who holds a domain identifier, and since when |
 //! | `detach.rs` | domains and processors that go away |
 //! | `map.rs` | `map_single`, `unmap_single`: the path of one DMA |
 //! | `sg.rs`, `multi.rs`, `coherent.rs` | the other shapes of mapping |

@@ -20,7 +20,7 @@ use crate::{
 pub(crate) enum Layout {
     /// At consecutive pages.
     Contiguous,
-    /// The same, and the space does not [keep](Space::KEEPS) it when it is unmapped.
+    /// The same, and the space does not [keep](Space::CACHES_UNMAPPED) it when it is unmapped.
     BypassCache,
     /// Wherever the space puts each.
     List,
@@ -118,7 +118,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// [`place`](Self::place) for callers that are rare.
+    /// [`map_common`](Self::map_common) for callers that are rare.
     #[cold]
     pub(crate) fn map_cold<P: Platform>(
         &self,
@@ -133,7 +133,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         }
     }
 
-    /// [`try_place`](Self::try_place), which is copied into each of its callers, for those that share one copy.
+    /// [`try_map`](Self::try_map), which is copied into each of its callers, for those that share one copy.
     #[cold]
     #[inline(never)]
     fn try_map_cold<P: Platform>(
@@ -250,7 +250,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             .map_err(|(error, owed)| failed(UnmapReason::NotFlushed(error, owed)))
     }
 
-    /// [`take_down`](Self::take_down), which is copied into each of its callers, for those that are rare and share one copy.
+    /// [`unmap_common`](Self::unmap_common), which is copied into each of its callers, for those that are rare and share one copy.
     #[cold]
     #[inline(never)]
     pub(crate) fn unmap_cold<P: Platform>(

@@ -135,7 +135,7 @@ impl<B> Mapping<B> {
     /// [`AlreadyMapped`](ringfence_pgtable::MapError::AlreadyMapped); no device reaches what it should not, and debug builds keep
     /// the addresses instead. Whoever cannot trust its callers keeps the mappings themselves.
     ///
-    /// A table that another machine keeps ([`Translations::is_mapped`](crate::space::Translations::is_mapped)
+    /// A table that another machine keeps ([`IoPageTable::is_mapped`](crate::space::IoPageTable::is_mapped)
     /// is `None`) refuses nothing. Behind it trees refuse an address that is not allocated; with other
     /// allocators the host is asked to unmap it, and its refusal ends the channel.
     #[inline]

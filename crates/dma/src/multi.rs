@@ -34,7 +34,7 @@ pub struct UnmapMultiError<B> {
     pub refused: Option<UnmapError<B>>,
     /// The mappings after it, untouched.
     pub rest: Vec<Mapping<B>>,
-    /// Mappings that are cleared but whose invalidation failed; see [`Dma::settle`].
+    /// Mappings that are cleared but whose invalidation failed; see [`Dma::retry_invalidation`].
     pub not_invalidated: Vec<NotInvalidated<B>>,
     /// Why that invalidation failed.
     pub invalidation: Option<InvalidationError>,
@@ -58,7 +58,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// Maps every buffer of `requests`, or none.
     ///
     /// # Errors
-    /// The requests come back in order; the layer is as before, unless the reason is [`MapReason::NotUndone`].
+    /// The requests come back in order; the layer is as before, unless the reason is [`MapReason::RollbackFailed`].
     pub fn map_multi<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,
@@ -112,7 +112,7 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
     /// would be one too many is refused, and the ones after it come back untouched.
     ///
     /// # Errors
-    /// See [`MultiError`].
+    /// See [`UnmapMultiError`].
     pub fn unmap_multi<P: Platform>(
         &self,
         cpu: &mut Cpu<S, F, B>,

@@ -5,7 +5,7 @@
 //! pool, whatever the flush policy. The types order the turns, they do not enforce them on the device:
 //!
 //! ```text
-//! pool --lend--> Loan (the processor's turn) --post--> Posted (the device's turn) --reap--> Loan --give_back--> pool
+//! pool --lend--> CpuOwned (the processor's turn) --post--> DeviceOwned (the device's turn) --reap--> CpuOwned --give_back--> pool
 //! ```
 
 use alloc::vec::Vec;

@@ -71,13 +71,13 @@ pub struct SgMapping<B> {
 
 impl<B> SgMapping<B> {
     /// The I/O virtual pages of the whole list, as bytes from the first byte of the first segment to the last of the last. `None` in
-    /// spaces that do not join lists ([`Space::JOINS`]): there only the segments that [`Dma::map_sg`] wrote say where the pieces are.
+    /// spaces that do not join lists ([`Space::CONTIGUOUS_SG`]): there only the segments that [`Dma::map_sg`] wrote say where the pieces are.
     #[inline]
     pub fn range(&self) -> Option<IovaRange> {
         self.contiguous.then_some(self.live.range)
     }
 
-    /// Where each piece is, in spaces that [keep](Space::KEEPS) what is unmapped; empty in others.
+    /// Where each piece is, in spaces that [keep](Space::CACHES_UNMAPPED) what is unmapped; empty in others.
     #[inline]
     pub fn piece_ranges(&self) -> &[IovaRange] {
         &self.piece_ranges

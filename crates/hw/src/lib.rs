@@ -2,7 +2,7 @@
 //! to, stops and records what has none.
 //!
 //! [`Iommu`] is the unit that walks tables; [`VtdUnit`] and [`CalgaryUnit`] are the two that exist. [`RingUnit`] is the one that looks up rings,
-//! and a [`Machine`] has one of each. A unit reads [`PhysMemory`](ringfence_types::PhysMemory)
+//! and a [`IommuRouter`] has one of each. A unit reads [`PhysMemory`](ringfence_types::PhysMemory)
 //! in the hardware's formats and obeys [`Invalidator`](ringfence_types::Invalidator) requests, and never sees a structure of the mapping
 //! layer: the two meet in memory, as a kernel and its hardware do.
 //!

@@ -38,7 +38,7 @@ impl<D: ContextLookup> Translate for Iommu<D> {
     }
 }
 
-/// To which unit of a [`Machine`] a device is wired.
+/// To which unit of a [`IommuRouter`] a device is wired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IommuKind {
     /// The one that walks tables: disks with slots in any order, RDMA, anything slow.

@@ -83,7 +83,7 @@ pub type VtdUnit = Iommu<RootTable>;
 pub type CalgaryUnit = Iommu<HostBridges>;
 
 impl<D: ContextLookup> Iommu<D> {
-    /// A unit that finds tables by `directory`, switched off: every access is passed through untranslated.
+    /// A unit that finds tables by `context_lookup`, switched off: every access is passed through untranslated.
     pub fn new(config: &UnitConfig, context_lookup: D) -> Self {
         Self {
             context_lookup,

@@ -183,7 +183,7 @@ pub trait IovaAllocator {
     /// Whether [`find`](Self::find) has an index to look into. Without, it answers `None` for every page.
     const HAS_LOOKUP: bool = true;
 
-    /// As [`FINDS`](Self::FINDS), of this allocator: a type that stands for several kinds of
+    /// As [`HAS_LOOKUP`](Self::HAS_LOOKUP), of this allocator: a type that stands for several kinds of
     /// allocators has an index in some of them.
     #[inline]
     fn has_lookup(&self) -> bool {

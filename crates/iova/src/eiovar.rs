@@ -44,7 +44,7 @@ pub struct Eiovar<S> {
 }
 
 impl<S: RangeStore> Eiovar<S> {
-    /// Empty lists in front of `behind`.
+    /// Empty lists in front of `store`.
     pub fn new(store: S, capacity: Capacity) -> Self {
         Self {
             store,

@@ -38,7 +38,7 @@ impl From<Flushed> for ReusableRange {
 /// A structure that hands out ranges to one caller at a time. [`Locked`] makes an [`IovaAllocator`] of it; caches
 /// ([`Eiovar`](crate::Eiovar), [`LinuxRcache`](crate::LinuxRcache)) stand in front of any.
 pub trait RangeStore {
-    /// As [`IovaAllocator::FINDS`].
+    /// As [`IovaAllocator::HAS_LOOKUP`].
     const HAS_LOOKUP: bool = true;
 
     /// Finds `request.pages` consecutive free pages and takes them.
@@ -61,12 +61,12 @@ pub trait RangeStore {
 ///
 /// ```
 /// use core::cell::RefCell;
-/// use ringfence_iova::{CachedTree, IovaAllocator, Locked, Request};
+/// use ringfence_iova::{CachedTree, IovaAllocator, Locked, AllocRequest};
 /// use ringfence_types::{Pfn, PfnRange};
 ///
 /// let space = PfnRange::inclusive(Pfn::new(1), Pfn::new(0xf_ffff)).unwrap();
 /// let allocator = Locked::new(CachedTree::new(space), RefCell::new);
-/// let found = allocator.alloc(&mut (), &Request::new(1, Pfn::new(0xf_ffff))).unwrap();
+/// let found = allocator.alloc(&mut (), &AllocRequest::new(1, Pfn::new(0xf_ffff))).unwrap();
 /// assert_eq!(found.range.lo(), Pfn::new(0xf_ffff));
 /// ```
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! From a mode's row of answers to the types that carry them out: the one dispatch of a replay.
 //!
 //! Everything behind [`dispatch`] is monomorphised over the answers; in front of it there are only rows. What is timed goes there. What is
-//! judged goes through [`dispatch_by_parts`], where many modes have their types in common.
+//! judged goes through [`dispatch_dyn`], where many modes have their types in common.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -361,7 +361,7 @@ pub(crate) fn per_cpu_flush() -> PerCpuFlush {
 }
 
 /// Calls the job with the types of `mode`. Rows without a name are put together from parts that dispatch at each operation
-/// (`any/`).
+/// (`dynamic/`).
 ///
 /// # Errors
 /// The mode is not built in.
@@ -490,7 +490,7 @@ pub(crate) fn is_special(mode: &Mode) -> bool {
     mode.alloc == Alloc::Identity || mode.has_rings() || cached
 }
 
-/// Calls the job with the types of a mode that [is whole](is_whole).
+/// Calls the job with the types of a mode that [is whole](is_special).
 ///
 /// # Errors
 /// The mode is not built in.

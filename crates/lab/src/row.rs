@@ -104,7 +104,7 @@ pub struct Row {
     pub release_delay_max_ns: u64,
     /// Mappings alive when the trace ends.
     pub live_at_end: u64,
-    /// [`Status::code`] of `status`.
+    /// [`ReplayStatus::code`] of `status`.
     pub status_code: &'static str,
     /// Maps that waited for a slot of their ring.
     pub stalls: u64,

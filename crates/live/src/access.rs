@@ -103,7 +103,7 @@ impl SocketAccess {
     /// Whether the process at the other end of `stream` may use it.
     ///
     /// # Errors
-    /// [`Stranger`].
+    /// [`RefusedPeer`].
     pub fn admit(self, stream: &UnixStream) -> Result<(), RefusedPeer> {
         let user = peer(stream).map_err(|_| RefusedPeer { user: u32::MAX })?;
         // The kernel looked at the group when it let the process connect.

@@ -495,7 +495,7 @@ impl Daemon {
         text(&self.counters)
     }
 
-    /// Waits until every thread has ended, which they do only after [`Stop::stop`] or an error.
+    /// Waits until every thread has ended, which they do only after [`StopSignal::stop`] or an error.
     pub fn join(mut self) -> io::Result<EndReason> {
         let mut result = Ok(());
         for thread in self.threads.drain(..) {

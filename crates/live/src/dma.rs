@@ -51,7 +51,7 @@ pub trait Dma: Send {
     }
 
     /// For tests: whether the device goes on using, where it has none, the translations that it once had. Only one that keeps them itself can: see
-    /// [`isolate`](crate::isolate).
+    /// [`sandbox`](crate::sandbox).
     fn use_stale(&mut self, _on: bool) {}
 }
 

@@ -37,7 +37,7 @@ pub enum InjectedDma {
     Storm(Iova),
 }
 
-/// The names of all classes, as [`Errant::from_str`] takes them.
+/// The names of all classes, as [`InjectedDma::from_str`] takes them.
 pub const CLASSES: &[&str] = &[
     "stray:ADDRESS",
     "after-unmap",
@@ -48,11 +48,11 @@ pub const CLASSES: &[&str] = &[
     "storm:ADDRESS",
 ];
 
-/// Writes of an [`Errant::Storm`].
+/// Writes of an [`InjectedDma::Storm`].
 pub const STORM: u32 = 1_000_000;
 
-/// Bytes of data from which on a request's pages are remembered for [`Errant::AfterUnmap`], and it
-/// begins an [`Errant::Storm`].
+/// Bytes of data from which on a request's pages are remembered for [`InjectedDma::AfterUnmap`], and it
+/// begins an [`InjectedDma::Storm`].
 pub const LARGE_BYTES: u64 = 32 * 1024;
 
 const PAGE_BYTES: u64 = 4096;
@@ -147,7 +147,7 @@ impl std::fmt::Debug for DmaInjector {
 }
 
 impl DmaInjector {
-    /// Tries all of `classes`; `tell` hears what came of each. [`Errant::Foreign`] is tried by `other`, if there is one.
+    /// Tries all of `classes`; `tell` hears what came of each. [`InjectedDma::Foreign`] is tried by `other`, if there is one.
     pub fn new(
         classes: &[InjectedDma],
         other_endpoint: Option<EndpointMemory>,

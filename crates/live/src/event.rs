@@ -108,8 +108,8 @@ impl AioContext {
             tv_nsec: 0,
         };
         let none: libc::c_long = 0;
-        // SAFETY: the call writes at most `KEPT` ends where its fourth argument points, which has room for so many, and reads a time; both live longer
-        // than the call. Any bytes are an `End`.
+        // SAFETY: the call writes at most `MAX_EVENTS` ends where its fourth argument points, which has room for so many, and reads a time; both live longer
+        // than the call. Any bytes are an `IoEvent`.
         let _ = unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,

@@ -29,7 +29,7 @@ pub struct GuestLimits {
     pub record_bytes: u64,
 }
 
-/// The fewest pages that [`Caps::iotlb_pages`] can be: with fewer, an access to as many pages as one can have would never find all of them there.
+/// The fewest pages that [`GuestLimits::iotlb_pages`] can be: with fewer, an access to as many pages as one can have would never find all of them there.
 pub const MIN_IOTLB_PAGES: usize = 1024;
 
 impl Default for GuestLimits {

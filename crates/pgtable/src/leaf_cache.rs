@@ -56,7 +56,7 @@ impl LeafCache {
         self.map_with(table, mem, frames, request, ImmediateWriteBack(table.coherency))
     }
 
-    /// As [`Table::map_deferred`].
+    /// As [`Table::map_nosync`].
     #[inline]
     pub fn map_nosync<F: Format, M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &mut self,
@@ -86,7 +86,7 @@ impl LeafCache {
         self.unmap_with(table, mem, range, ImmediateWriteBack(table.coherency))
     }
 
-    /// As [`Table::unmap_deferred`].
+    /// As [`Table::unmap_nosync`].
     #[inline]
     pub fn unmap_nosync<F: Format, M: PhysMemory + ?Sized>(
         &mut self,

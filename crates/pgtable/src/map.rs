@@ -59,7 +59,7 @@ impl<F: Format> Table<F> {
     }
 
     /// [`map`](Self::map), but the lines it touches are left to `dirty`: the addresses must not be told to the device before
-    /// [`Dirty::sync`].
+    /// [`DirtyLines::sync`].
     #[inline]
     pub fn map_nosync<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         &self,

@@ -108,7 +108,7 @@ pub struct UnlinkedTables {
     pending: PendingCount,
 }
 
-/// How many unlinked pages of one table walk caches may still lead to: shared by the table and every [`Retired`] that holds some.
+/// How many unlinked pages of one table walk caches may still lead to: shared by the table and every [`UnlinkedTables`] that holds some.
 #[derive(Debug, Clone, Default)]
 struct PendingCount(Option<Arc<AtomicU64>>);
 
@@ -223,7 +223,7 @@ impl<F: Format> ReclaimingTable<F> {
     }
 
     /// As [`Table::unmap`], and unlinks the table pages that are empty now. [`CachedLevels::All`] says that it did; they wait in
-    /// [`take_retired`](Self::take_retired) for the invalidation of `range`.
+    /// [`take_unlinked`](Self::take_unlinked) for the invalidation of `range`.
     #[inline]
     pub fn unmap<M: PhysMemory + ?Sized>(
         &mut self,
@@ -260,7 +260,7 @@ impl<F: Format> ReclaimingTable<F> {
         CachedLevels::All
     }
 
-    /// The pages unlinked since the last time. They are pending until they are [released](Retired::release); dropped, for ever.
+    /// The pages unlinked since the last time. They are pending until they are [released](UnlinkedTables::release); dropped, for ever.
     #[inline]
     pub fn take_unlinked(&mut self) -> UnlinkedTables {
         if self.unlinked_tables.is_empty() {
@@ -316,7 +316,7 @@ impl<F: Format> ReclaimingTable<F> {
         self.table.table_bytes()
     }
 
-    /// As [`Table::destroy`]; pages not yet taken by [`take_retired`](Self::take_retired) go back too.
+    /// As [`Table::destroy`]; pages not yet taken by [`take_unlinked`](Self::take_unlinked) go back too.
     pub fn destroy<M: PhysMemory + ?Sized, S: FrameSource + ?Sized>(
         self,
         mem: &M,

@@ -41,7 +41,7 @@ impl<F: Format> Table<F> {
     }
 
     /// [`unmap`](Self::unmap), but the lines it touches are left to `dirty`: the invalidation must not be submitted before
-    /// [`Dirty::sync`], or a walker that does not snoop may fetch the old entries again after it.
+    /// [`DirtyLines::sync`], or a walker that does not snoop may fetch the old entries again after it.
     #[inline]
     pub fn unmap_nosync<M: PhysMemory + ?Sized>(
         &self,

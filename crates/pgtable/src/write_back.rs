@@ -28,7 +28,7 @@ impl WriteBackPolicy for ImmediateWriteBack {
     }
 }
 
-/// Leave it to a [`Dirty`].
+/// Leave it to a [`DirtyLines`].
 pub(crate) struct DeferredWriteBack<'a>(pub(crate) Coherency, pub(crate) &'a mut DirtyLines);
 
 impl WriteBackPolicy for DeferredWriteBack<'_> {

@@ -10,7 +10,7 @@ use crate::frontend::{Queue, QueueFull, RequestId, Used};
 #[derive(Debug)]
 pub struct Loopback<B, T> {
     backend: Backend<B, T>,
-    /// Made available; the first `told` of them the device knows of.
+    /// Made available; the first `kicked` of them the device knows of.
     available: VecDeque<(RequestId, Vec<u8>)>,
     kicked: usize,
     /// Storage of requests that were answered.

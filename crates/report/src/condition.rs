@@ -255,7 +255,7 @@ impl Condition {
     /// `timed` with repetitions, `hostile` with the hostile pass.
     ///
     /// # Errors
-    /// As [`Condition::holds`].
+    /// As [`Condition::matching_rows`].
     pub fn check(
         &self,
         modes: &[String],

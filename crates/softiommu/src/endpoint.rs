@@ -83,7 +83,7 @@ impl<M> Endpoint<M> {
     }
 
     /// Shows readers `view`. Some may go on with the view before until their gate has been waited at
-    /// ([`settle`](crate::gate::settle)).
+    /// ([`synchronize`](crate::qsbr::synchronize)).
     pub(crate) fn publish(&self, view: ReaderView<M>) {
         let mut shown = lock(&self.view);
         *shown = Arc::new(view);
@@ -91,7 +91,7 @@ impl<M> Endpoint<M> {
     }
 
     fn advance(&self) {
-        // Relaxed: `settle` orders it.
+        // Relaxed: `synchronize` orders it.
         self.generation
             .store(self.generation().wrapping_add(1), Ordering::Relaxed);
     }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use ringfence_types::{RequesterId, DomainId, Iova, IovaRange, PhysAddr};
 
-/// The calling thread holds a burst open ([`Online`](crate::Online)), of this unit or any other. It would wait for itself, or for a
+/// The calling thread holds a burst open ([`ReadSection`](crate::ReadSection)), of this unit or any other. It would wait for itself, or for a
 /// thread that waits for it. Nothing was changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReadSectionOpen;
@@ -47,9 +47,9 @@ pub enum MapReason {
         /// Its address.
         iova: Iova,
     },
-    /// The domain may not have as many tables as the mapping needs ([`Limits::tables`](crate::Limits::tables)).
+    /// The domain may not have as many tables as the mapping needs ([`SoftIommuLimits::tables`](crate::SoftIommuLimits::tables)).
     OutOfTables,
-    /// See [`PinHeld`].
+    /// See [`ReadSectionOpen`].
     ReadSectionOpen,
 }
 
@@ -80,7 +80,7 @@ pub enum UnmapError {
         /// What was to be unmapped.
         range: IovaRange,
     },
-    /// See [`PinHeld`].
+    /// See [`ReadSectionOpen`].
     ReadSectionOpen(ReadSectionOpen),
 }
 
@@ -128,7 +128,7 @@ pub enum IommuError {
     NoMemory(DomainId),
     /// An endpoint is attached to the domain.
     DomainInUse(DomainId),
-    /// See [`PinHeld`].
+    /// See [`ReadSectionOpen`].
     ReadSectionOpen(ReadSectionOpen),
 }
 

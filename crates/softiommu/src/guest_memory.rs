@@ -1,9 +1,9 @@
 //! Guest memory as the crate vm-memory has it, behind a pin.
 //!
-//! `GuestMemory` is implemented for [`Pin`] and for nothing that outlives one: a slice it gives is good until the pin's burst takes the
+//! `GuestMemory` is implemented for [`ReadGuard`] and for nothing that outlives one: a slice it gives is good until the pin's burst takes the
 //! next pin, and unmap waits for that. Devices written against `GuestMemory`, such as those over the crate virtio-queue, run on
-//! `&Pin` as they are; every address they use is then an I/O virtual one, of rings, descriptors and buffers alike. Its errors have no
-//! room for a fault: ask [`Pin::take_fault`].
+//! `&ReadGuard` as they are; every address they use is then an I/O virtual one, of rings, descriptors and buffers alike. Its errors have no
+//! room for a fault: ask [`ReadGuard::take_fault`].
 
 use std::error::Error;
 use std::fmt;

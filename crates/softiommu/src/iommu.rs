@@ -210,7 +210,7 @@ impl<M> SoftIommu<M> {
         Ok(())
     }
 
-    /// As [`attach`](Self::attach), without its promise until [`settle`](Self::settle) has returned.
+    /// As [`attach`](Self::attach), without its promise until [`synchronize`](Self::synchronize) has returned.
     pub(crate) fn attach_nosync(
         &mut self,
         device: RequesterId,
@@ -229,7 +229,7 @@ impl<M> SoftIommu<M> {
         self.domains.remove(&domain);
     }
 
-    /// Shows the readers of `device` something else. Some may see what was before until [`settle`](Self::settle) has returned.
+    /// Shows the readers of `device` something else. Some may see what was before until [`synchronize`](Self::synchronize) has returned.
     pub(crate) fn change(
         &mut self,
         device: RequesterId,

@@ -26,7 +26,7 @@ struct Padded<T>(T);
 struct Shared {
     /// Grows by one whenever somebody starts to wait for readers.
     epoch: AtomicU64,
-    /// `AWAKE`, `WAKING` or `PARKED`.
+    /// `ACTIVE`, `WAKING` or `IDLE`.
     state: AtomicUsize,
 }
 
@@ -99,7 +99,7 @@ impl Qsbr {
         let _ = state.compare_exchange(WAKING, ACTIVE, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// The epoch now. If it is not the reader's own, [`pass`](Self::pass) is due.
+    /// The epoch now. If it is not the reader's own, [`quiescent`](Self::quiescent) is due.
     #[inline]
     pub(crate) fn epoch(&self) -> u64 {
         // R4. Acquire: who reads a waiter's epoch sees what the waiter took away.
@@ -134,7 +134,7 @@ pub(crate) fn synchronize<'a>(gates: impl Iterator<Item = &'a Qsbr> + Clone) {
     }
 }
 
-/// [`settle`] where readers may be online.
+/// [`synchronize`] where readers may be online.
 #[inline(never)]
 fn synchronize_active<'a>(gates: impl Iterator<Item = &'a Qsbr>) {
     // W2. See R2.
@@ -148,7 +148,7 @@ fn synchronize_active<'a>(gates: impl Iterator<Item = &'a Qsbr>) {
     }
 }
 
-/// As [`settle`], without the wait: a reader at `gates` holds what the caller took away (W1) until its next checkpoint, which is due,
+/// As [`synchronize`], without the wait: a reader at `gates` holds what the caller took away (W1) until its next checkpoint, which is due,
 /// and every reader that goes online from now on finds it gone. For a caller that may not wait.
 #[cold]
 pub(crate) fn start_grace_period<'a>(gates: impl Iterator<Item = &'a Qsbr> + Clone) {

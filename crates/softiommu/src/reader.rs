@@ -16,7 +16,7 @@ use crate::sync::AtomicU64;
 use crate::walk::{Denied, translate_cached, one_of};
 
 /// One thread's access to an endpoint's address space. May move between threads while it is offline, which it is whenever no
-/// [`Online`] borrows it.
+/// [`ReadSection`] borrows it.
 ///
 /// An offline reader keeps the view it last saw, and with it memory that has been replaced since; it cannot reach it. The view
 /// goes when the reader next goes online, or is dropped.
@@ -38,7 +38,7 @@ struct ReaderState<M> {
     fault: Cell<Option<Fault>>,
 }
 
-/// A burst of work: while it lives, unmap waits for its next [`pin`](Self::pin) or its end. It must not live across anything that
+/// A burst of work: while it lives, unmap waits for its next [`guard`](Self::guard) or its end. It must not live across anything that
 /// blocks.
 ///
 /// It stays on its thread. If it is leaked, that thread is refused every change from then on, and others wait until the reader goes
@@ -214,7 +214,7 @@ impl<'p, M> ReadGuard<'p, M> {
         }
     }
 
-    /// The memory behind `range` in the usual case: see [`walk::at_hand`](at_hand).
+    /// The memory behind `range` in the usual case: see [`walk::translate_cached`](translate_cached).
     #[inline]
     pub(crate) fn translate_cached(&self, range: &IovaRange, wanted: Permissions) -> Option<PhysRange> {
         translate_cached(self.words, &self.state.walk_cache, range, wanted)

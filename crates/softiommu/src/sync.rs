@@ -41,6 +41,6 @@ pub(crate) fn pause(looks: u32) {
 }
 
 thread_local! {
-    /// How many bursts the thread holds open: the crate's only thread-local state. See `pinned.rs`.
+    /// How many bursts the thread holds open: the crate's only thread-local state. See `guard_count.rs`.
     pub(crate) static READ_SECTIONS: Cell<usize> = const { Cell::new(0) };
 }

@@ -71,7 +71,7 @@ impl Devices {
         (0..=u16::MAX).map(DeviceIndex).zip(&self.rows)
     }
 
-    /// The row of the device that the trace calls `name`, or that [`Device::name`] shows so.
+    /// The row of the device that the trace calls `name`, or that [`TraceDevice::name`] shows so.
     pub fn find(&self, name: &str) -> Option<DeviceIndex> {
         let shown = || {
             let mut rows = self.iter();

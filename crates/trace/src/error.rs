@@ -95,7 +95,7 @@ pub enum TraceError {
         /// Where the segment starts.
         start: PhysAddr,
     },
-    /// The trace exceeds one of its [`Limits`](crate::Limits).
+    /// The trace exceeds one of its [`TraceLimits`](crate::TraceLimits).
     Limit {
         /// Name of the trace.
         file: String,
@@ -124,7 +124,7 @@ pub enum TraceError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// Longer than the limit, in bytes, given in [`Options`](crate::Options).
+    /// Longer than the limit, in bytes, given in [`TraceOptions`](crate::TraceOptions).
     TooLong {
         /// That limit.
         limit: usize,

@@ -16,7 +16,7 @@ pub const MARK_BYTES: usize = 1024;
 /// Bytes that the list of marks takes for one mark beside its text.
 const MARK_OVERHEAD: u64 = 96;
 
-/// Bounds on one trace. [`Limits::default`] suits all traces that Linux wrote; a caller that
+/// Bounds on one trace. [`TraceLimits::default`] suits all traces that Linux wrote; a caller that
 /// trusts a larger one raises a bound.
 ///
 /// "Input" is the file as it is stored: compressed bytes of zstd, the whole file of trace-cmd and
@@ -97,46 +97,46 @@ impl TraceLimits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimitExceeded {
-    /// [`Limits::text`].
+    /// [`TraceLimits::text`].
     Text {
         /// The bound in bytes.
         limit: u64,
     },
-    /// [`Limits::mapping`].
+    /// [`TraceLimits::mapping`].
     Mapping {
         /// Size of the mapping.
         bytes: u64,
         /// The bound in bytes.
         limit: u64,
     },
-    /// [`Limits::live`].
+    /// [`TraceLimits::live`].
     Live {
         /// The bound in bytes.
         limit: u64,
     },
-    /// [`Limits::mapped`].
+    /// [`TraceLimits::mapped`].
     Mapped {
         /// The bound in bytes.
         limit: u64,
     },
-    /// [`Limits::segments`].
+    /// [`TraceLimits::segments`].
     Segments {
         /// The bound.
         limit: u64,
     },
-    /// [`Limits::list`].
+    /// [`TraceLimits::list`].
     List {
         /// Segments of the mapping.
         segments: u64,
         /// The bound.
         limit: u64,
     },
-    /// [`Limits::rows`].
+    /// [`TraceLimits::rows`].
     Rows {
         /// The bound.
         limit: u64,
     },
-    /// [`Limits::marks`].
+    /// [`TraceLimits::marks`].
     Marks {
         /// The bound in bytes.
         limit: u64,
@@ -191,7 +191,7 @@ pub(crate) struct Progress {
     pub(crate) lines: u64,
 }
 
-/// What a trace has used of its [`Limits`].
+/// What a trace has used of its [`TraceLimits`].
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     limits: TraceLimits,

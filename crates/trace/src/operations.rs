@@ -31,7 +31,7 @@ impl Operations<TraceSource> {
     /// Opens a trace by path: text, zstd, a trace-cmd recording, or, with the feature `parquet`, Parquet.
     ///
     /// # Errors
-    /// As [`Source::open`].
+    /// As [`TraceSource::open`].
     pub fn open(path: &Path, options: TraceOptions) -> Result<Self, TraceError> {
         #[cfg(feature = "parquet")]
         if TraceSource::is_parquet(path)? {

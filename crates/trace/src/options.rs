@@ -2,7 +2,7 @@
 
 use crate::limits::TraceLimits;
 
-/// How to read a trace. [`Options::default`] suits all traces that Linux wrote.
+/// How to read a trace. [`TraceOptions::default`] suits all traces that Linux wrote.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct TraceOptions {

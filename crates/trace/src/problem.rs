@@ -43,7 +43,7 @@ pub enum ParquetProblem {
         /// Row group, from 0.
         group: usize,
     },
-    /// The trace exceeds one of its [`Limits`](crate::Limits).
+    /// The trace exceeds one of its [`TraceLimits`](crate::TraceLimits).
     Limit {
         /// Row, from 0.
         row: u64,

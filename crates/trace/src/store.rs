@@ -165,7 +165,7 @@ impl OpStore {
     }
 }
 
-/// A pass over a [`Store`].
+/// A pass over a [`OpStore`].
 #[derive(Debug, Clone)]
 pub struct StoreReplay<'a> {
     store: &'a OpStore,

@@ -51,7 +51,7 @@ pub struct RequestOutcome {
 
 /// Requests that are handled together: the sink's readers are waited for once, when the batch ends.
 ///
-/// No reply of a batch may reach the driver before [`Batch::commit`] has returned `Ok`. A batch that is dropped ends, too, and nobody learns whether
+/// No reply of a batch may reach the driver before [`RequestBatch::commit`] has returned `Ok`. A batch that is dropped ends, too, and nobody learns whether
 /// its requests are complete.
 #[derive(Debug)]
 pub struct RequestBatch<'a, S: Sink> {
@@ -119,7 +119,7 @@ impl<S: Sink> Device<S> {
     ///
     /// # Errors
     /// The sink cannot begin: the request was not looked at. Hand it in again; the driver must get no answer meanwhile. Or, with
-    /// [`SinkError::Unsettled`]: it was done, and what it took away may still be in reach. Then the driver gets no answer, and the device needs a reset.
+    /// [`SinkError::CommitFailed`]: it was done, and what it took away may still be in reach. Then the driver gets no answer, and the device needs a reset.
     pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> Result<RequestOutcome, SinkError> {
         let mut batch = self.batch()?;
         let handled = batch.handle(request, reply);

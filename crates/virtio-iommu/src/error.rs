@@ -40,11 +40,11 @@ impl Status {
 /// What there is too much of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LimitReached {
-    /// As many mappings as [`Limits::mappings`](crate::Limits::mappings).
+    /// As many mappings as [`VirtioIommuLimits::mappings`](crate::VirtioIommuLimits::mappings).
     Mappings,
-    /// As many domains as [`Limits::domains`](crate::Limits::domains).
+    /// As many domains as [`VirtioIommuLimits::domains`](crate::VirtioIommuLimits::domains).
     Domains,
-    /// As many endpoints as [`Limits::endpoints`](crate::Limits::endpoints).
+    /// As many endpoints as [`VirtioIommuLimits::endpoints`](crate::VirtioIommuLimits::endpoints).
     Endpoints,
     /// The host's memory.
     Memory,

@@ -7,7 +7,7 @@
 //! specification as a suite that any implementation can be run against.
 //!
 //! An endpoint that is attached to nothing reaches nothing, unless the embedder lets the driver decide otherwise
-//! ([`Unattached`]). What happens when a sink fails is decision 0014 (`docs/decisions/0014-when-a-sink-fails.md`): a request to unmap
+//! ([`BypassPolicy`]). What happens when a sink fails is decision 0014 (`docs/decisions/0014-when-a-sink-fails.md`): a request to unmap
 //! that was found valid always ends with the range unreachable.
 //!
 //! Part of the core: `no_std` with `alloc`, no unsafe code, no I/O, no clock, no panic on any input, and no allocation that the

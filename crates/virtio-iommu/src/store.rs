@@ -5,7 +5,7 @@
 //! arrives beside the last one finds its leaf without a search. What it costs against a balanced tree: `benches/request.rs`.
 //!
 //! What drivers unmap is what they mapped, nearly always: one mapping, from its first address to its last. Where it stands is guessed by that
-//! address (`guesses.rs`) and seen by looking there, whatever the number of mappings; only a wrong guess is followed by a search.
+//! address (`position_hints.rs`) and seen by looking there, whatever the number of mappings; only a wrong guess is followed by a search.
 //!
 //! Drivers map again what they unmapped last: Linux's caches of addresses are stacks. So the last mapping that was removed alone leaves its
 //! place vacant, until it is taken again or something else changes.
@@ -66,7 +66,7 @@ struct EntryPosition {
     at: usize,
 }
 
-/// Mappings that follow each other, found by [`Store::covered`]. Good until the next change.
+/// Mappings that follow each other, found by [`MappingStore::covered`]. Good until the next change.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     /// Of the first one.

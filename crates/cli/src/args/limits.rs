@@ -4,7 +4,7 @@ use clap::Args;
 use ringfence_lab::ReplayLimits;
 use ringfence_trace::TraceLimits;
 
-/// Bounds on a trace. The defaults are those of [`Limits`].
+/// Bounds on a trace. The defaults are those of [`TraceLimits`].
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct TraceLimitArgs {
     /// Longest line, with K, M or G for 2^10, 2^20 and 2^30 bytes [default: 1M]

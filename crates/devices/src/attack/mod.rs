@@ -1,7 +1,7 @@
 //! Devices that misbehave, and one that does not: the three attackers of the attack classes, and two that look beyond a buffer's ends.
 //!
 //! A well-behaved device violates nothing even without an IOMMU, so exposure is measured under attack. An attacker is told
-//! what the driver does, makes accesses through a [`Port`], and learns of each only whether it was stopped.
+//! what the driver does, makes accesses through a [`DmaPort`], and learns of each only whether it was stopped.
 
 mod neighbour;
 mod passive;

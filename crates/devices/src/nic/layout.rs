@@ -93,7 +93,7 @@ pub struct NicCompletion {
     pub first: u32,
     /// The descriptor, free-running.
     pub descriptor: u32,
-    /// A [`Status`], of 15 bits.
+    /// A [`FrameStatus`], of 15 bits.
     pub status: u16,
 }
 

@@ -9,7 +9,7 @@
 //! | `receive.rs`, `transmit.rs` | the driver's two loops |
 //! | `premapped.rs` | buffers that stay mapped, sent by a program itself |
 //! | `frame.rs` | what stands in a frame |
-//! | `station.rs` | a driver and its device run by a workload |
+//! | `testbed.rs` | a driver and its device run by a workload |
 
 mod device;
 mod driver;

@@ -199,7 +199,7 @@ impl<H> NicTestbed<H> {
     /// nothing, for while it sends, others ask.
     ///
     /// # Errors
-    /// See [`StationError`]; the workload cannot go on.
+    /// See [`TestbedError`]; the workload cannot go on.
     pub fn run<W: Environment<Handle = H>>(
         &mut self,
         world: &mut W,

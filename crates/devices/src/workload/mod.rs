@@ -1,7 +1,7 @@
 //! Workloads as data: who puts which packet on the wire when, and how the server answers. What each does by default, and which
 //! document says so, stands in decision 0011.
 //!
-//! Network workloads are run by a [`Station`](crate::nic::Station). They are deterministic: the same parameters and the same seed give
+//! Network workloads are run by a [`NicTestbed`](crate::nic::NicTestbed). They are deterministic: the same parameters and the same seed give
 //! the same packets, whatever the protection mode.
 
 mod apache;

@@ -14,20 +14,20 @@ use crate::{NotInvalidated, Platform};
 ///
 /// ```
 /// # use std::cell::RefCell;
-/// # use ringfence_dma::{Flush, flush::LiteralBurst, ring::LiteralRing, space::Rings};
-/// # type Literal = Rings<LiteralRing, RefCell<LiteralRing>>;
+/// # use ringfence_dma::{Flush, flush::BurstAsPublished, ring::RingAsPublished, space::Rings};
+/// # type Literal = Rings<RingAsPublished, RefCell<RingAsPublished>>;
 /// fn goes_with<F: Flush<Literal, ()>>() {}
-/// goes_with::<LiteralBurst>();
+/// goes_with::<BurstAsPublished>();
 /// ```
 /// ```compile_fail,E0277
 /// # use std::cell::RefCell;
-/// # use ringfence_dma::{Flush, flush::LiteralBurst, space::{Paged, PlainTable}};
+/// # use ringfence_dma::{Flush, flush::BurstAsPublished, space::{Paged, PlainTable}};
 /// # use ringfence_iova::{Bitmap, BitmapState};
 /// # use ringfence_pgtable::SecondStage;
 /// # type Pages = Paged<Bitmap<RefCell<BitmapState>>, PlainTable<SecondStage>>;
 /// fn goes_with<F: Flush<Pages, ()>>() {}
 /// // A bitmap waits for the flush that it asks for, and here nobody says that it was made.
-/// goes_with::<LiteralBurst>();
+/// goes_with::<BurstAsPublished>();
 /// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BurstAsPublished;

@@ -51,7 +51,7 @@ impl RangeBatch {
     }
 
     /// Adds a range; one that follows the last one becomes one with it, for spaces that [release
-    /// runs](Space::RELEASES_RUNS).
+    /// runs](Space::COALESCES_FREE).
     #[inline]
     pub fn push_run(&mut self, gone: ClearedRange) {
         let joined = match self.ranges.last_mut() {

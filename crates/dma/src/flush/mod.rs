@@ -250,9 +250,9 @@ pub trait Flush<S: Space, B> {
     /// How the buffer comes back from unmap.
     type Outcome: Outcome<B>;
 
-    /// [`retire_many`](Self::retire_many) takes any number of mappings over by one invalidation.
+    /// [`queue_unmap_many`](Self::queue_unmap_many) takes any number of mappings over by one invalidation.
     /// Otherwise [`Dma::unmap_multi`](crate::Dma::unmap_multi) retires each mapping before it clears
-    /// the next one, so that [`admits`](Self::admits) has counted it. A policy that gathers
+    /// the next one, so that [`has_room`](Self::has_room) has counted it. A policy that gathers
     /// withholds nothing and admits everything.
     const BATCHES_INVALIDATION: bool = false;
 

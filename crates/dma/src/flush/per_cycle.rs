@@ -9,7 +9,7 @@ use super::{ClearedMapping, Flush, FlushContext, Outcome, RangeBatch, Released, 
 use crate::space::{Expire, UnmapResult, Space};
 use crate::{NotInvalidated, Platform};
 
-/// Unmap leaves a mapping to the space, which [keeps](Leaving::Kept) it for the next map of the same memory; the buffer is back while the
+/// Unmap leaves a mapping to the space, which [keeps](UnmapResult::Cached) it for the next map of the same memory; the buffer is back while the
 /// device may still reach it. When a cycle ends, one invalidation covers all that the space lets go of, and its addresses are free after
 /// that. What the space does not keep is invalidated at its unmap, as under [`Strict`].
 ///

@@ -13,8 +13,8 @@ use crate::{NotInvalidated, Platform};
 ///
 /// ```compile_fail,E0277
 /// # use std::cell::RefCell;
-/// # use ringfence_dma::{Flush, flush::PerWrap, ring::LiteralRing, space::Rings};
-/// # type Literal = Rings<LiteralRing, RefCell<LiteralRing>>;
+/// # use ringfence_dma::{Flush, flush::PerWrap, ring::RingAsPublished, space::Rings};
+/// # type Literal = Rings<RingAsPublished, RefCell<RingAsPublished>>;
 /// fn goes_with<F: Flush<Literal, ()>>() {}
 /// // A ring never asks.
 /// goes_with::<PerWrap>();

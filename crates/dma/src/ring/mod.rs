@@ -7,11 +7,11 @@
 //! | `slots.rs` | which slots may be taken, and which wait |
 //! | `free.rs` | which slots are free |
 //! | `lines.rs` | which cache lines have to be written back |
-//! | `list.rs` | the slots of one scatterlist |
+//! | `slot_links.rs` | the slots of one scatterlist |
 //! | `owned.rs` | [`OwnedRing`]: a ring that one driver owns, with its burst |
 //! | `mapping.rs` | [`RingMapping`]: what that driver holds |
 //! | `cursor.rs` | a place in its table, for whoever goes through it in order |
-//! | `literal.rs` | [`LiteralRing`]: Fig. 11 as printed, defects included |
+//! | `as_published.rs` | [`RingAsPublished`]: Fig. 11 as printed, defects included |
 //!
 //! What several processors share is a [`Ring`] behind the embedder's lock: [`Rings`](crate::space::Rings). Decision 0010 says
 //! why it is so.

@@ -165,7 +165,7 @@ impl<'m, B> OwnedRing<'m, B> {
     }
 
     /// Makes the bytes of `memory` reachable by the device in `direction`, and takes `buffer` into custody. The device may be told of it
-    /// after [`doorbell`](Self::doorbell).
+    /// after [`sync_map`](Self::sync_map).
     ///
     /// # Errors
     /// The buffer comes back. [`MapReason::RingFull`] is back-pressure: try again later.

@@ -110,7 +110,7 @@ impl Ring {
     }
 
     /// Fig. 11 `map`: gives the buffer a slot and fills its entry. A walker that does not snoop sees the entry after
-    /// [`Lines::sync`] of the calling processor's `lines` of this ring.
+    /// [`DirtyRingLines::sync`] of the calling processor's `lines` of this ring.
     ///
     /// # Errors
     /// [`MapReason::RingFull`] or [`MapReason::Ring`]; nothing has changed but a counter.

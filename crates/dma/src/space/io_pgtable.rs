@@ -13,7 +13,7 @@ use crate::Platform;
 /// What the hardware looks up (question 2 of a mode), for spaces whose addresses come from an allocator.
 ///
 /// On a platform whose walker does not snoop, [`map`](Self::map) leaves the entries in memory; entries of
-/// [`map_deferred`](Self::map_deferred) and [`unmap`](Self::unmap) get there with [`sync`](Self::sync).
+/// [`map_nosync`](Self::map_nosync) and [`unmap`](Self::unmap) get there with [`sync`](Self::sync).
 pub trait IoPageTable {
     /// One processor's part.
     type PerCpu;
@@ -267,7 +267,7 @@ impl<F: Format> IoPageTable for CachedTable<F> {
 /// Between the unmap that takes a table page away and the end of its invalidation, a walk cache may still lead to that page. It is not
 /// reused before, so nothing unsafe is reached; but a mapping that another processor makes in that time, under a new table page in
 /// its place, would fault. Such a map therefore invalidates its own range, walk caches included, before it returns
-/// ([`reveal`](Translations::reveal)): installed first and looked at after, because a page that holds a leaf is not taken away. FreeBSD
+/// ([`iotlb_sync_map`](IoPageTable::iotlb_sync_map)): installed first and looked at after, because a page that holds a leaf is not taken away. FreeBSD
 /// holds one lock over unmap as a whole instead, and makes every processor wait for every invalidation.
 #[derive(Debug)]
 pub struct Reclaiming<F, L> {

@@ -43,7 +43,7 @@ pub struct AddressLimits {
 pub trait FlushesBeforeReuse: Space {}
 
 /// A space whose addresses are free at once, unflushed and for good, as rIOMMU Fig. 11 has it: what
-/// [`LiteralBurst`](crate::flush::LiteralBurst) is the other half of.
+/// [`BurstAsPublished`](crate::flush::BurstAsPublished) is the other half of.
 pub trait ReusesUnflushed: Space {}
 
 /// Addresses found for a request.
@@ -144,7 +144,7 @@ pub trait Space {
     type PerCpu;
     /// What a range must have gone through before it can be reused.
     type FreeProof: FreeProof;
-    /// What unmap leaves to be flushed: [`Gone`], or [`Untouched`] where nothing was installed and nothing is cleared. A
+    /// What unmap leaves to be flushed: [`ClearedRange`], or [`NothingMapped`] where nothing was installed and nothing is cleared. A
     /// flush policy says which of the two it can deal with.
     type UnmapResult: IotlbSync;
 
@@ -157,7 +157,7 @@ pub trait Space {
     /// Whether a map can be refused with [`MapReason::RingFull`]: for want of room that the next unmap makes.
     const CAN_BE_FULL: bool = false;
 
-    /// Whether the space may keep what is unmapped for the next map of the same memory ([`Leaving::Kept`]). Then several live mappings can have
+    /// Whether the space may keep what is unmapped for the next map of the same memory ([`UnmapResult::Cached`]). Then several live mappings can have
     /// the same address.
     const CACHES_UNMAPPED: bool = false;
 
@@ -170,8 +170,8 @@ pub trait Space {
     /// Makes `pieces` reachable at consecutive I/O virtual pages, each piece at its own offset in its first page.
     ///
     /// # Errors
-    /// The state is unchanged, but for [`MapReason::NotUndone`]. [`MapReason::BeyondMask`] asks for a bounce buffer, and is for spaces that
-    /// install nothing ([`Remains::INSTALLS`]): others place any memory within the mask.
+    /// The state is unchanged, but for [`MapReason::RollbackFailed`]. [`MapReason::BeyondMask`] asks for a bounce buffer, and is for spaces that
+    /// install nothing ([`IotlbSync::HAS_TABLE`]): others place any memory within the mask.
     fn map<P: Platform>(
         &self,
         cpu: &mut Self::PerCpu,
@@ -182,7 +182,7 @@ pub trait Space {
     ) -> Result<MapResult, MapReason>;
 
     /// The same for memory that driver and device share for long, and that nobody else may have before it is out of the device's reach: a space
-    /// that [keeps](Self::KEEPS) what is unmapped does not keep this.
+    /// that [keeps](Self::CACHES_UNMAPPED) what is unmapped does not keep this.
     ///
     /// # Errors
     /// As for [`map`](Self::map).
@@ -216,7 +216,7 @@ pub trait Space {
     }
 
     /// Makes each of `pieces` reachable by itself, as if it were mapped alone, and notes where at the end of `placed`, in order. Returns the
-    /// steps of the allocator's searches. For spaces that [keep](Self::KEEPS) what is unmapped: there an address stands for one piece of
+    /// steps of the allocator's searches. For spaces that [keep](Self::CACHES_UNMAPPED) what is unmapped: there an address stands for one piece of
     /// memory, whatever list it is in.
     ///
     /// # Errors
@@ -275,7 +275,7 @@ pub trait Space {
     /// Gives what the handle caches back to the space.
     fn drain(&self, cpu: &mut Self::PerCpu);
 
-    /// Clears the translations that the space has [kept](Leaving::Kept), as far as `which` says, and gives each to `gone`.
+    /// Clears the translations that the space has [kept](UnmapResult::Cached), as far as `which` says, and gives each to `gone`.
     ///
     /// # Errors
     /// The table refused; what it refused is given up.

@@ -34,7 +34,7 @@ impl<T: TablePages> IotlbSync for UnmapResult<T> {
         matches!(self, Self::Cached)
     }
 
-    /// What is kept leaves in time. Memory that must not be reached until then is mapped by [`Space::map_unkept`].
+    /// What is kept leaves in time. Memory that must not be reached until then is mapped by [`Space::map_bypass_cache`].
     fn iotlb_sync<S: Space<UnmapResult = Self>, P: Platform>(
         self,
         home: &mut FlushContext<'_, S>,

@@ -56,18 +56,18 @@ impl PrefetchStats {
 /// The tables stay outside: each access brings along a function that says whether a page is mapped, which stands for the walk.
 ///
 /// ```
-/// use ringfence_hw::prefetch::{Markov, PrefetchConfig, PrefetchingIotlb, Served, Variant};
+/// use ringfence_hw::prefetch::{Markov, PrefetchConfig, PrefetchingIotlb, LookupOutcome, Variant};
 /// use ringfence_types::Pfn;
 ///
 /// let config = PrefetchConfig::new(Variant::Modified, 8);
 /// let mut iotlb = PrefetchingIotlb::<Markov>::new(config, 4, 4);
-/// let mut served = Served::Walked;
+/// let mut served = LookupOutcome::Walked;
 /// for page in [7, 3, 7, 3].map(Pfn::new) {
 ///     // Used once, then unmapped; the next time it is mapped again.
 ///     served = iotlb.access(page, |_| true);
 ///     iotlb.unmap(page);
 /// }
-/// assert_eq!(served, Served::Predicted);
+/// assert_eq!(served, LookupOutcome::Predicted);
 /// ```
 #[derive(Debug, Clone)]
 pub struct PrefetchingIotlb<P> {

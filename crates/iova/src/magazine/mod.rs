@@ -110,13 +110,13 @@ impl Default for MagazineLimits {
 ///
 /// ```
 /// use std::sync::Mutex;
-/// use ringfence_iova::{IovaAllocator, MagazineLimits, Magazines, Request};
+/// use ringfence_iova::{IovaAllocator, MagazineLimits, Magazines, AllocRequest};
 /// use ringfence_types::{Pfn, PfnRange};
 ///
 /// let space = PfnRange::inclusive(Pfn::new(1), Pfn::MAX).unwrap();
 /// let allocator = Magazines::new(space, MagazineLimits::DEFAULT, Mutex::new)?;
 /// let mut cpu = allocator.per_cpu();
-/// let found = allocator.alloc(&mut cpu, &Request::new(33, Pfn::new(0xf_ffff)))?;
+/// let found = allocator.alloc(&mut cpu, &AllocRequest::new(33, Pfn::new(0xf_ffff)))?;
 /// assert_eq!(found.range.pages(), 33);
 /// # Ok::<(), ringfence_iova::AllocError>(())
 /// ```

@@ -13,7 +13,7 @@ pub trait Axis: Sized + Copy {
     /// The name.
     fn name(self) -> String;
 
-    /// The names that [`Answer::parse`] takes.
+    /// The names that [`Axis::parse`] takes.
     fn names() -> Vec<String>;
 
     /// The answer of that name.

@@ -1,6 +1,6 @@
 //! Tables that a host keeps for a guest (question 4: a virtqueue).
 //!
-//! The mapping layer is the guest's. Its table is a [`Translations`](ringfence_dma::space::Translations) whose maps and unmaps are
+//! The mapping layer is the guest's. Its table is a [`IoPageTable`](ringfence_dma::space::IoPageTable) whose maps and unmaps are
 //! requests; they wait in a queue until the guest kicks, and are answered before the kick returns. The host's side of the
 //! queue changes the table that the unit walks and has the unit forget what was unmapped, before it answers. So the layer's
 //! [`Invalidator`] submits nothing of its own: it kicks, and its ticket is a request's place in the queue (decisions 0002, 0019).
@@ -68,7 +68,7 @@ pub trait HostBackend: fmt::Debug + Sized + 'static {
     /// Whether the request at that place was answered.
     ///
     /// # Errors
-    /// As for [`settle`](Self::settle).
+    /// As for [`commit`](Self::commit).
     fn is_completed(&mut self, ticket: Ticket) -> Result<bool, InvalidationError>;
 
     /// What went through the queue.

@@ -304,7 +304,7 @@ impl IoPageTable for VirtioTable {
         Ok(())
     }
 
-    /// The answers to what [`map_deferred`](Self::map_deferred) asked.
+    /// The answers to what [`map_nosync`](Self::map_nosync) asked.
     #[inline]
     fn iotlb_sync_map<P: Platform>(&self, _: &mut P, _: PfnRange) -> Result<(), InvalidationError> {
         match self.host.with(|host| host.refused.take()) {

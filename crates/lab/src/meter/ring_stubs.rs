@@ -48,7 +48,7 @@ impl ReplayRing for RingAsPublished {
     const WRITES_ENTRIES_BACK: bool = true;
 }
 
-/// The rings of a device whose slots come from a [`Tape`]. With `ENTRIES` their entries are filled, cleared and written back; without,
+/// The rings of a device whose slots come from a [`AllocTrace`]. With `ENTRIES` their entries are filled, cleared and written back; without,
 /// nothing is left but addresses.
 pub struct ReplayedRings<D, const ENTRIES: bool> {
     domain: DomainId,

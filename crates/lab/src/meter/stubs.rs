@@ -45,7 +45,7 @@ impl AllocTrace {
     }
 }
 
-/// An allocator that plays a [`Tape`].
+/// An allocator that plays a [`AllocTrace`].
 #[derive(Debug)]
 pub struct ReplayedAlloc<R> {
     trace: Rc<AllocTrace>,

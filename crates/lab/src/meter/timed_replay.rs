@@ -410,7 +410,7 @@ impl PlanResources {
     }
 }
 
-/// Apart from [`Replica::prepare`], which there is once for every replica's types.
+/// Apart from [`TimedReplay::prepare`], which there is once for every replica's types.
 fn make_room(
     needs: &PlanResources,
     held: &mut Vec<MappingToken>,
@@ -464,7 +464,7 @@ pub struct EmptyLoop {
 }
 
 impl EmptyLoop {
-    /// As [`Replica::run`].
+    /// As [`TimedReplay::run`].
     pub fn run(&mut self, plan: &Plan, clock: &mut Clock) {
         for block in plan.steps.chunks(BLOCK) {
             clock.begin();

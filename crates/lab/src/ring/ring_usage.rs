@@ -13,7 +13,7 @@ use crate::plan::{Plan, Planner, Step, each_plan};
 /// What a trace does to the rings of its devices.
 #[derive(Debug, Clone, Default)]
 pub struct RingUsage {
-    /// By device and [place](place_of).
+    /// By device and [place](ring_index).
     devices: Vec<[SlotCount; RINGS]>,
     /// By mapping: how many slots it has, of which ring.
     live: Vec<Option<(DeviceIndex, Direction, u32)>>,

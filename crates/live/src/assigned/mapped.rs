@@ -70,7 +70,7 @@ impl AssignedTable {
     /// `range` leads to the guest's memory from `to` on.
     ///
     /// # Errors
-    /// [`Unmapped`].
+    /// [`MapFailure`].
     pub(crate) fn map(
         &mut self,
         range: IovaRange,
@@ -117,7 +117,7 @@ impl AssignedTable {
         })
     }
 
-    /// The range that begins at `start` leads nowhere from the next [`settle`](Self::settle) on at the latest.
+    /// The range that begins at `start` leads nowhere from the next [`commit`](Self::commit) on at the latest.
     pub(crate) fn unmap(&mut self, start: Iova) {
         if let Some((range, to)) = self.ranges.remove(&start) {
             self.clear(range, to);

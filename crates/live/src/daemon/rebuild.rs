@@ -223,7 +223,7 @@ impl RestoredDevices {
     /// What a third process would be handed over.
     ///
     /// # Errors
-    /// [`Unmovable`].
+    /// [`HandOverBlocker`].
     pub fn save(&self) -> Result<SavedDevices, HandOverBlocker> {
         let Self(daemon) = self;
         let clone = |socket: &Option<UnixListener>| match socket {

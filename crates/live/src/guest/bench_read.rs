@@ -2,7 +2,7 @@
 //!
 //! Under QEMU's `-icount` with one nanosecond an instruction, time is the number of instructions. When the disk's interrupt comes is up to the
 //! host, so how long a read takes is as well; what the processor works for it is not, once it has begun to wait. So the processor never rests
-//! ([`Beside`]), what it does while the read waits is taken off, and reads that did not wait, whose interrupt came in the middle of
+//! ([`IdleSpinner`]), what it does while the read waits is taken off, and reads that did not wait, whose interrupt came in the middle of
 //! asking, stand apart.
 
 use std::fs::File;

@@ -18,7 +18,7 @@ pub struct Boot<'a> {
     pub kernel: &'a Path,
     /// The user space.
     pub initramfs: &'a [u8],
-    /// The kernel's command line: [`Machine::kernel_line`] and more.
+    /// The kernel's command line: [`QemuArgs::kernel_line`] and more.
     pub kernel_line: &'a str,
     /// The longest that the guest may live.
     pub limit: Duration,

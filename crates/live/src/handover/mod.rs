@@ -1,7 +1,7 @@
 //! A guest's devices handed over from one process to another, while the guest runs.
 //!
-//! [`Handed`] is all that has to cross, as values, and its stream of bytes and descriptors; `offer` is the process that has the devices,
-//! `take` the one that takes them over. Decision 0020 says what this shows of a live migration and what it does not.
+//! [`SavedDevices`] is all that has to cross, as values, and its stream of bytes and descriptors; `source` is the process that has the devices,
+//! `destination` the one that takes them over. Decision 0020 says what this shows of a live migration and what it does not.
 //!
 //! | from | message | |
 //! |---|---|---|

@@ -40,7 +40,7 @@ impl Default for HandOverTimeouts {
 pub(crate) struct HandOverSource {
     pub(crate) control: UnixListener,
     pub(crate) metrics: OwnedFd,
-    /// The devices, in the order of [`Own`](super::Own)'s variants.
+    /// The devices, in the order of [`DeviceState`](super::DeviceState)'s variants.
     pub(crate) devices: Vec<(&'static str, PauseHandle)>,
     pub(crate) limits: HandOverTimeouts,
 }

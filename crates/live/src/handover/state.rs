@@ -3,7 +3,7 @@
 //! | bytes | what |
 //! |---|---|
 //! | 8, 4, 4 | the letters `RFHANDOV`, the version, the number of descriptors beside it |
-//! | | the devices in the order of [`Own`]'s variants, each at most once |
+//! | | the devices in the order of [`DeviceState`]'s variants, each at most once |
 //! | 4 | the CRC-32C of all bytes before |
 //!
 //! Of a device: what kind it is and what only it has; its listening socket; the registers of the PCI function and of virtio; the client's
@@ -47,7 +47,7 @@ pub struct SavedDevices {
     pub metrics: OwnedFd,
     /// Where the next process comes.
     pub control: OwnedFd,
-    /// In the order of [`Own`]'s variants.
+    /// In the order of [`DeviceState`]'s variants.
     pub devices: Vec<SavedDevice>,
 }
 

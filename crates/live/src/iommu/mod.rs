@@ -87,7 +87,7 @@ impl std::fmt::Debug for VirtioIommu {
 }
 
 impl VirtioIommu {
-    /// An IOMMU whose endpoints reach nothing until they are attached, within the default [`Caps`].
+    /// An IOMMU whose endpoints reach nothing until they are attached, within the default [`GuestLimits`].
     ///
     /// # Errors
     /// If the host has no descriptors left.

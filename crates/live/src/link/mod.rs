@@ -39,7 +39,7 @@ pub const MAX_PATH_BYTES: usize = 107;
 pub enum SendOutcome {
     /// It is on its way.
     Taken,
-    /// Not now; it was not taken. [`Link::waits_for`] says when to try again.
+    /// Not now; it was not taken. [`NetLink::waits_for`] says when to try again.
     Full,
     /// It is lost: nobody is there.
     Lost,

@@ -30,7 +30,7 @@ pub struct StreamLink {
 struct Peer {
     stream: UnixStream,
     deframer: Deframer,
-    /// What was read and not yet taken apart: from `taken` on.
+    /// What was read and not yet taken apart: from `consumed` on.
     chunk: Vec<u8>,
     consumed: usize,
     framer: Framer,

@@ -68,9 +68,9 @@ impl TapLink {
             .write(true)
             .custom_flags(nonblocking)
             .open("/dev/net/tun")?;
-        // SAFETY: TUNSETIFF reads and writes one `struct ifreq` where its argument points and keeps no pointer. `Request` has its size and
+        // SAFETY: TUNSETIFF reads and writes one `struct ifreq` where its argument points and keeps no pointer. `IfReq` has its size and
         // layout (40 bytes: a name of 16, then a union that begins with 16 bits of flags), and lives longer than the call. Any bytes are a
-        // valid `Request`, so what the kernel writes is one.
+        // valid `IfReq`, so what the kernel writes is one.
         unsafe { ioctl(&file, Updater::<SET_INTERFACE, IfReq>::new(&mut request)) }?;
         Ok(Self { file, removed: false })
     }
@@ -91,7 +91,7 @@ impl TapLink {
             unused: [0; 22],
         };
         // SAFETY: the descriptor is one of /dev/net/tun, where TUNGETIFF writes one `struct ifreq` where its argument points and keeps no
-        // pointer. `Request` is as above.
+        // pointer. `IfReq` is as above.
         let got = unsafe { ioctl(&fd, Updater::<GET_INTERFACE, IfReq>::new(&mut request)) };
         let kind = request.flags & (TUN | TAP | NO_INFORMATION | OFFLOADS);
         if got.is_err() || kind != TAP | NO_INFORMATION {

@@ -69,7 +69,7 @@ impl ChildProcess {
     /// `who` waited so long for it.
     ///
     /// # Errors
-    /// [`Spent`]: longer than it may.
+    /// [`AllowanceExceeded`]: longer than it may.
     pub(super) fn charge(&self, who: Waiter, late: Duration) -> Result<(), AllowanceExceeded> {
         let now = self.started.elapsed();
         let mut account = self

@@ -64,7 +64,7 @@ pub struct CopyFault;
 /// Copies out of a window. On an error some bytes of `to` may have been overwritten.
 ///
 /// # Errors
-/// [`Gone`].
+/// [`CopyFault`].
 pub fn read(from: u64, to: &mut [u8]) -> Result<(), CopyFault> {
     let place = checked_pointer(from, to.len())?;
     // SAFETY: the source lies among the windows, where nothing but guest memory ever is, and may be unmapped: then the handler ends the copy.
@@ -75,7 +75,7 @@ pub fn read(from: u64, to: &mut [u8]) -> Result<(), CopyFault> {
 /// Copies into a window. On an error some bytes may have been written.
 ///
 /// # Errors
-/// [`Gone`].
+/// [`CopyFault`].
 pub fn write(to: u64, from: &[u8]) -> Result<(), CopyFault> {
     let place = checked_pointer(to, from.len())?;
     // SAFETY: as above, with the window as the destination: nothing of Rust's is there to be overwritten.

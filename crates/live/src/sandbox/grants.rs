@@ -1,6 +1,6 @@
 //! What a device's process has of the guest's memory, and the I/O page table that says so (the fifth document, section 4.2).
 //!
-//! Mappings come from whichever IOMMU device the guest has. Changes gather until [`settle`](Grants::settle): when it returns, what was mapped is there and
+//! Mappings come from whichever IOMMU device the guest has. Changes gather until [`commit`](Grants::commit): when it returns, what was mapped is there and
 //! what was unmapped is out of the process's reach, or the process is dead.
 
 use std::collections::BTreeMap;
@@ -325,7 +325,7 @@ impl Grants {
     /// it begins.
     ///
     /// # Errors
-    /// [`Undead`]. To be called again.
+    /// [`StuckProcess`]. To be called again.
     pub fn hold(&mut self) -> Result<(), StuckProcess> {
         self.call_off();
         if !std::mem::replace(&mut self.revoked, true) {
@@ -350,7 +350,7 @@ impl Grants {
     /// The guest's memory is another one now: what was granted of the old one goes, and comes anew from this one.
     ///
     /// # Errors
-    /// [`Undead`].
+    /// [`StuckProcess`].
     pub fn set_memory(&mut self, memory: &GuestMemoryMmap) -> Result<(), StuckProcess> {
         let granted: Vec<_> = self.granted.values().collect();
         let again: Vec<_> = granted
@@ -387,7 +387,7 @@ impl Grants {
     /// Has all changes made since the last time take effect. When it returns `Ok`, they have.
     ///
     /// # Errors
-    /// [`Undead`]: the process broke a rule or was late, was killed, and still has its memory. To be called again until it has not.
+    /// [`StuckProcess`]: the process broke a rule or was late, was killed, and still has its memory. To be called again until it has not.
     pub fn commit(&mut self) -> Result<(), StuckProcess> {
         if let Some(supervisor) = &mut self.supervisor
             && !self.pending.is_empty()

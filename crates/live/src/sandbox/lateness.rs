@@ -48,7 +48,7 @@ impl Lateness {
     /// Adds `late`, which ended at `now`.
     ///
     /// # Errors
-    /// [`Spent`]: nothing is left.
+    /// [`AllowanceExceeded`]: nothing is left.
     pub(super) fn charge(&mut self, now: Duration, late: Duration) -> Result<(), AllowanceExceeded> {
         self.expire(now);
         if let Some(slot) = self.late.get_mut((self.latest % WINDOW_SECONDS) as usize) {

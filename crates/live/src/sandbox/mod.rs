@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! daemon, trusted                                         the process, not trusted
-//!   front.rs: registers, interrupts   -- orders, wire.rs -->   simulator.rs: the device and its rings
-//!   grants.rs: windows, the table     -- board.rs -------->    reach.rs: translation; copy.rs: accesses, and their faults
+//!   disk_proxy.rs: registers, interrupts   -- orders, wire.rs -->   sandboxed_device.rs: the device and its rings
+//!   grants.rs: windows, the table     -- control_region.rs -------->    sandbox_memory.rs: translation; copy.rs: accesses, and their faults
 //!   supervisor.rs: every mmap, munmap <-- the kernel -----     mapper.rs: a thread that maps and unmaps
 //! ```
 //! What is guaranteed, by whom, and what is not: decision 0018.

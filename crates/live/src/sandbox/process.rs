@@ -29,7 +29,7 @@ use crate::privileges::NO_PRIVILEGES;
 /// A process that is not ready and confined by then is ended: one time for all of its steps.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
-/// What to run in the process: a program that calls [`simulate`](super::simulate).
+/// What to run in the process: a program that calls [`run_sandboxed_device`](super::run_sandboxed_device).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxProgram {
     /// Its file.
@@ -65,7 +65,7 @@ pub struct SandboxLink {
 /// The process dies with the thread that calls this.
 ///
 /// # Errors
-/// [`Breach`]: it could not be started, or did not confine itself.
+/// [`ProtocolViolation`]: it could not be started, or did not confine itself.
 pub fn start(
     program: &SandboxProgram,
     image: &SandboxDisk<'_>,

@@ -75,7 +75,7 @@ impl fmt::Debug for SandboxMemory {
 }
 
 impl SandboxMemory {
-    /// By the table on `board`; `tell` hears of every access that is stopped. With `keep`, windows are remembered for [`Dma::use_past`].
+    /// By the table on `board`; `tell` hears of every access that is stopped. With `keep`, windows are remembered for [`Dma::use_stale`].
     pub(super) fn new(
         board: &'static ControlRegion,
         keep: bool,
@@ -108,7 +108,7 @@ impl SandboxMemory {
     /// Where `iova` appears.
     ///
     /// # Errors
-    /// [`Stopped`]: not for this.
+    /// [`SandboxFault`]: not for this.
     pub fn translate(&self, iova: Iova, access: Access) -> Result<u64, SandboxFault> {
         self.inner.translate(iova, access)
     }

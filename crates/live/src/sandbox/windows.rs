@@ -34,7 +34,7 @@ impl Windows {
         }
     }
 
-    /// The same as [`take`](Self::take), but right behind `before` if that was given out last.
+    /// The same as [`alloc`](Self::alloc), but right behind `before` if that was given out last.
     pub(super) fn alloc_after(
         &mut self,
         before: &Window,

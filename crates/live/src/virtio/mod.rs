@@ -109,7 +109,7 @@ pub trait Device {
     /// that works for the device reaches memory. To be repeated does no harm.
     ///
     /// # Errors
-    /// [`StillMaster`]: somebody does.
+    /// [`BusMasterStuck`]: somebody does.
     fn clear_bus_master(&mut self) -> Result<(), BusMasterStuck> {
         Ok(())
     }

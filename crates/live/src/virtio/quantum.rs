@@ -1,7 +1,7 @@
 //! One turn of a device at a queue.
 //!
 //! A driver that lets the device write over the ring's own index never runs out of chains. So a device serves at most as many chains a turn
-//! as the queue is long, or until it has had [`TURN_BYTES`] in hand, and the next turn comes after whoever else waits for this thread.
+//! as the queue is long, or until it has had [`QUANTUM_BYTES`] in hand, and the next turn comes after whoever else waits for this thread.
 
 use std::time::Instant;
 

@@ -83,7 +83,7 @@ impl<H: Framed> MessageAssembler<H> {
         end.saturating_sub(self.bytes.len()).max(1)
     }
 
-    /// Takes bytes, at most [`wants`](Self::wants) of them, and what came with them. The message, if that was its end.
+    /// Takes bytes, at most [`bytes_wanted`](Self::bytes_wanted) of them, and what came with them. The message, if that was its end.
     ///
     /// # Errors
     /// The stream has to be closed.

@@ -70,7 +70,7 @@ pub struct Backend<B, T> {
 }
 
 impl<B: GuestBacking, T: IoTables> Backend<B, T> {
-    /// A backend without mappings for the devices of `config`: [`Slot`]s count them in their order.
+    /// A backend without mappings for the devices of `config`: [`DeviceSlot`]s count them in their order.
     pub fn new(config: Config, limits: BackendLimits, backing: B, tables: T) -> Self {
         let ids = config.devices().zip(0..);
         let devices = ids.map(|(id, index)| BackendDevice::new(id, DeviceSlot::new(index), limits.leaves));

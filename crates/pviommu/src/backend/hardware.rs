@@ -27,7 +27,7 @@ pub const KEPT_TABLES: u64 = 4096;
 /// regions has its host's frames for as long as its device is there. Here a table page that an unmap leaves empty goes back as soon as the device
 /// has more than [`KEPT_TABLES`]; up to these they stay, for a driver that maps and unmaps one page would otherwise build and free a table each time. So a device
 /// holds at most the kept ones and those that lead to what is mapped, one a level below the root for each of the
-/// [`stretches`](super::Limits::stretches) that the backend allows.
+/// [`leaves`](super::BackendLimits::leaves) that the backend allows.
 #[derive(Debug)]
 pub struct HardwareTables<M, S, I> {
     memory: M,
@@ -137,7 +137,7 @@ impl ClearedRuns {
 }
 
 impl<M: PhysMemory, S: FrameSource, I: Invalidator> HardwareTables<M, S, I> {
-    /// An empty table of `format` for each of `domains`, one a device in the order of [`Slot`]s.
+    /// An empty table of `format` for each of `domains`, one a device in the order of [`DeviceSlot`]s.
     ///
     /// # Errors
     /// No frame, or none in `memory`.

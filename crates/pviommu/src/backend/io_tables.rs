@@ -24,10 +24,10 @@ impl DeviceSlot {
 
 /// Where mappings take effect: an I/O page table for each device (section 4.1).
 ///
-/// The backend calls in order of requests, page by page, and [`settle`](Self::settle) before it answers. It never maps what is mapped and never
+/// The backend calls in order of requests, page by page, and [`commit`](Self::commit) before it answers. It never maps what is mapped and never
 /// unmaps what is not.
 pub trait IoTables {
-    /// `giova` leads to `frame` from the next [`settle`](Self::settle) on at the latest.
+    /// `giova` leads to `frame` from the next [`commit`](Self::commit) on at the latest.
     ///
     /// # Errors
     /// Nothing has changed.
@@ -39,7 +39,7 @@ pub trait IoTables {
         direction: Direction,
     ) -> Result<(), IoError>;
 
-    /// `giova` leads nowhere from the next [`settle`](Self::settle) on at the latest.
+    /// `giova` leads nowhere from the next [`commit`](Self::commit) on at the latest.
     ///
     /// # Errors
     /// Nothing has changed.

@@ -35,7 +35,7 @@ pub trait Grants {
         direction: Direction,
     ) -> Result<Hva, GrantError>;
 
-    /// Takes the page at `at` back; the next [`settle`](Self::settle) says when it is gone.
+    /// Takes the page at `at` back; the next [`commit`](Self::commit) says when it is gone.
     ///
     /// # Errors
     /// Nothing has changed.

@@ -60,7 +60,7 @@ struct QueuedMap {
     range: PfnRange,
 }
 
-/// One processor's part: maps whose answers [`sync`](Translations::sync) waits for.
+/// One processor's part: maps whose answers [`sync`](IoPageTable::sync) waits for.
 #[derive(Debug, Default)]
 pub struct RemoteCpu(Vec<QueuedMap>);
 
@@ -327,7 +327,7 @@ where
 
     fn sync<P: Platform>(&self, cpu: &mut RemoteCpu, _platform: &mut P) {
         self.link.with(Channel::kick);
-        // Refusals are noted: `reveal` finds them before the device is told of the addresses.
+        // Refusals are noted: `iotlb_sync_map` finds them before the device is told of the addresses.
         let _ = self.wait_for_maps(cpu);
     }
 }

@@ -1,12 +1,12 @@
 //! The reverse translation cache in front of a device's I/O address space (section 4.5).
 //!
 //! ```text
-//! map    -> Cache::take: an address, or -> Paged::map, which asks the host -> Cache::insert
-//! unmap  -> ByGiova::get: the key of the address -> Cache::release      (the host is not asked)
-//! expire -> Cache::tick -> Paged::unmap_many: one request for all -> their invalidation, by the flush policy
+//! map    -> ReverseCache::take: an address, or -> Paged::map, which asks the host -> ReverseCache::insert
+//! unmap  -> ByGiova::get: the key of the address -> ReverseCache::release      (the host is not asked)
+//! expire -> ReverseCache::tick -> Paged::unmap_many: one request for all -> their invalidation, by the flush policy
 //! ```
 //! Each piece of a list is mapped for itself, so that it is found again in another list; what the cache does not know of it is asked for with one
-//! kick. Memory that is shared for long ([`Space::map_unkept`]) and buffers without a key do not go through the cache.
+//! kick. Memory that is shared for long ([`Space::map_bypass_cache`]) and buffers without a key do not go through the cache.
 
 use alloc::vec::Vec;
 use core::marker::PhantomData;

@@ -1,7 +1,7 @@
 //! The reverse translation cache: mappings that a driver has released and the host still has, found again by the pages they lead to.
 //!
-//! Source: Tang et al., section 4.5. The role [`Cache`] has three implementors: the document's radix tree and queue as they are printed
-//! ([`LiteralRtc`]), the same repaired ([`Rtc`]), and a flat table of ours ([`FlatRtc`]) whose residency is either the document's or
+//! Source: Tang et al., section 4.5. The role [`ReverseCache`] has three implementors: the document's radix tree and queue as they are printed
+//! ([`RtcAsPublished`]), the same repaired ([`Rtc`]), and a flat table of ours ([`FlatRtc`]) whose residency is either the document's or
 //! follows how soon mappings are used again. None has a clock or a queue of requests: who owns the cache says when a cycle ends and sends
 //! them.
 //!

@@ -8,7 +8,7 @@ use super::MappingKey;
 
 /// A cache of one device's mappings, in use and released (section 4.5, steps 1 to 5 of its last paragraph).
 ///
-/// A mapping has users: buffers of a driver that lie in the same pages in the same direction. Whoever calls keeps the [`Key`] of each of its
+/// A mapping has users: buffers of a driver that lie in the same pages in the same direction. Whoever calls keeps the [`MappingKey`] of each of its
 /// buffers until it releases it. What expires leaves the cache first; the caller then has the host unmap it, all in one request, and must not
 /// give its addresses out before the host has confirmed.
 pub trait ReverseCache {
@@ -19,14 +19,14 @@ pub trait ReverseCache {
     /// The host has mapped `key` at `giova`; the mapping has one user, and its release is one of the cache's.
     ///
     /// # Errors
-    /// [`NotCached`]: the mapping stays the caller's, who unmaps it at its release. After [`NotCached::Full`], a [`shed`](Self::shed) makes room
+    /// [`NotCached`]: the mapping stays the caller's, who unmaps it at its release. After [`NotCached::Full`], a [`evict`](Self::evict) makes room
     /// if anything is released.
     fn insert(&mut self, key: MappingKey, giova: Iova) -> Result<(), NotCached>;
 
     /// Step 3: a user of `key` is done. The last one leaves the mapping to the cache, for C cycles and the rest of this one.
     ///
     /// # Errors
-    /// [`NotHeld`]: no mapping of that key has a user.
+    /// [`NotInUse`]: no mapping of that key has a user.
     fn release(&mut self, key: MappingKey) -> Result<(), NotInUse>;
 
     /// Step 4: a cycle ends. Forgets the mappings that nobody has used for C cycles, and gives each to `expired`: the batch to be unmapped
@@ -86,7 +86,7 @@ impl fmt::Display for NotInUse {
 
 impl core::error::Error for NotInUse {}
 
-/// What a [`shed`](Cache::shed) may still take, in order of release: the module's
+/// What a [`evict`](ReverseCache::evict) may still take, in order of release: the module's
 /// `pvi_take_unused`.
 #[derive(Debug)]
 pub(super) struct EvictionBudget {

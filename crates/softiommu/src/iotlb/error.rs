@@ -122,7 +122,7 @@ pub enum IotlbError {
     NoMiss,
     /// The unit.
     Unit(IommuError),
-    /// See [`PinHeld`].
+    /// See [`ReadSectionOpen`].
     ReadSectionOpen(ReadSectionOpen),
 }
 

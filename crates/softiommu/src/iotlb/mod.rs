@@ -2,7 +2,7 @@
 //!
 //! A back-end whose driver has negotiated `VIRTIO_F_ACCESS_PLATFORM` sees I/O virtual addresses and no table. It asks its front-end (a
 //! *miss*, on the socket for the back-end's requests), is told (an *update*, on the main socket), and is told when that no longer holds (an
-//! *invalidation*, on the main socket, too). [`Iotlb`] is that cache without I/O: messages in, messages out. Its hits are [`Pin`](crate::Pin)'s, and an
+//! *invalidation*, on the main socket, too). [`Iotlb`] is that cache without I/O: messages in, messages out. Its hits are [`ReadGuard`](crate::ReadGuard)'s, and an
 //! invalidation is acknowledged when no reader holds what it took away.
 //!
 //! # Two sockets

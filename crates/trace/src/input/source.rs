@@ -28,7 +28,7 @@ const ARCHIVES: [(&[u8], &str); 4] = [
     (b"\x04\x22\x4d\x18", "lz4cat"),
 ];
 
-/// The text of a trace, wherever it comes from. Compressed text is bounded by [`Limits::text`].
+/// The text of a trace, wherever it comes from. Compressed text is bounded by [`TraceLimits::text`].
 #[derive(Debug)]
 pub struct TraceSource {
     kind: Kind,
@@ -157,7 +157,7 @@ impl TraceSource {
     /// recording has to be a file.
     ///
     /// # Errors
-    /// As [`Source::open`].
+    /// As [`TraceSource::open`].
     pub fn from_reader(name: &str, reader: impl Read + Send + 'static) -> Result<Self, TraceError> {
         let mut reader: Box<dyn Read + Send> = Box::new(reader);
         let head = peek(&mut reader).map_err(|source| read_error(name, 0, source))?;
@@ -179,7 +179,7 @@ impl TraceSource {
         }
     }
 
-    /// The same under `limits`, of which [`Limits::text`] matters.
+    /// The same under `limits`, of which [`TraceLimits::text`] matters.
     #[must_use]
     pub fn with_limits(mut self, limits: &TraceLimits) -> Self {
         self.limits = limits.clone();

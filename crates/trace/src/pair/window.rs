@@ -7,7 +7,7 @@
 //! context proves that the inner one has ended.
 //!
 //! Lines leave in the order they came. What waits too long (512 lines of its processor, or
-//! [`Options::look_ahead`](crate::Options) lines of the trace) is decided as unexplained, so memory is
+//! [`TraceOptions::look_ahead`](crate::TraceOptions) lines of the trace) is decided as unexplained, so memory is
 //! bounded by the look-ahead.
 
 mod calls;

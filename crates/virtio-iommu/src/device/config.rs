@@ -70,7 +70,7 @@ impl<S: Sink> Device<S> {
     /// `VIRTIO_IOMMU_F_BYPASS_CONFIG`; everything else is ignored.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing was written. With [`SinkError::Unsettled`] it was, as with [`handle`](Self::handle).
+    /// The sink cannot begin: nothing was written. With [`SinkError::CommitFailed`] it was, as with [`handle`](Self::handle).
     pub fn write_config(&mut self, offset: usize, bytes: &[u8]) -> Result<(), SinkError> {
         let value = CONFIG_BYPASS
             .checked_sub(offset)
@@ -158,7 +158,7 @@ impl<S: Sink> Device<S> {
     /// carry valid endpoints.
     ///
     /// # Errors
-    /// There is none, or the sink cannot begin; nothing has changed. With [`SinkError::Unsettled`] it is gone, and what it reached may still be in reach.
+    /// There is none, or the sink cannot begin; nothing has changed. With [`SinkError::CommitFailed`] it is gone, and what it reached may still be in reach.
     pub fn remove_endpoint(&mut self, id: EndpointId) -> Result<(), EndpointError> {
         let Ok(at) = self.find_endpoint(id) else {
             return Err(EndpointError::NoEndpoint(id));
@@ -176,7 +176,7 @@ impl<S: Sink> Device<S> {
     /// The driver resets the device: no endpoint is attached, no feature accepted. Field `bypass` stays.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing has changed. With [`SinkError::Unsettled`] all has, and what endpoints reached may still be in reach.
+    /// The sink cannot begin: nothing has changed. With [`SinkError::CommitFailed`] all has, and what endpoints reached may still be in reach.
     pub fn reset(&mut self) -> Result<(), SinkError> {
         self.reset_to(self.bypass)
     }
@@ -184,7 +184,7 @@ impl<S: Sink> Device<S> {
     /// The machine is reset: as [`reset`](Self::reset), and `bypass` is what it was at first.
     ///
     /// # Errors
-    /// The sink cannot begin: nothing has changed. With [`SinkError::Unsettled`] all has, and what endpoints reached may still be in reach.
+    /// The sink cannot begin: nothing has changed. With [`SinkError::CommitFailed`] all has, and what endpoints reached may still be in reach.
     pub fn reset_system(&mut self) -> Result<(), SinkError> {
         self.reset_to(self.options.bypass_at_first())
     }

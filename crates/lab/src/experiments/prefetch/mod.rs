@@ -4,7 +4,7 @@
 //! right after use; Recency and Markov, if they keep invalidated addresses and walk the table before they propose, predict most
 //! accesses, but only with a history larger than the ring; Distance stays ineffective; two entries for a ring are always right.
 //!
-//! [`measure`] feeds one [`Stream`] to every prefetcher at several sizes of history, and to a pair of entries for each ring.
+//! [`measure`] feeds one [`DeviceStream`] to every prefetcher at several sizes of history, and to a pair of entries for each ring.
 //! Streams come from [`Synthetic`] rings and from [`recorded`] traces.
 //!
 //! What comes out agrees with the document on rings whose addresses recur: Markov and Recency predict nothing with a history smaller than

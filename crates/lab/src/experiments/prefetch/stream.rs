@@ -5,7 +5,7 @@ use ringfence_types::{Iova, IovaRange, PfnRange};
 /// Most pages of a buffer that count; what lies behind them is left out, so that a damaged trace costs no more than a sound one.
 const MAX_PAGES: u64 = 4096;
 
-/// Something happens to a buffer, named by its number in [`Stream`].
+/// Something happens to a buffer, named by its number in [`DeviceStream`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BufferEvent {
     /// It is mapped.

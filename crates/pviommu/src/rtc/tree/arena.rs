@@ -26,7 +26,7 @@ impl NodeId {
 /// How many nodes of each type a tree has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Census {
-    /// Inner nodes, in the order of [`Kind::ALL`].
+    /// Inner nodes, in the order of [`NodeKind::ALL`].
     pub inner: [usize; 6],
     /// Leaves, in the same order.
     pub leaves: [usize; 6],

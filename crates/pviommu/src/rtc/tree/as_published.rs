@@ -3,7 +3,7 @@
 //! Where the figures leave something out, the least is added that lets them run, and no more: InsertSort and Movel count the node's length, and so do
 //! the lines that give a Node64 or a Node256 a key (else the second key would take the first one's place); a key that a Node64 does not have is
 //! [`ABSENT`] in its key array; Grow and Shrink, which are only named, take over what Insert's own test of line 50 finds. What would be an access outside an array or
-//! through NULL in C does nothing here, and is counted as [`wild`](LiteralTree::wild).
+//! through NULL in C does nothing here, and is counted as [`wild`](TreeAsPublished::wild).
 //!
 //! | defect | what it does |
 //! |---|---|

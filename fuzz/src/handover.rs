@@ -16,10 +16,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ringfence_live::MemoryError;
-use ringfence_live::limits::GuestLimits;
 use ringfence_live::daemon::{Daemon, LocalConfig, Log};
 use ringfence_live::handover::{SavedDevices, StateError, TakeOverError};
 use ringfence_live::host::HostPagePool;
+use ringfence_live::limits::GuestLimits;
 use ringfence_pviommu::backend::RestoreError;
 use ringfence_pviommu::wire::crc32c;
 use ringfence_virtio_iommu::SnapshotError;

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Once, OnceLock};
 
 use ringfence_trace::{
-    Chunk, Op, Operations, TraceOptions, ParquetProblem, TraceSource, TraceError, write_parquet,
+    Chunk, Op, Operations, ParquetProblem, TraceError, TraceOptions, TraceSource, write_parquet,
 };
 use ringfence_types::PhysRange;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -171,7 +171,10 @@ fn judge(file: &[u8], reached: Reached<'_>) {
 }
 
 /// Opens an input in a file without a name: the reader takes files only.
-pub(crate) fn open_bytes(bytes: &[u8], options: TraceOptions) -> Result<Operations<TraceSource>, TraceError> {
+pub(crate) fn open_bytes(
+    bytes: &[u8],
+    options: TraceOptions,
+) -> Result<Operations<TraceSource>, TraceError> {
     let file = memfd_create("trace.parquet", MemfdFlags::CLOEXEC).expect("a file in memory");
     let mut file = File::from(file);
     file.write_all(bytes).expect("a file in memory");

@@ -24,14 +24,14 @@ use std::rc::Rc;
 use ringfence_hw::{FaultLog, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit};
 use ringfence_pgtable::{Coherency, ContextTables, Levels, SecondStage};
 use ringfence_pviommu::backend::{
-    Backend, HardwareTables, BackendLimits, OnDemand, ReclaimError, FixedLastTable, DeviceSlot,
+    Backend, BackendLimits, DeviceSlot, FixedLastTable, HardwareTables, OnDemand, ReclaimError,
 };
 use ringfence_pviommu::wire::{
     Config, Devid, Gpa, GuestPhysical, Status, encode_map, encode_unmap,
 };
 use ringfence_types::{
-    Access, AddressRange, RequesterId, Direction, DomainId, FrameSource, Invalidation,
-    InvalidationError, Invalidator, Iova, IovaRange, Ticket,
+    Access, AddressRange, Direction, DomainId, FrameSource, Invalidation, InvalidationError,
+    Invalidator, Iova, IovaRange, RequesterId, Ticket,
 };
 
 use crate::Reached;
@@ -89,10 +89,8 @@ impl Invalidator for Unit {
     }
 }
 
-type Guest = Backend<
-    OnDemand<Rc<Tables>, Source, FixedLastTable>,
-    HardwareTables<Rc<Tables>, Source, Unit>,
->;
+type Guest =
+    Backend<OnDemand<Rc<Tables>, Source, FixedLastTable>, HardwareTables<Rc<Tables>, Source, Unit>>;
 
 struct Host {
     memory: Rc<Tables>,

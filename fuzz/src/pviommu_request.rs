@@ -6,9 +6,10 @@
 
 use std::collections::BTreeSet;
 
-use ringfence_pviommu::backend::{Backend, BackendLimits, Resident, DeviceSlot};
+use ringfence_pviommu::backend::{Backend, BackendLimits, DeviceSlot, Resident};
 use ringfence_pviommu::wire::{
-    Config, Devid, Gpa, Malformed, PAGES_LIMIT, Request, Status, MigrationStream, encode_map, encode_unmap,
+    Config, Devid, Gpa, Malformed, MigrationStream, PAGES_LIMIT, Request, Status, encode_map,
+    encode_unmap,
 };
 use ringfence_types::{AddressRange, Direction, Iova, IovaRange, PhysAddr};
 
@@ -127,7 +128,10 @@ fn compare(backend: &mut Backend<Resident, Recorded>, model: &Model, touched: &B
             let wanted = model.get(&(device, *at)).copied();
             let found = backend.mapping(Devid::new(device), Iova::new(*at));
             assert_eq!(found.map(|(gpa, to)| (gpa.get(), to)), wanted, "{at:#x}");
-            let entry = backend.tables().0.get(&(DeviceSlot::new(slot), Iova::new(*at)));
+            let entry = backend
+                .tables()
+                .0
+                .get(&(DeviceSlot::new(slot), Iova::new(*at)));
             let wanted = wanted.map(|(gpa, to)| (PhysAddr::new(gpa), to));
             assert_eq!(entry.copied(), wanted, "{at:#x}");
         }

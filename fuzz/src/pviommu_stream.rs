@@ -4,7 +4,9 @@
 //! there is a mapping already.
 
 use ringfence_pviommu::backend::{Backend, BackendLimits, Resident, RestoreError};
-use ringfence_pviommu::wire::{Config, Devid, Gpa, Status, MigrationStream, StreamErrorKind, encode_map};
+use ringfence_pviommu::wire::{
+    Config, Devid, Gpa, MigrationStream, Status, StreamErrorKind, encode_map,
+};
 use ringfence_types::{AddressRange, Direction, Iova, IovaRange};
 
 use crate::Reached;

@@ -13,11 +13,12 @@ use ringfence_lab::compare::{self, compare};
 use ringfence_lab::guest::RtcParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, each_plan};
-use ringfence_lab::size::{self, size, measure_demand};
-use ringfence_lab::{LabError, ReplayLimits, Profile};
+use ringfence_lab::size::{self, measure_demand, size};
+use ringfence_lab::{LabError, Profile, ReplayLimits};
 use ringfence_pviommu::rtc::Cycles;
 use ringfence_trace::{
-    LimitExceeded, Info, Malformed, Operations, TraceOptions, TraceSource, TraceError, write_parquet,
+    Info, LimitExceeded, Malformed, Operations, TraceError, TraceOptions, TraceSource,
+    write_parquet,
 };
 
 use crate::Reached;

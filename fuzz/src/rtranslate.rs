@@ -19,11 +19,11 @@
 use std::sync::atomic::Ordering;
 
 use ringfence_hw::{
-    ByValue, Geometry, LogicAsPublished, Prefetch, FixedLogic, Replacement, RingLogic, RingUnit,
+    ByValue, FixedLogic, Geometry, LogicAsPublished, Prefetch, Replacement, RingLogic, RingUnit,
     RingUnitConfig, Translate,
 };
 use ringfence_types::{
-    Access, RequesterId, DomainId, FaultReason, Invalidation, Iova, PhysAddr, PhysMemory, RingId,
+    Access, DomainId, FaultReason, Invalidation, Iova, PhysAddr, PhysMemory, RequesterId, RingId,
     RingIova,
 };
 

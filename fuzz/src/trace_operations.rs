@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use ringfence_trace::{
-    Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations, TraceOptions, OpStore,
-    Summary, TraceError,
+    Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, OpStore, Operations, Summary,
+    TraceError, TraceOptions,
 };
 use ringfence_types::PhysRange;
 

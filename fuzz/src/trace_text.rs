@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use ringfence_trace::text::{Counts, ListSpan, RawChunk, RawKind, TraceReader};
-use ringfence_trace::{Malformed, TraceOptions, TraceError};
+use ringfence_trace::{Malformed, TraceError, TraceOptions};
 use ringfence_types::{IovaRange, PhysRange};
 
 use crate::Reached;

@@ -17,10 +17,12 @@
 mod history;
 mod reference;
 
-use ringfence_hw::{FaultRecord, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit, WALK_CACHES};
+use ringfence_hw::{
+    FaultRecord, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit, WALK_CACHES,
+};
 use ringfence_types::{
-    Access, CachedLevels, RequesterId, DomainId, Fault, FaultReason, Invalidation, Iova, Pfn,
-    PfnRange, PhysAddr, PhysRange,
+    Access, CachedLevels, DomainId, Fault, FaultReason, Invalidation, Iova, Pfn, PfnRange,
+    PhysAddr, PhysRange, RequesterId,
 };
 
 use crate::Reached;
@@ -199,7 +201,8 @@ impl Run<'_> {
         if cached.is_ok() && cached != plain {
             (self.reached)("stale");
         }
-        let whole = self.cached.unit.invalidation_granularity() == InvalidationGranularity::GlobalOnly;
+        let whole =
+            self.cached.unit.invalidation_granularity() == InvalidationGranularity::GlobalOnly;
         for (answer, caches) in [(&plain, Memory::None), (&cached, Memory::Cached { whole })] {
             let reference = Reference {
                 history: &self.history,

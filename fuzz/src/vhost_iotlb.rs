@@ -17,10 +17,11 @@ use std::collections::BTreeMap;
 
 use ringfence_softiommu::Reader;
 use ringfence_softiommu::iotlb::{
-    MissAction, Iotlb, IotlbError, IotlbLimits, Message, MessageError, MissId, MissOutcome, Region, Regions,
+    Iotlb, IotlbError, IotlbLimits, Message, MessageError, MissAction, MissId, MissOutcome, Region,
+    Regions,
 };
 use ringfence_types::{
-    Access, RequesterId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr,
+    Access, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr, RequesterId,
 };
 
 use crate::Reached;

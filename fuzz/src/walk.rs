@@ -15,7 +15,7 @@ use ringfence_pgtable::{
     CalgaryTce, Context, ContextError, Cursor, Format, Leaf, Level, Levels, SecondStage,
     TranslationType, WalkErrorKind, find_context, walk,
 };
-use ringfence_types::{Access, RequesterId, Iova, PageSize, PhysAddr, PhysMemory};
+use ringfence_types::{Access, Iova, PageSize, PhysAddr, PhysMemory, RequesterId};
 
 use crate::Reached;
 use crate::memory::{Memory, PAGE_BYTES};

@@ -1,8 +1,8 @@
 //! What the oracle and the test see of every access.
 
-use ringfence_devices::{Observer, DmaRequest};
+use ringfence_devices::{DmaRequest, Observer};
 use ringfence_lab::oracle::{Oracle, Verdict};
-use ringfence_types::{RequesterId, Fault, PhysRange};
+use ringfence_types::{Fault, PhysRange, RequesterId};
 
 /// Sees every access for the oracle, and keeps the last one.
 pub(super) struct Eye<'a> {

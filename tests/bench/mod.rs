@@ -7,7 +7,9 @@ mod world;
 use ringfence_lab::mode_dispatch::dispatch;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::oracle::{Tally, Verdict};
-use ringfence_types::{Access, RequesterId, Direction, Fault, Iova, IovaRange, PhysAddr, PhysRange};
+use ringfence_types::{
+    Access, Direction, Fault, Iova, IovaRange, PhysAddr, PhysRange, RequesterId,
+};
 
 use build::Build;
 

@@ -1,20 +1,21 @@
 //! The bench of one mode: its layer over its hardware, with attackers and the oracle.
 
 use ringfence_devices::{
-    Attacker, DriverEvent, DeviceMapping as Target, Neighbour, Passive, DmaPort, Racer, Replayer, DmaRequest,
+    Attacker, DeviceMapping as Target, DmaPort, DmaRequest, DriverEvent, Neighbour, Passive, Racer,
+    Replayer,
 };
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
 use ringfence_dma::{
-    Coherent, Cpu, Dma, MapReason, Mapping, Outcome, MapMultiRequest as MapRequest, DmaSegment, SgLimits,
-    SgMapping, SgRequest,
+    Coherent, Cpu, Dma, DmaSegment, MapMultiRequest as MapRequest, MapReason, Mapping, Outcome,
+    SgLimits, SgMapping, SgRequest,
 };
 use ringfence_lab::hardware::Hardware;
-use ringfence_lab::platform::ReplayPlatform;
 use ringfence_lab::oracle::{GrantId, Oracle, Ownership, Tally, Verdict};
+use ringfence_lab::platform::ReplayPlatform;
 use ringfence_lab::replay::Attachments;
 use ringfence_types::{
-    Access, RequesterId, Direction, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange,
+    Access, Direction, Fault, Iova, IovaRange, Nanos, PhysAddr, PhysMemory, PhysRange, RequesterId,
 };
 
 use super::build::attackers;
@@ -126,7 +127,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> World<H, S, F> {
         let at = self.at[device].for_direction(direction);
         let row = row(at.device());
         let grant = if self.translates && !S::CONTIGUOUS_SG && ranges.len() == pieces.len() {
-            self.oracle.grant_per_segment(row, &ranges, pieces, direction)
+            self.oracle
+                .grant_per_segment(row, &ranges, pieces, direction)
         } else {
             self.oracle.grant(row, ranges[0], pieces, direction)
         };
@@ -198,7 +200,10 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
         direction: Direction,
     ) -> Option<Handle> {
         let name = self.slots.len() as u64;
-        let (own, at) = (&mut self.cpus[cpu], self.at[device].for_direction(direction));
+        let (own, at) = (
+            &mut self.cpus[cpu],
+            self.at[device].for_direction(direction),
+        );
         let machine = &mut self.machine;
         let made = if let [piece] = pieces {
             self.dma
@@ -363,7 +368,10 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>> Bench for World<H, S, F> {
     }
 
     fn end_burst(&mut self, device: usize, cpu: usize, direction: Direction) {
-        let (own, at) = (&mut self.cpus[cpu], self.at[device].for_direction(direction));
+        let (own, at) = (
+            &mut self.cpus[cpu],
+            self.at[device].for_direction(direction),
+        );
         let mut back = Vec::new();
         self.dma
             .end_burst(own, &mut self.machine, at, direction, |name| {

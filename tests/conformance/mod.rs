@@ -77,7 +77,8 @@ impl Model {
 
     /// Whether a live mapping keeps its addresses: the literal ring gives them to others, and the literal cache's leave under their users.
     fn keeps_addresses(&self) -> bool {
-        self.mode.alloc != Alloc::RingTailAsPublished && self.mode.flush != FlushKind::PerCycleAsPublished
+        self.mode.alloc != Alloc::RingTailAsPublished
+            && self.mode.flush != FlushKind::PerCycleAsPublished
     }
 
     /// Whether buffers in the same pages can have the same addresses: behind a cache.

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use ringfence_lab::compare::{CompareOptions, compare};
 use ringfence_lab::row::Row;
-use ringfence_trace::{Operations, TraceOptions, SAMPLE, TraceSource};
+use ringfence_trace::{Operations, SAMPLE, TraceOptions, TraceSource};
 
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/sample.txt");
 

@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_dma::flush::{Burst, Deferred, Flush, Strict};
-use ringfence_dma::space::{CachedTable, Paged, PlainTable, Reclaiming, Rounding, IoPageTable};
-use ringfence_dma::{Dma, Platform, DmaSegment, SgLimits, SgRequest};
+use ringfence_dma::space::{CachedTable, IoPageTable, Paged, PlainTable, Reclaiming, Rounding};
+use ringfence_dma::{Dma, DmaSegment, Platform, SgLimits, SgRequest};
 use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
 use ringfence_iova::{CachedTree, Locked};
 use ringfence_memory::fake::NonCoherent;
@@ -16,8 +16,8 @@ use ringfence_pgtable::{
     TranslationType,
 };
 use ringfence_types::{
-    Access, RequesterId, Direction, DomainId, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr,
-    PhysRange,
+    Access, Direction, DomainId, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    RequesterId,
 };
 
 use crate::bench::memory;

@@ -6,7 +6,8 @@ use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, TranslationType,
 };
 use ringfence_types::{
-    Access, RequesterId, DomainId, FaultReason, Invalidation, Iova, Permissions, PhysAddr, PhysRange,
+    Access, DomainId, FaultReason, Invalidation, Iova, Permissions, PhysAddr, PhysRange,
+    RequesterId,
 };
 
 const DEVICE: RequesterId = RequesterId::new(0x18);

@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 
-use ringfence_devices::api::{AttackHook, DmaApi, DeviceRing, MapFailure};
+use ringfence_devices::api::{AttackHook, DeviceRing, DmaApi, MapFailure};
 use ringfence_devices::nic::Environment;
 use ringfence_devices::{Pool, Racer, Replayer, Reuse, Straddler};
 use ringfence_dma::ring::{RingSetup, SlotChoice};
 use ringfence_pgtable::Coherency;
 use ringfence_trace::{
-    Chunk, DeviceIndex, MapClass, MappingId, Op, OpKind, Operations, TraceOptions, SAMPLE, TraceSource,
+    Chunk, DeviceIndex, MapClass, MappingId, Op, OpKind, Operations, SAMPLE, TraceOptions,
+    TraceSource,
 };
 use ringfence_types::{Direction, Iova, Nanos, PhysRange};
 

@@ -7,17 +7,17 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{Burst, Flush, BurstAsPublished};
-use ringfence_dma::ring::{RingAsPublished, Ring, RingSetup, SlotChoice, RingTables, lay_out};
+use ringfence_dma::flush::{Burst, BurstAsPublished, Flush};
+use ringfence_dma::ring::{Ring, RingAsPublished, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{RingDriver, Rings};
 use ringfence_dma::{Attachment, Cpu, Dma, MapReason, Mapping, Outcome, Platform};
 use ringfence_hw::{
-    Geometry, LogicAsPublished, Prefetch, FixedLogic, Replacement, RingLogic, RingUnit, RingUnitConfig,
-    Translate,
+    FixedLogic, Geometry, LogicAsPublished, Prefetch, Replacement, RingLogic, RingUnit,
+    RingUnitConfig, Translate,
 };
 use ringfence_memory::{Arena, Frames, fake::NonCoherent};
 use ringfence_pgtable::{Coherency, Context, ContextTables, TranslationType};
-use ringfence_types::{Access, RequesterId, Direction, Iova, Nanos, PhysAddr, PhysRange, RingId};
+use ringfence_types::{Access, Direction, Iova, Nanos, PhysAddr, PhysRange, RequesterId, RingId};
 
 use crate::bench::memory;
 
@@ -350,7 +350,10 @@ where
 /// Erratum 8: "199 of 200 buffers after their unmap".
 #[test]
 fn the_racer_reaches_what_the_literal_driver_hands_up() {
-    assert_eq!(racer::<RingAsPublished, _, LogicAsPublished>(BurstAsPublished), 199);
+    assert_eq!(
+        racer::<RingAsPublished, _, LogicAsPublished>(BurstAsPublished),
+        199
+    );
     assert_eq!(
         racer::<RingAsPublished, _, FixedLogic>(BurstAsPublished),
         199,
@@ -365,8 +368,12 @@ fn the_racer_reaches_what_the_literal_driver_hands_up() {
 fn the_literal_driver_overwrites_a_live_entry() {
     let to = Direction::ToDevice;
     let [a, b, c] = [0x10_0000, 0x20_0000, 0x30_0000].map(|start| memory(start, 64));
-    let mut rig =
-        Rig::<RingAsPublished, _, FixedLogic>::new(BurstAsPublished, COHERENT, &[2], Prefetch::Absent);
+    let mut rig = Rig::<RingAsPublished, _, FixedLogic>::new(
+        BurstAsPublished,
+        COHERENT,
+        &[2],
+        Prefetch::Absent,
+    );
     let live = rig.map(0, 1, a, to).unwrap();
     let out_of_order = rig.map(0, 2, b, to).unwrap();
     rig.unmap(0, out_of_order);

@@ -7,8 +7,10 @@ mod traced;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{Burst, Deferred, PerCpuQueue, PerWrap, QueueConfig, FlushQueue, Strict};
-use ringfence_dma::{MapReason, DmaSegment, SgLimits};
+use ringfence_dma::flush::{
+    Burst, Deferred, FlushQueue, PerCpuQueue, PerWrap, QueueConfig, Strict,
+};
+use ringfence_dma::{DmaSegment, MapReason, SgLimits};
 use ringfence_pgtable::MapError;
 use ringfence_types::{
     Access, CachedLevels, Direction, DomainId, FaultReason, Invalidation, Iova, IovaRange, Nanos,

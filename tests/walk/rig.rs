@@ -6,7 +6,7 @@ use std::rc::Rc;
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::{Paged, PlainTable, Rounding};
 use ringfence_dma::{
-    Attachment, Cpu, Dma, MapError, Outcome, Platform, DmaSegment, SgLimits, SgMapping, SgRequest,
+    Attachment, Cpu, Dma, DmaSegment, MapError, Outcome, Platform, SgLimits, SgMapping, SgRequest,
 };
 use ringfence_hw::{Geometry, UnitConfig, VtdUnit};
 use ringfence_iova::{Bitmap, BitmapState, CachedTree, IovaAllocator, Locked};
@@ -16,7 +16,7 @@ use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, SecondStage, Table, TranslationType,
 };
 use ringfence_types::{
-    Access, RequesterId, Direction, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    Access, Direction, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
 use super::traced::Event::{self, *};

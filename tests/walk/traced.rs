@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_dma::Platform;
-use ringfence_dma::space::{PlainTable, IoPageTable};
+use ringfence_dma::space::{IoPageTable, PlainTable};
 use ringfence_hw::VtdUnit;
-use ringfence_iova::{AllocError, Allocation, IovaAllocator, AllocRequest, FreeProof};
+use ringfence_iova::{AllocError, AllocRequest, Allocation, FreeProof, IovaAllocator};
 use ringfence_pgtable::{MapError, MapRequest, SecondStage, UnmapError};
 use ringfence_types::{
     CachedLevels, DomainId, FaultReason, Flushed, Invalidation, InvalidationError, Invalidator,

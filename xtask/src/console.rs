@@ -65,7 +65,11 @@ fn search_path(repo: &Repo) -> anyhow::Result<std::ffi::OsString> {
     )?)
 }
 
-fn execute(repo: &Repo, shown: &ShownCommand, path: Option<&std::ffi::OsString>) -> anyhow::Result<()> {
+fn execute(
+    repo: &Repo,
+    shown: &ShownCommand,
+    path: Option<&std::ffi::OsString>,
+) -> anyhow::Result<()> {
     anyhow::ensure!(
         !shown.command.contains("cargo xtask test"),
         "a document that runs cannot run everything: fence it as `sh`"

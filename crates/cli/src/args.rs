@@ -7,8 +7,8 @@ mod live;
 
 #[cfg(feature = "live")]
 pub(crate) use live::{
-    GuestLimitArgs, DeviceArgs, GuestArgs, GuestJudgeArgs, GuestPrepareArgs, GuestReadsArgs, GuestRunArgs,
-    ModuleArgs,
+    DeviceArgs, GuestArgs, GuestJudgeArgs, GuestLimitArgs, GuestPrepareArgs, GuestReadsArgs,
+    GuestRunArgs, ModuleArgs,
 };
 pub(crate) use live::{GuestCommand, ServeArgs, TopArgs};
 

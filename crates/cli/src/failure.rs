@@ -9,7 +9,7 @@ use std::process::{ExitCode, ExitStatus};
 use ringfence_lab::{LabError, ProfileError};
 #[cfg(feature = "live")]
 use ringfence_live::guest::GuestError;
-use ringfence_report::{ConditionError, DiffError, IncomparableRow, FailedCondition};
+use ringfence_report::{ConditionError, DiffError, FailedCondition, IncomparableRow};
 use ringfence_trace::{RecordError, TraceError, printable_line};
 
 use crate::output::print_line;

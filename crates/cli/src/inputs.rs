@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use ringfence_trace::{Operations, TraceOptions, SAMPLE, TraceSource, printable};
+use ringfence_trace::{Operations, SAMPLE, TraceOptions, TraceSource, printable};
 
 use crate::failure::Failure;
 use crate::spool::Spool;
@@ -115,7 +115,10 @@ impl Input {
     ///
     /// # Errors
     /// The file cannot be opened.
-    pub(crate) fn operations(&self, options: TraceOptions) -> Result<Operations<TraceSource>, Failure> {
+    pub(crate) fn operations(
+        &self,
+        options: TraceOptions,
+    ) -> Result<Operations<TraceSource>, Failure> {
         Ok(match self {
             Self::File(path) => Operations::open(path, options)?,
             Self::Sample => Operations::from_source("sample", self.source()?, options),

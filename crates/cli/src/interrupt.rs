@@ -39,7 +39,10 @@ impl State {
     /// A signal has come.
     fn signal(&mut self) -> AfterSignal {
         self.signals = self.signals.saturating_add(1);
-        let then = self.action.as_mut().map_or(AfterSignal::End, |action| action());
+        let then = self
+            .action
+            .as_mut()
+            .map_or(AfterSignal::End, |action| action());
         if self.signals < FORCE_EXIT_SIGNAL {
             then
         } else {
@@ -125,7 +128,11 @@ pub(crate) struct RemoveOnSignal(PathBuf);
 impl Drop for RemoveOnSignal {
     fn drop(&mut self) {
         let mut state = state();
-        if let Some(place) = state.temporary_paths.iter().position(|path| *path == self.0) {
+        if let Some(place) = state
+            .temporary_paths
+            .iter()
+            .position(|path| *path == self.0)
+        {
             state.temporary_paths.swap_remove(place);
         }
     }
@@ -144,6 +151,9 @@ mod tests {
             ..State::default()
         };
         let then: Vec<AfterSignal> = (0..FORCE_EXIT_SIGNAL).map(|_| state.signal()).collect();
-        assert_eq!(then, [AfterSignal::GoOn, AfterSignal::GoOn, AfterSignal::End]);
+        assert_eq!(
+            then,
+            [AfterSignal::GoOn, AfterSignal::GoOn, AfterSignal::End]
+        );
     }
 }

@@ -3,9 +3,9 @@
 use core::fmt;
 
 use ringfence_hw::Translate;
-use ringfence_types::{Access, RequesterId, Fault, Iova, PhysMemory};
+use ringfence_types::{Access, Fault, Iova, PhysMemory, RequesterId};
 
-use crate::{ByteMemory, Observer, DmaPort, DmaRequest, Unreachable};
+use crate::{ByteMemory, DmaPort, DmaRequest, Observer, Unreachable};
 
 /// The way from devices to memory: through a unit, or a machine of several, under the eyes of an observer. Borrows all of them, costs nothing to make.
 #[derive(Debug)]

@@ -167,7 +167,10 @@ mod tests {
         assert_eq!(pool.free(a), Ok(()));
         let stranger = Buffer(PhysAddr::new(0x8000));
         assert!(pool.free(stranger).is_err());
-        assert_eq!(<u64 as BufferOwner>::hold(b).release().start().get(), 0x2000);
+        assert_eq!(
+            <u64 as BufferOwner>::hold(b).release().start().get(),
+            0x2000
+        );
         assert!(Pool::new(region, 0).is_err());
         assert!(Pool::new(region, 0x2801).is_err());
     }

@@ -31,8 +31,8 @@ pub mod workload;
 
 pub use access::{Bus, DmaError};
 pub use attack::{
-    Attacker, DEAD_RANGES, DriverEvent, DeviceMapping, Neighbour, Passive, DmaPort, Racer, Replayer, Reuse,
-    Straddler, WARM_MAPPINGS,
+    Attacker, DEAD_RANGES, DeviceMapping, DmaPort, DriverEvent, Neighbour, Passive, Racer,
+    Replayer, Reuse, Straddler, WARM_MAPPINGS,
 };
 pub use buffer::{Buffer, BufferOwner, Pool, PoolError};
 pub use bytes::{ByteMemory, Unreachable};

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use ringfence_types::{Access, RequesterId, Iova};
+use ringfence_types::{Access, Iova, RequesterId};
 
 /// A request of a device for a number of bytes. It may be nonsense: devices are not trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -118,7 +118,8 @@ mod tests {
     fn work_goes_up_whole_and_in_order() {
         let buffer = |at: u64| <Buffer as BufferOwner>::hold(u64::release(at));
         let at = PhysAddr::new;
-        let mut returns: OrderedCompletions<char, [Option<Buffer>; 2]> = OrderedCompletions::default();
+        let mut returns: OrderedCompletions<char, [Option<Buffer>; 2]> =
+            OrderedCompletions::default();
         let a = returns.begin('a', [None, None], 2);
         returns.buffer_returned(buffer(1), a, 0);
         returns.withhold(at(2), a, 1);

@@ -1,7 +1,7 @@
 //! The port through which device models reach memory.
 
 use ringfence_hw::Translate;
-use ringfence_types::{RequesterId, Iova, PhysMemory};
+use ringfence_types::{Iova, PhysMemory, RequesterId};
 
 use crate::{Bus, ByteMemory, DmaError, Observer};
 

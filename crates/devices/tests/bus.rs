@@ -1,8 +1,8 @@
 //! The access engine and the attackers against a real unit: what they reach, and that an access moves all of its bytes or none.
 
 use ringfence_devices::{
-    Attacker, Bus, DmaError, DriverEvent, DeviceMapping, Neighbour, Observer, Passive, Racer, Replayer,
-    DmaRequest, Reuse,
+    Attacker, Bus, DeviceMapping, DmaError, DmaRequest, DriverEvent, Neighbour, Observer, Passive,
+    Racer, Replayer, Reuse,
 };
 use ringfence_hw::{FaultLog, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit};
 use ringfence_memory::{Arena, Frames};
@@ -10,8 +10,8 @@ use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, TranslationType,
 };
 use ringfence_types::{
-    CachedLevels, RequesterId, Direction, DomainId, Fault, FaultReason, Invalidation, Iova, IovaRange,
-    Permissions, PfnRange, PhysAddr, PhysRange,
+    CachedLevels, Direction, DomainId, Fault, FaultReason, Invalidation, Iova, IovaRange,
+    Permissions, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
 const NIC: RequesterId = RequesterId::new(0x0100);

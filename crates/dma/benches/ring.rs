@@ -10,9 +10,9 @@ use std::hint::black_box;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ringfence_dma::flush::{Burst, Flush, BurstAsPublished, Strict};
+use ringfence_dma::flush::{Burst, BurstAsPublished, Flush, Strict};
 use ringfence_dma::ring::{
-    RingAsPublished, OwnedRing, Ring, RingMapping, RingSetup, SlotChoice, RingTables, lay_out,
+    OwnedRing, Ring, RingAsPublished, RingMapping, RingSetup, RingTables, SlotChoice, lay_out,
 };
 use ringfence_dma::space::{Paged, PlainTable, Rings, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, Mapping, Outcome, Platform, Space};
@@ -20,8 +20,8 @@ use ringfence_iova::{CachedTree, Capacity, Eiovar, Locked};
 use ringfence_memory::{Arena, Frames, WriteBack};
 use ringfence_pgtable::{Coherency, Levels, RingWords, SecondStage, Table, ring_words};
 use ringfence_types::{
-    RequesterId, Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova, Lock, Nanos,
-    Pfn, PfnRange, PhysAddr, PhysRange, Ticket,
+    Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova, Lock, Nanos, Pfn,
+    PfnRange, PhysAddr, PhysRange, RequesterId, Ticket,
 };
 
 /// Maps and unmaps of a burst: the average of the documents' throughput workload.

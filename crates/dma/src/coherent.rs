@@ -4,11 +4,11 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Direction, FrameSource, InvalidationError, IovaRange, PhysAddr, PhysRange};
 
+use crate::domain_table::DomainHandle;
 use crate::flush::Flush;
 use crate::layer::GRANULE;
 use crate::map::{Layout, MapArgs, map_error};
 use crate::space::{ClearedRange, IotlbSync, Space};
-use crate::domain_table::DomainHandle;
 use crate::{Attachment, Cpu, Dma, MapError, MapReason, Platform};
 
 /// Memory shared with a device until it is freed: rings, completion queues, head registers.
@@ -123,7 +123,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                 };
                 gone.iotlb_sync(&mut self.flush_ctx(cpu, at), platform)
             }
-            Some(gone) => self.flush_ctx(cpu, at).invalidate_and_release(gone, platform),
+            Some(gone) => self
+                .flush_ctx(cpu, at)
+                .invalidate_and_release(gone, platform),
         };
         match purged {
             Ok(()) => {

@@ -11,11 +11,13 @@
 
 use core::fmt;
 
-use ringfence_types::{RequesterId, Flushed, Invalidation, InvalidationError, Pending, WholeDomain};
+use ringfence_types::{
+    Flushed, Invalidation, InvalidationError, Pending, RequesterId, WholeDomain,
+};
 
+use crate::domain_table::DomainHandle;
 use crate::flush::{Flush, FlushContext};
 use crate::space::Space;
-use crate::domain_table::DomainHandle;
 use crate::{Attachment, Cpu, Dma, Platform};
 
 /// What happens to mappings that live when the last device leaves their domain.
@@ -175,7 +177,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         let mut at = 0;
         while let Some((tenant, _)) = cpu.detached.get(at) {
             if of.is_none_or(|of| of == *tenant) {
-                self.flush.release_withheld(cpu.detached.swap_remove(at).1, &mut each);
+                self.flush
+                    .release_withheld(cpu.detached.swap_remove(at).1, &mut each);
             } else {
                 at += 1;
             }

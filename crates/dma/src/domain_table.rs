@@ -7,7 +7,7 @@
 
 use alloc::vec::Vec;
 
-use ringfence_types::{RequesterId, DomainId};
+use ringfence_types::{DomainId, RequesterId};
 
 /// One domain, distinct from all that had its identifier before and will have it after, and from those of other units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use core::mem::ManuallyDrop;
 use ringfence_iova::AllocError;
 use ringfence_pgtable::{MapError as TableMapError, UnmapError as TableUnmapError};
 use ringfence_types::{
-    RequesterId, Direction, DomainId, InvalidationError, IovaRange, PhysRange, RingId,
+    Direction, DomainId, InvalidationError, IovaRange, PhysRange, RequesterId, RingId,
 };
 
 use crate::flush::ClearedMapping;

@@ -5,15 +5,15 @@ use core::fmt;
 use alloc::vec::Vec;
 
 use ringfence_types::{
-    RequesterId, DomainId, Flushed, Invalidation, InvalidationError, Iova, PageSize, Pending, Pfn,
+    DomainId, Flushed, Invalidation, InvalidationError, Iova, PageSize, Pending, Pfn, RequesterId,
     RingId, WholeDomain,
 };
 
 use crate::Platform;
 use crate::bounce::BouncePool;
+use crate::domain_table::{DomainHandle, DomainSlot};
 use crate::flush::{Flush, FlushContext};
 use crate::space::{AddressLimits, Space};
-use crate::domain_table::{DomainSlot, DomainHandle};
 
 /// The mapping layer of one IOMMU. `S` answers where addresses come from and what the hardware looks up, `F` when a stale translation
 /// dies; `B` stands for a driver's buffer.
@@ -183,7 +183,8 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         if let Some(domain) = self.domain_of(device) {
             return Err(AttachError::Attached(domain));
         }
-        let (index, domain) = free_slot(self.unit, &self.domain_slots).ok_or(AttachError::TooManyDomains)?;
+        let (index, domain) =
+            free_slot(self.unit, &self.domain_slots).ok_or(AttachError::TooManyDomains)?;
         let space = make(domain).map_err(AttachError::Space)?;
         if space.domain() != domain {
             return Err(AttachError::WrongDomain);
@@ -202,7 +203,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 
     /// Gives `space` and its first device the place at `index`. Apart from [`attach`](Self::attach), of which there is a copy for each
     /// closure.
-    fn install_domain(&mut self, index: usize, space: S, device: RequesterId) -> Option<DomainHandle> {
+    fn install_domain(
+        &mut self,
+        index: usize,
+        space: S,
+        device: RequesterId,
+    ) -> Option<DomainHandle> {
         if index == self.domain_slots.len() {
             self.domain_slots.push(DomainSlot::new(self.unit, index)?);
             self.shared.push(None);
@@ -248,7 +254,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 
     /// The domain that `device` is attached to.
     fn domain_of(&self, device: RequesterId) -> Option<DomainId> {
-        let seat = self.domain_slots.iter().find(|s| s.devices.contains(&device))?;
+        let seat = self
+            .domain_slots
+            .iter()
+            .find(|s| s.devices.contains(&device))?;
         Some(seat.handle().domain())
     }
 
@@ -321,7 +330,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
 
     /// Where ranges of the device's domain go home through this processor.
     #[inline]
-    pub(crate) fn flush_ctx<'a>(&'a self, cpu: &'a mut Cpu<S, F, B>, at: &Attachment) -> FlushContext<'a, S> {
+    pub(crate) fn flush_ctx<'a>(
+        &'a self,
+        cpu: &'a mut Cpu<S, F, B>,
+        at: &Attachment,
+    ) -> FlushContext<'a, S> {
         FlushContext {
             domain_slots: &self.domain_slots,
             cpus: &mut cpu.spaces,
@@ -405,7 +418,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
     ) -> Result<(), InvalidationError> {
         self.refresh_if_stale(cpu);
-        let shared = self.shared.get(at.domain_handle.index()).and_then(Option::as_ref);
+        let shared = self
+            .shared
+            .get(at.domain_handle.index())
+            .and_then(Option::as_ref);
         let (Some(_), Some(shared)) = (self.space(at), shared) else {
             return Ok(());
         };

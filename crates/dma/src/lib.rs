@@ -21,10 +21,10 @@
 
 extern crate alloc;
 
-mod sg_per_segment;
 mod bounce;
 mod coherent;
 mod detach;
+mod domain_table;
 mod error;
 pub mod flush;
 mod layer;
@@ -35,17 +35,17 @@ mod platform;
 mod premapped;
 pub mod ring;
 mod sg;
+mod sg_per_segment;
 pub mod space;
-mod domain_table;
 
 pub use bounce::{BouncePool, BounceSlot};
 pub use coherent::{Coherent, FreeCoherentError};
 pub use detach::{DetachError, Detached, Teardown};
-pub use error::{StillMapped, MapError, MapReason, NotInvalidated, UnmapError, UnmapReason};
-pub use flush::{Flush, BurstKey, Outcome, Released, ReleasedStale, Withheld};
+pub use error::{MapError, MapReason, NotInvalidated, StillMapped, UnmapError, UnmapReason};
+pub use flush::{BurstKey, Flush, Outcome, Released, ReleasedStale, Withheld};
 pub use layer::{AttachError, Attachment, Cpu, Dma};
-pub use mapping::{Mapping, DmaSegment};
-pub use multi::{UnmapMultiError, MapMultiError, MapMultiRequest};
+pub use mapping::{DmaSegment, Mapping};
+pub use multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
 pub use platform::Platform;
 pub use premapped::{CpuOwned, DeviceOwned, Premapped, PremappedError};
 pub use sg::{SgLimits, SgMapping, SgRequest};

@@ -8,11 +8,12 @@ use core::mem::ManuallyDrop;
 use ringfence_iova::AllocError;
 use ringfence_types::{Direction, InvalidationError, PhysRange};
 
-use crate::flush::{Flush, FlushContext, BurstKey, Released, Strict};
+use crate::flush::{BurstKey, Flush, FlushContext, Released, Strict};
 use crate::mapping::LiveMapping;
-use crate::space::{MapResult, IotlbSync, Space};
+use crate::space::{IotlbSync, MapResult, Space};
 use crate::{
-    Attachment, Cpu, Dma, MapError, MapReason, Mapping, NotInvalidated, Platform, UnmapError, UnmapReason,
+    Attachment, Cpu, Dma, MapError, MapReason, Mapping, NotInvalidated, Platform, UnmapError,
+    UnmapReason,
 };
 
 /// How the pieces of a request lie in the device's eyes.
@@ -161,7 +162,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         match wanted.layout {
             Layout::Contiguous => space.map(own, platform, wanted.pieces, permissions, at.limits),
             Layout::List => space.map_list(own, platform, wanted.pieces, permissions, at.limits),
-            Layout::BypassCache => space.map_bypass_cache(own, platform, wanted.pieces, permissions, at.limits),
+            Layout::BypassCache => {
+                space.map_bypass_cache(own, platform, wanted.pieces, permissions, at.limits)
+            }
         }
     }
 
@@ -230,7 +233,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         };
         let ring = space.ring_of(&range);
         if ring != at.ring() {
-            return Err(failed(UnmapReason::OtherRing(ring, live.into_still_mapped())));
+            return Err(failed(UnmapReason::OtherRing(
+                ring,
+                live.into_still_mapped(),
+            )));
         }
         if !self.flush.has_room(flush, live.burst_key(ring)) {
             return Err(failed(UnmapReason::BurstFull(live.into_still_mapped())));
@@ -338,7 +344,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         self.refresh_if_stale(cpu);
         let tenant = owed.mapping.domain_handle;
         let here = tenant.index();
-        if self.domain_slots.get(here).is_some_and(|s| s.is_stale(tenant)) {
+        if self
+            .domain_slots
+            .get(here)
+            .is_some_and(|s| s.is_stale(tenant))
+        {
             return Ok(Released(ManuallyDrop::into_inner(owed.mapping.buffer)));
         }
         if self.space_of(tenant).is_none() {

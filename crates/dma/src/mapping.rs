@@ -4,10 +4,10 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::{Direction, DomainId, Iova, IovaRange, RingId};
 
-use crate::flush::{ClearedMapping, BurstKey, PendingUnmap};
-use crate::space::{ClearedRange, Space};
 use crate::domain_table::DomainHandle;
-use crate::{Attachment, BounceSlot, StillMapped, NotInvalidated};
+use crate::flush::{BurstKey, ClearedMapping, PendingUnmap};
+use crate::space::{ClearedRange, Space};
+use crate::{Attachment, BounceSlot, NotInvalidated, StillMapped};
 
 /// A buffer that must not be dropped while a device may reach it.
 pub(crate) type HeldBuffer<B> = ManuallyDrop<B>;
@@ -44,7 +44,11 @@ impl<B> LiveMapping<B> {
 
     /// What the flush policy takes over once the mapping, of a device's `ring`, has left the space.
     #[inline]
-    pub(crate) fn into_pending_unmap<S: Space>(self, gone: S::UnmapResult, ring: RingId) -> PendingUnmap<S, B> {
+    pub(crate) fn into_pending_unmap<S: Space>(
+        self,
+        gone: S::UnmapResult,
+        ring: RingId,
+    ) -> PendingUnmap<S, B> {
         PendingUnmap {
             result: gone,
             burst_key: self.burst_key(ring),

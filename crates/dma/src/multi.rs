@@ -10,7 +10,8 @@ use crate::flush::{Flush, FlushContext, Outcome, PendingUnmap};
 use crate::mapping::LiveMapping;
 use crate::space::{IotlbSync, Space};
 use crate::{
-    Attachment, Cpu, Dma, MapError, MapReason, Mapping, NotInvalidated, Platform, UnmapError, UnmapReason,
+    Attachment, Cpu, Dma, MapError, MapReason, Mapping, NotInvalidated, Platform, UnmapError,
+    UnmapReason,
 };
 
 /// One buffer of [`Dma::map_multi`].
@@ -46,7 +47,11 @@ impl<B> fmt::Display for UnmapMultiError<B> {
             write!(f, "{refused}; {} more not tried. ", self.rest.len())?;
         }
         if let Some(error) = &self.invalidation {
-            write!(f, "{} mappings are owed: {error}", self.not_invalidated.len())?;
+            write!(
+                f,
+                "{} mappings are owed: {error}",
+                self.not_invalidated.len()
+            )?;
         }
         Ok(())
     }
@@ -128,7 +133,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             not_invalidated: Vec::new(),
             invalidation: None,
         };
-        let mut items = Vec::with_capacity(if F::BATCHES_INVALIDATION { mappings.len() } else { 0 });
+        let mut items = Vec::with_capacity(if F::BATCHES_INVALIDATION {
+            mappings.len()
+        } else {
+            0
+        });
         let mut mappings = mappings.into_iter();
         for mapping in mappings.by_ref() {
             match self.clear(cpu, platform, at, mapping) {
@@ -237,7 +246,12 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         })
     }
 
-    fn burst_has_room(&self, own: &[Option<F::PerCpu>], at: &Attachment, live: &LiveMapping<B>) -> bool {
+    fn burst_has_room(
+        &self,
+        own: &[Option<F::PerCpu>],
+        at: &Attachment,
+        live: &LiveMapping<B>,
+    ) -> bool {
         own.get(at.domain_handle.index())
             .and_then(Option::as_ref)
             .is_none_or(|own| self.flush.has_room(own, live.burst_key(at.ring())))

@@ -14,7 +14,7 @@ use core::fmt;
 use ringfence_types::{Direction, Iova, IovaRange};
 
 use crate::flush::Flush;
-use crate::multi::{UnmapMultiError, MapMultiError, MapMultiRequest};
+use crate::multi::{MapMultiError, MapMultiRequest, UnmapMultiError};
 use crate::space::Space;
 use crate::{Attachment, Cpu, Dma, Mapping, Platform};
 

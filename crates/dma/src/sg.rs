@@ -8,7 +8,9 @@ use crate::layer::GRANULE;
 use crate::map::{Layout, MapArgs, map_error};
 use crate::mapping::LiveMapping;
 use crate::space::{IotlbSync, Space};
-use crate::{Attachment, BounceSlot, Cpu, Dma, MapError, MapReason, Platform, DmaSegment, UnmapError};
+use crate::{
+    Attachment, BounceSlot, Cpu, Dma, DmaSegment, MapError, MapReason, Platform, UnmapError,
+};
 
 /// What a device accepts as one segment. A piece that is longer than `max_bytes` is passed on as it is: who makes the list knows the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -81,7 +81,11 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
         at: &Attachment,
         mapping: SgMapping<B>,
     ) -> Result<F::Outcome, UnmapError<B>> {
-        let SgMapping { live, piece_ranges: apart, .. } = mapping;
+        let SgMapping {
+            live,
+            piece_ranges: apart,
+            ..
+        } = mapping;
         let range = live.range;
         let failed = |reason| UnmapError {
             device: at.device,
@@ -115,7 +119,10 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
                     };
                     let mut home = self.flush_ctx(cpu, at);
                     if let Err((error, gone)) = leaves.iotlb_sync(&mut home, platform) {
-                        return Err(failed(UnmapReason::NotFlushed(error, live.into_not_invalidated(gone))));
+                        return Err(failed(UnmapReason::NotFlushed(
+                            error,
+                            live.into_not_invalidated(gone),
+                        )));
                     }
                     stays
                 }
@@ -123,7 +130,9 @@ impl<S: Space, F: Flush<S, B>, B> Dma<S, F, B> {
             left = Some(done);
         }
         let (Some(gone), Some((shared, own))) = (left, self.flush_state(&mut cpu.flush, at)) else {
-            return Err(failed(UnmapRefusal::NotAllocated.with(live.into_still_mapped())));
+            return Err(failed(
+                UnmapRefusal::NotAllocated.with(live.into_still_mapped()),
+            ));
         };
         let item = live.into_pending_unmap(gone, at.ring());
         let home = FlushContext {

@@ -12,12 +12,12 @@ use ringfence_dma::Dma;
 use ringfence_dma::flush::{Deferred, Flush, PerCpuQueue, QueueConfig};
 use ringfence_dma::space::{Paged, PlainTable, Rounding};
 use ringfence_iova::{
-    AllocError, Allocation, CachedTree, IovaAllocator, Locked, AllocRequest, FreeProof,
+    AllocError, AllocRequest, Allocation, CachedTree, FreeProof, IovaAllocator, Locked,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
 use ringfence_types::{
-    RequesterId, Direction, DomainId, Flushed, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    Direction, DomainId, Flushed, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 use shuttle::sync::Arc;
 use shuttle::thread;
@@ -138,7 +138,9 @@ where
                         else {
                             panic!("{:?}", error.reason);
                         };
-                        while let Err((_, left)) = dma.retry_invalidation(&mut cpu, &mut board, owed) {
+                        while let Err((_, left)) =
+                            dma.retry_invalidation(&mut cpu, &mut board, owed)
+                        {
                             owed = left;
                         }
                     }

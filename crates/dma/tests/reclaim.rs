@@ -15,8 +15,8 @@ use ringfence_iova::{CachedTree, Locked};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Cursor, Levels, Reclaim, ReclaimingTable, SecondStage, walk};
 use ringfence_types::{
-    CachedLevels, RequesterId, Direction, FrameSource, Invalidation, InvalidationError, Invalidator,
-    Iova, Nanos, OutOfFrames, Pfn, PfnRange, PhysAddr, PhysRange, Ticket,
+    CachedLevels, Direction, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
+    Nanos, OutOfFrames, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId, Ticket,
 };
 use shuttle::sync::Arc;
 use shuttle::thread;

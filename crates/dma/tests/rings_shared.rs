@@ -7,17 +7,17 @@ use std::sync::Mutex as Plain;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_dma::flush::Burst;
-use ringfence_dma::ring::{Ring, RingSetup, SlotChoice, RingTables, lay_out};
+use ringfence_dma::ring::{Ring, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::Rings;
 use ringfence_dma::{
-    Attachment, Cpu, Dma, MapError, MapReason, Mapping, Platform, DmaSegment, SgLimits, SgMapping,
+    Attachment, Cpu, Dma, DmaSegment, MapError, MapReason, Mapping, Platform, SgLimits, SgMapping,
     SgRequest, Withheld,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, RingDevice, RingPte, RingTable};
 use ringfence_types::{
-    RequesterId, Direction, Invalidation, InvalidationError, Invalidator, Iova, IovaRange, Lock,
-    MemoryError, Nanos, PhysAddr, PhysMemory, PhysRange, RingId, RingSlot, TABLE_WORDS, Ticket,
+    Direction, Invalidation, InvalidationError, Invalidator, Iova, IovaRange, Lock, MemoryError,
+    Nanos, PhysAddr, PhysMemory, PhysRange, RequesterId, RingId, RingSlot, TABLE_WORDS, Ticket,
 };
 use shuttle::sync::{Arc, Mutex};
 use shuttle::thread;

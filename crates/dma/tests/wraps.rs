@@ -10,7 +10,7 @@ use ringfence_dma::{Dma, ReleasedStale};
 use ringfence_iova::Bitmap;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, SecondStage, Table};
-use ringfence_types::{RequesterId, Direction, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange};
+use ringfence_types::{Direction, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId};
 use shuttle::sync::Arc;
 use shuttle::thread;
 

@@ -8,8 +8,9 @@ use std::hint::black_box;
 use std::sync::atomic::Ordering;
 
 use ringfence_hw::{
-    FaultLog, Geometry, LogicAsPublished, IommuRouter, Prefetch, InvalidationGranularity, FixedLogic, Replacement, RingLogic,
-    RingUnit, RingUnitConfig, Translate, UnitConfig, VtdUnit, IommuKind,
+    FaultLog, FixedLogic, Geometry, InvalidationGranularity, IommuKind, IommuRouter,
+    LogicAsPublished, Prefetch, Replacement, RingLogic, RingUnit, RingUnitConfig, Translate,
+    UnitConfig, VtdUnit,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
@@ -17,8 +18,8 @@ use ringfence_pgtable::{
     SecondStage, Table, TranslationType, ring_words,
 };
 use ringfence_types::{
-    Access, CachedLevels, RequesterId, DomainId, Invalidation, Iova, Permissions, Pfn, PfnRange,
-    PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot,
+    Access, CachedLevels, DomainId, Invalidation, Iova, Permissions, Pfn, PfnRange, PhysAddr,
+    PhysMemory, PhysRange, RequesterId, RingId, RingIova, RingSlot,
 };
 
 #[path = "../../iova/benches/support/clock.rs"]

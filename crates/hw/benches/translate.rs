@@ -15,8 +15,8 @@ use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, TranslationType,
 };
 use ringfence_types::{
-    Access, CachedLevels, RequesterId, DomainId, Invalidation, Iova, Permissions, Pfn, PfnRange,
-    PhysAddr, PhysMemory, PhysRange,
+    Access, CachedLevels, DomainId, Invalidation, Iova, Permissions, Pfn, PfnRange, PhysAddr,
+    PhysMemory, PhysRange, RequesterId,
 };
 
 const DEVICE: RequesterId = RequesterId::new(0x0100);

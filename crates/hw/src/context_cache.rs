@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use ringfence_types::{RequesterId, Iova};
+use ringfence_types::{Iova, RequesterId};
 
 use ringfence_pgtable::Format;
 
@@ -30,10 +30,7 @@ impl<F: Format> CachedContext<F> {
                 .checked_shr(64_u32.wrapping_sub(width))
                 .unwrap_or(0),
         );
-        Self {
-            entry,
-            highest,
-        }
+        Self { entry, highest }
     }
 
     /// What translates for the device; `None` if it is passed through.

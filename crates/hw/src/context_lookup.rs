@@ -3,7 +3,7 @@
 use core::fmt;
 
 use ringfence_pgtable::Format;
-use ringfence_types::{RequesterId, DomainId, FaultReason, PhysAddr, PhysMemory};
+use ringfence_types::{DomainId, FaultReason, PhysAddr, PhysMemory, RequesterId};
 
 /// Where the accesses of one device go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,9 @@ impl<F> ContextEntry<F> {
     #[inline]
     pub const fn domain(&self) -> DomainId {
         match self {
-            Self::Translated(TableRoot { domain, .. }) | Self::PassThrough { domain, .. } => *domain,
+            Self::Translated(TableRoot { domain, .. }) | Self::PassThrough { domain, .. } => {
+                *domain
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use alloc::collections::VecDeque;
 
-use ringfence_types::{Access, RequesterId, Fault, FaultReason, Iova};
+use ringfence_types::{Access, Fault, FaultReason, Iova, RequesterId};
 
 /// F: the register holds a fault that software has not taken yet.
 const F: u64 = 1 << 63;

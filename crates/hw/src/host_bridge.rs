@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use ringfence_pgtable::CalgaryTce;
-use ringfence_types::{RequesterId, DomainId, FaultReason, PhysAddr, PhysMemory};
+use ringfence_types::{DomainId, FaultReason, PhysAddr, PhysMemory, RequesterId};
 
 use crate::{ContextEntry, ContextLookup, TableRoot};
 

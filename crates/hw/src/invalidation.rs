@@ -1,10 +1,10 @@
 //! The invalidation interface (HW06, HW07; VT-d specification, section 6.5).
 
 use ringfence_types::{
-    CachedLevels, RequesterId, Invalidation, InvalidationError, Invalidator, Ticket,
+    CachedLevels, Invalidation, InvalidationError, Invalidator, RequesterId, Ticket,
 };
 
-use crate::{ContextLookup, Iommu, InvalidationGranularity};
+use crate::{ContextLookup, InvalidationGranularity, Iommu};
 
 impl<D: ContextLookup> Iommu<D> {
     /// Purges what `request` names, at once. A ring's entry is in no cache of this unit, so there is nothing to purge.

@@ -26,10 +26,10 @@ mod geometry;
 mod host_bridge;
 mod invalidation;
 mod iotlb;
-mod router;
 pub mod prefetch;
 mod ring;
 mod root_table;
+mod router;
 mod stats;
 mod tag;
 mod translate;
@@ -43,14 +43,14 @@ pub use context_lookup::{ContextEntry, ContextLookup, TableRoot};
 pub use fault::{FaultLog, FaultRecord};
 pub use geometry::{Geometry, GeometryError};
 pub use host_bridge::{HostBridge, HostBridges};
-pub use router::{IommuRouter, Translate, IommuKind};
 pub use ring::{
-    ByValue, LogicAsPublished, NoSuccessorPolicy, ParameterPassing, Prefetch, FixedLogic, RingLogic, RingStats, RingUnit,
-    RingUnitConfig,
+    ByValue, FixedLogic, LogicAsPublished, NoSuccessorPolicy, ParameterPassing, Prefetch,
+    RingLogic, RingStats, RingUnit, RingUnitConfig,
 };
 pub use root_table::RootTable;
+pub use router::{IommuKind, IommuRouter, Translate};
 pub use stats::{InvalidationCounts, IommuStats};
 pub use translate::MAX_TRANSLATED_BYTES;
 pub use translation::Translation;
-pub use unit::{CalgaryUnit, Iommu, InvalidationGranularity, UnitConfig, VtdUnit};
+pub use unit::{CalgaryUnit, InvalidationGranularity, Iommu, UnitConfig, VtdUnit};
 pub use walk_cache::WALK_CACHES;

@@ -2,7 +2,7 @@
 
 use ringfence_pgtable::Levels;
 use ringfence_pgtable::{SecondStage, TranslationType, find_context};
-use ringfence_types::{RequesterId, FaultReason, PageSize, PhysAddr, PhysMemory};
+use ringfence_types::{FaultReason, PageSize, PhysAddr, PhysMemory, RequesterId};
 
 use crate::{ContextEntry, ContextLookup, TableRoot};
 

@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 use alloc::vec;
 
-use ringfence_types::{Access, RequesterId, Fault, FaultReason, Iova, PhysMemory};
+use ringfence_types::{Access, Fault, FaultReason, Iova, PhysMemory, RequesterId};
 
 use crate::{ContextLookup, FaultLog, Iommu, Translation};
 

@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 
 use ringfence_pgtable::Format;
 use ringfence_types::{
-    Access, RequesterId, Fault, FaultReason, Iova, IovaRange, PageSize, PhysAddr, PhysMemory,
-    PhysRange,
+    Access, Fault, FaultReason, Iova, IovaRange, PageSize, PhysAddr, PhysMemory, PhysRange,
+    RequesterId,
 };
 
 use crate::context_cache::CachedContext;
@@ -112,7 +112,8 @@ impl<D: ContextLookup> Iommu<D> {
             None => {
                 walker.stats.context_misses = walker.stats.context_misses.wrapping_add(1);
                 let attachment = self.context_lookup.find(mem, device);
-                read = CachedContext::new(attachment.map_err(|reason| walker.fault_at(iova, reason))?);
+                read =
+                    CachedContext::new(attachment.map_err(|reason| walker.fault_at(iova, reason))?);
                 self.contexts.fill(device, read);
                 &read
             }
@@ -236,7 +237,9 @@ impl<F: Format, M: PhysMemory + ?Sized> MultiPageAccess<'_, F, M> {
         if at > self.highest {
             return Err(self.walker.fault_at(at, FaultReason::AddressBeyondWidth));
         }
-        let page = self.walker.page(self.mem, self.table_root, at, self.access)?;
+        let page = self
+            .walker
+            .page(self.mem, self.table_root, at, self.access)?;
         let end = Iova::new(at.get() | page.mask()).min(last);
         match PhysRange::inclusive(page.translate(at), page.translate(end)) {
             Some(piece) => Ok((piece, end)),

@@ -8,7 +8,7 @@ use ringfence_types::{PageSize, PhysAddr, PhysRange};
 use crate::context_cache::{CachedContext, ContextCache};
 use crate::walker::Walker;
 use crate::{
-    ContextLookup, FaultLog, Geometry, HostBridge, HostBridges, Replacement, RootTable, IommuStats,
+    ContextLookup, FaultLog, Geometry, HostBridge, HostBridges, IommuStats, Replacement, RootTable,
     WALK_CACHES,
 };
 

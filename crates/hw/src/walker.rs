@@ -5,7 +5,7 @@ use ringfence_types::{Access, FaultReason, Iova, PhysMemory};
 
 use crate::iotlb::{Iotlb, Page};
 use crate::walk_cache::WalkCaches;
-use crate::{TableRoot, IommuStats, UnitConfig};
+use crate::{IommuStats, TableRoot, UnitConfig};
 
 /// The caches of translations, with the counters that tell how they did.
 #[derive(Debug, Clone)]

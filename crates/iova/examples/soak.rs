@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::process::ExitCode;
 
-use ringfence_iova::{IovaAllocator, MagazineLimits, Magazines, AllocRequest};
+use ringfence_iova::{AllocRequest, IovaAllocator, MagazineLimits, Magazines};
 use ringfence_types::{
     DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Pending, Pfn, PfnRange,
     Ticket, Unmapped,

@@ -197,7 +197,11 @@ pub trait IovaAllocator {
     ///
     /// # Errors
     /// See [`AllocError`]; the state is unchanged.
-    fn alloc(&self, cpu: &mut Self::PerCpu, request: &AllocRequest) -> Result<Allocation, AllocError>;
+    fn alloc(
+        &self,
+        cpu: &mut Self::PerCpu,
+        request: &AllocRequest,
+    ) -> Result<Allocation, AllocError>;
 
     /// The allocated range that contains `page`, for layers that are given an address and must find its range (the "IOVA find" of the
     /// rIOMMU document, Table 1). Allocators without such an index return `None`; the layer then relies on the

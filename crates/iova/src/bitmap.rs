@@ -12,7 +12,7 @@ use core::mem;
 
 use ringfence_types::{Flushed, Lock, Pfn, PfnRange, Unmapped, WholeDomain};
 
-use crate::{AllocError, Allocation, IovaAllocator, AllocRequest};
+use crate::{AllocError, AllocRequest, Allocation, IovaAllocator};
 
 const WORD: u64 = 64;
 
@@ -231,7 +231,11 @@ impl BitmapState {
         AllocError::NeedsFlush
     }
 
-    fn alloc(&mut self, cpu: &mut BitmapCpu, request: &AllocRequest) -> Result<Allocation, AllocError> {
+    fn alloc(
+        &mut self,
+        cpu: &mut BitmapCpu,
+        request: &AllocRequest,
+    ) -> Result<Allocation, AllocError> {
         request.validate()?;
         let size = self.space.pages();
         let end = match request.limit.get().checked_sub(self.space.lo().get()) {

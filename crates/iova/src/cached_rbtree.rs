@@ -9,9 +9,9 @@
 
 use ringfence_types::{Pfn, PfnRange};
 
-use crate::rbtree::{Index, NIL, RbTree};
 use crate::allocator::LAST_32BIT_PAGE;
-use crate::{AllocError, Allocation, Locked, RangeStore, AllocRequest, ReusableRange};
+use crate::rbtree::{Index, NIL, RbTree};
+use crate::{AllocError, AllocRequest, Allocation, Locked, RangeStore, ReusableRange};
 
 /// The allocator of Linux 3.4 behind one lock.
 pub type CachedRbTree<L> = Locked<CachedTree, L>;

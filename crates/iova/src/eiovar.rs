@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use ringfence_types::{Pfn, PfnRange};
 
 use crate::debug_check::DebugCheck;
-use crate::{AllocError, Allocation, Locked, RangeStore, AllocRequest, ReusableRange};
+use crate::{AllocError, AllocRequest, Allocation, Locked, RangeStore, ReusableRange};
 
 /// Number of lists.
 const M: usize = 28;

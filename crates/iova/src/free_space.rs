@@ -8,7 +8,7 @@
 use ringfence_types::{Pfn, PfnRange};
 
 use crate::rbtree::{Index, NIL, RbTree, Summary};
-use crate::{AllocError, Allocation, RangeStore, AllocRequest, ReusableRange};
+use crate::{AllocError, AllocRequest, Allocation, RangeStore, ReusableRange};
 
 /// What a subtree of free ranges can serve.
 #[derive(Debug, Clone, Copy, Default)]

@@ -7,9 +7,9 @@
 
 use ringfence_types::{Pfn, PfnRange};
 
-use crate::rbtree::{Index, NIL, RbTree, Summary};
 use crate::allocator::LAST_32BIT_PAGE;
-use crate::{AllocError, Allocation, Locked, RangeStore, AllocRequest, ReusableRange};
+use crate::rbtree::{Index, NIL, RbTree, Summary};
+use crate::{AllocError, AllocRequest, Allocation, Locked, RangeStore, ReusableRange};
 
 /// FreeBSD's allocator behind one lock.
 pub type FreeBsd<L> = Locked<FreeBsdTree, L>;

@@ -17,9 +17,9 @@ use core::mem;
 
 use ringfence_types::{Flushed, Lock, Pfn, PfnRange};
 
-use crate::debug_check::DebugCheck;
 use crate::allocator::order_of;
-use crate::{AllocError, Allocation, IovaAllocator, RangeStore, AllocRequest, ReusableRange};
+use crate::debug_check::DebugCheck;
+use crate::{AllocError, AllocRequest, Allocation, IovaAllocator, RangeStore, ReusableRange};
 
 /// Number of size classes ("IOVA_RANGE_CACHE_MAX_SIZE").
 const CLASSES: usize = 6;
@@ -272,7 +272,8 @@ impl<S: RangeStore, L: Lock<RcacheShared<S>>> IovaAllocator for LinuxRcache<S, L
             None => self.alloc_from_store(cpu, request)?,
         };
         if DebugCheck::CHECKED {
-            self.shared.with(|shared| shared.debug_check.insert(found.range));
+            self.shared
+                .with(|shared| shared.debug_check.insert(found.range));
         }
         Ok(found)
     }

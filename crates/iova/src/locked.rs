@@ -4,7 +4,7 @@ use core::marker::PhantomData;
 
 use ringfence_types::{Flushed, Lock, Pfn, PfnRange};
 
-use crate::{AllocError, Allocation, IovaAllocator, AllocRequest};
+use crate::{AllocError, AllocRequest, Allocation, IovaAllocator};
 
 /// A range that may be handed out at once: it was [`Flushed`], or never handed out.
 ///

@@ -24,7 +24,7 @@ use ringfence_types::{
     Flushed, Lock, MemoryError, Pfn, PfnRange, PhysAddr, PhysMemory, Unmapped, WholeDomain,
 };
 
-use crate::{AllocError, Allocation, IovaAllocator, AllocRequest};
+use crate::{AllocError, AllocRequest, Allocation, IovaAllocator};
 
 /// The two low bits: what a device may do.
 const PERMISSIONS: u64 = 3;
@@ -264,7 +264,11 @@ impl<M: PhysMemory, L: Lock<TableCursor>> IovaAllocator for TableBitmap<M, L> {
         TableBitmapCpu::default()
     }
 
-    fn alloc(&self, cpu: &mut TableBitmapCpu, request: &AllocRequest) -> Result<Allocation, AllocError> {
+    fn alloc(
+        &self,
+        cpu: &mut TableBitmapCpu,
+        request: &AllocRequest,
+    ) -> Result<Allocation, AllocError> {
         request.validate()?;
         self.cursor
             .with(|cursor| self.alloc_under_lock(cursor, cpu, request))

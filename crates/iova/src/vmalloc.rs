@@ -8,7 +8,7 @@
 use ringfence_types::{Pfn, PfnRange};
 
 use crate::rbtree::{Index, NIL, RbTree};
-use crate::{AllocError, Allocation, Locked, RangeStore, AllocRequest, ReusableRange};
+use crate::{AllocError, AllocRequest, Allocation, Locked, RangeStore, ReusableRange};
 
 /// vmalloc's allocator behind one lock.
 pub type Vmalloc<L> = Locked<VmallocTree, L>;

@@ -6,7 +6,7 @@ mod common;
 use std::cell::RefCell;
 
 use common::{DOMAIN, Words, domain_flushed, pages};
-use ringfence_iova::{AllocError, Bitmap, IovaAllocator, AllocRequest, FreeProof, TableBitmap};
+use ringfence_iova::{AllocError, AllocRequest, Bitmap, FreeProof, IovaAllocator, TableBitmap};
 use ringfence_types::{Pfn, PfnRange, PhysAddr, PhysMemory as _, Unmapped};
 
 const ONE: AllocRequest = AllocRequest::new(1, Pfn::MAX);

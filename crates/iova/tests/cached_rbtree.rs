@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use common::{Random, flushed, pages};
 use ringfence_iova::{
-    AllocError, CachedTree, IovaAllocator, Locked, RangeStore, AllocRequest, SeedError,
+    AllocError, AllocRequest, CachedTree, IovaAllocator, Locked, RangeStore, SeedError,
 };
 use ringfence_types::Pfn;
 

@@ -401,7 +401,9 @@ fn bitmap_literal() {
         quarantines: false,
         ..BITMAP
     };
-    conforms(rules, |space| Bitmap::as_published(space, RefCell::new).unwrap());
+    conforms(rules, |space| {
+        Bitmap::as_published(space, RefCell::new).unwrap()
+    });
 }
 
 #[test]

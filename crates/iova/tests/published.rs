@@ -264,7 +264,10 @@ fn eiovar_holds_k_ranges_and_not_one_more() {
 #[test]
 fn free_space_is_not_led_astray_by_gaps_that_lie_askew() {
     let mut store = FreeSpace::new(pages(0, (1 << 16) - 1)).unwrap();
-    let all = store.alloc(&AllocRequest::new(1 << 16, Pfn::MAX)).unwrap().range;
+    let all = store
+        .alloc(&AllocRequest::new(1 << 16, Pfn::MAX))
+        .unwrap()
+        .range;
     assert_eq!(all, pages(0, (1 << 16) - 1));
     // Gaps of 8 pages that begin 4 pages off, above one that is aligned.
     assert!(store.free(flushed(pages(0, 7)).into()));

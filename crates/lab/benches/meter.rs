@@ -12,19 +12,19 @@ use std::sync::atomic::Ordering;
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Paged;
 use ringfence_hw::RingLogic;
-use ringfence_lab::mode_dispatch::{ModeVisitor, ModeParts, ReplayTable, dispatch};
 use ringfence_lab::compare::{CompareOptions, meter};
 use ringfence_lab::guest::RtcParts;
 use ringfence_lab::meter::{
-    TimedPlatform, Clock, FlushFor, FlushForRings, EmptyLoop, InvalidationQueue, Meter, ReplayAlloc, ReplayRing,
-    TimedReplay, cycles,
+    Clock, EmptyLoop, FlushFor, FlushForRings, InvalidationQueue, Meter, ReplayAlloc, ReplayRing,
+    TimedPlatform, TimedReplay, cycles,
 };
+use ringfence_lab::mode_dispatch::{ModeParts, ModeVisitor, ReplayTable, dispatch};
 use ringfence_lab::modes::{Mode, TableKind};
 use ringfence_lab::plan::{Plan, Planner, Step};
 use ringfence_lab::ring::{RingParts, RingSizes};
 use ringfence_lab::{LabError, Profile};
 use ringfence_memory::{Arena, Frames};
-use ringfence_trace::{Chunk, Op, OpKind, Operations, TraceOptions, SAMPLE, TraceSource};
+use ringfence_trace::{Chunk, Op, OpKind, Operations, SAMPLE, TraceOptions, TraceSource};
 use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
 
 const MODES: [&str; 6] = [

@@ -9,7 +9,7 @@ use std::time::Instant;
 use ringfence_lab::compare::{CompareOptions, runner};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
-use ringfence_trace::{Chunk, Operations, TraceOptions, SAMPLE, TraceError};
+use ringfence_trace::{Chunk, Operations, SAMPLE, TraceError, TraceOptions};
 
 const REPETITIONS: usize = 5;
 

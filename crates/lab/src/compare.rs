@@ -12,7 +12,7 @@ use crate::modes::Mode;
 use crate::plan::{Planner, each_plan};
 use crate::replay::Outcomes;
 use crate::ring::RingSizes;
-use crate::row::{RowInputs, Row};
+use crate::row::{Row, RowInputs};
 use crate::status::ReplayStatus;
 
 use crate::meter::TIMED_REPLAYS;
@@ -157,16 +157,16 @@ pub fn compare<R: Read>(
         let status = if !of_trace.is_ok() && metered.first_refusal.is_none() {
             of_trace.clone()
         } else {
-            let timed =
-                match meter {
-                    None if options.repetitions > 0 => ReplayStatus::NotTimed {
-                        bytes: planner.live_pages_max.saturating_mul(4096),
-                    },
-                    meter => meter.and_then(|meter| meter.refusals()).map_or(
-                        ReplayStatus::Ok,
-                        |(count, first)| ReplayStatus::RefusedInMeter { count, first },
-                    ),
-                };
+            let timed = match meter {
+                None if options.repetitions > 0 => ReplayStatus::NotTimed {
+                    bytes: planner.live_pages_max.saturating_mul(4096),
+                },
+                meter => meter
+                    .and_then(|meter| meter.refusals())
+                    .map_or(ReplayStatus::Ok, |(count, first)| {
+                        ReplayStatus::RefusedInMeter { count, first }
+                    }),
+            };
             of_replay(&metered).unwrap_or(timed)
         };
         rows.push(Row::new(&RowInputs {

@@ -4,15 +4,15 @@
 use std::fmt;
 use std::rc::Rc;
 
-use ringfence_devices::{Bus, Observer, DmaRequest};
+use ringfence_devices::{Bus, DmaRequest, Observer};
 use ringfence_hw::{
-    CalgaryUnit, FaultLog, Geometry, GeometryError, HostBridge, Prefetch, InvalidationGranularity, Replacement,
-    RingLogic, RingUnit, RingUnitConfig, IommuStats, UnitConfig, VtdUnit,
+    CalgaryUnit, FaultLog, Geometry, GeometryError, HostBridge, InvalidationGranularity,
+    IommuStats, Prefetch, Replacement, RingLogic, RingUnit, RingUnitConfig, UnitConfig, VtdUnit,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{CalgaryTce, Coherency, Context, ContextTables, Levels, TranslationType};
 use ringfence_types::{
-    RequesterId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, PhysAddr,
+    DomainId, Fault, Invalidation, InvalidationError, Invalidator, PhysAddr, RequesterId,
 };
 
 use crate::Profile;

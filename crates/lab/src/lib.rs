@@ -5,20 +5,20 @@
 //! [`compare`] runs both for each mode and puts its [`row`] together. [`experiments`] are the documents' own. What rows say to
 //! people and programs is the crate above.
 
-mod dynamic;
-pub mod mode_dispatch;
 pub mod compare;
 pub mod compose;
+mod dynamic;
 mod error;
 pub mod experiments;
-pub mod hardware;
 pub mod guest;
+pub mod hardware;
 mod limits;
-pub mod platform;
 pub mod meter;
+pub mod mode_dispatch;
 pub mod modes;
 pub mod oracle;
 pub mod plan;
+pub mod platform;
 mod profile;
 pub mod replay;
 pub mod ring;

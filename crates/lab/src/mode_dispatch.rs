@@ -8,11 +8,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringfence_dma::flush::{
-    Burst, Deferred, BurstAsPublished, PerCpuQueue, PerWrap, QueueConfig, FlushQueue, Strict,
+    Burst, BurstAsPublished, Deferred, FlushQueue, PerCpuQueue, PerWrap, QueueConfig, Strict,
 };
 use ringfence_dma::ring::{RingAsPublished, SlotChoice};
-use ringfence_dma::space::{CachedTable, PlainTable, Reclaiming, Rounding, IoPageTable};
-use ringfence_hw::{LogicAsPublished, FixedLogic, RingLogic};
+use ringfence_dma::space::{CachedTable, IoPageTable, PlainTable, Reclaiming, Rounding};
+use ringfence_hw::{FixedLogic, LogicAsPublished, RingLogic};
 use ringfence_iova::{
     Bitmap, BitmapState, CachedTree, Capacity, Depot, Eiovar, FreeBsdTree, LinuxRcache, Locked,
     MagazineLimits, Magazines, RcacheShared, TableBitmap, TableCursor,
@@ -25,10 +25,10 @@ use ringfence_types::{DomainId, PageSize, Pfn, PfnRange, PhysAddr};
 
 use crate::dynamic;
 use crate::error::LabError;
+use crate::guest::{self, PviommuTable, RtcParts, VirtioTable, pviommu};
 use crate::hardware::{Calgary, Hardware, Vtd};
-use crate::guest::{self, RtcParts, PviommuTable, VirtioTable, pviommu};
 use crate::meter::{FlushFor, FlushForRings, ReplayAlloc, ReplayRing, StaticStubs};
-use crate::modes::{Alloc, FlushKind, Mode, TableKind, Owner};
+use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use crate::ring::RingParts;
 
 /// A table that a replay can have.
@@ -266,7 +266,8 @@ pub(crate) type FreeBsdAlloc = Locked<FreeBsdTree, ThreadCell<FreeBsdTree>>;
 pub(crate) type RcacheAlloc = LinuxRcache<CachedTree, ThreadCell<RcacheShared<CachedTree>>>;
 pub(crate) type MagazineAlloc = Magazines<ThreadCell<Depot>>;
 pub(crate) type DeferredFlush = Deferred<ThreadCell<ringfence_dma::flush::DeferredQueue>>;
-pub(crate) type PerCpuFlush = PerCpuQueue<ThreadCell<FlushQueue>, ThreadCell<Vec<Arc<ThreadCell<FlushQueue>>>>>;
+pub(crate) type PerCpuFlush =
+    PerCpuQueue<ThreadCell<FlushQueue>, ThreadCell<Vec<Arc<ThreadCell<FlushQueue>>>>>;
 pub(crate) type PlainRadix = PlainTable<SecondStage>;
 pub(crate) type LeafCachedRadix = CachedTable<SecondStage>;
 pub(crate) type FlatTable = PlainTable<CalgaryTce>;
@@ -300,7 +301,10 @@ impl AllocEnv<'_> {
 }
 
 pub(crate) fn rb_tree(site: &AllocEnv<'_>) -> Result<RbTreeAlloc, LabError> {
-    Ok(Locked::new(CachedTree::new(site.full_range()?), RefCell::new))
+    Ok(Locked::new(
+        CachedTree::new(site.full_range()?),
+        RefCell::new,
+    ))
 }
 
 pub(crate) fn eiovar(site: &AllocEnv<'_>) -> Result<EiovarAlloc, LabError> {
@@ -313,11 +317,17 @@ pub(crate) fn eiovar(site: &AllocEnv<'_>) -> Result<EiovarAlloc, LabError> {
 }
 
 pub(crate) fn bitmap(site: &AllocEnv<'_>) -> Result<BitmapAlloc, LabError> {
-    Ok(Bitmap::new(site.range_up_to(LAST_PAGE_32_BIT)?, RefCell::new)?)
+    Ok(Bitmap::new(
+        site.range_up_to(LAST_PAGE_32_BIT)?,
+        RefCell::new,
+    )?)
 }
 
 pub(crate) fn bitmap_as_published(site: &AllocEnv<'_>) -> Result<BitmapAlloc, LabError> {
-    Ok(Bitmap::as_published(site.range_up_to(LAST_PAGE_32_BIT)?, RefCell::new)?)
+    Ok(Bitmap::as_published(
+        site.range_up_to(LAST_PAGE_32_BIT)?,
+        RefCell::new,
+    )?)
 }
 
 /// The entries that the hardware reads are the bitmap; without a table, entries that nobody reads.
@@ -334,7 +344,10 @@ pub(crate) fn table_bitmap(site: &AllocEnv<'_>) -> Result<TableBitmapAlloc, LabE
 }
 
 pub(crate) fn freebsd(site: &AllocEnv<'_>) -> Result<FreeBsdAlloc, LabError> {
-    Ok(Locked::new(FreeBsdTree::new(site.full_range()?), RefCell::new))
+    Ok(Locked::new(
+        FreeBsdTree::new(site.full_range()?),
+        RefCell::new,
+    ))
 }
 
 pub(crate) fn rcache(site: &AllocEnv<'_>) -> Result<RcacheAlloc, LabError> {
@@ -375,7 +388,7 @@ pub fn dispatch<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::Output, LabErr
 /// The mode is none of them: the job comes back.
 pub(crate) fn dispatch_static<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::Output, J> {
     use Rounding::{Exact, PowerOfTwo};
-    use {Alloc as A, FlushKind as F, TableKind as T, Owner as W};
+    use {Alloc as A, FlushKind as F, Owner as W, TableKind as T};
     fn recipe<A, T: ReplayTable, F>(
         mode: &Mode,
         alloc: MakeAlloc<A>,
@@ -398,11 +411,19 @@ pub(crate) fn dispatch_static<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::
             return Ok(match (mode.alloc, mode.table, mode.flush) {
                 (A::LinuxRcache, T::Radix, F::PerUnmap) => job
                     .paged::<RcacheAlloc, VirtioTable, Strict>(recipe(
-                        mode, rcache, virtio_table, strict, Exact,
+                        mode,
+                        rcache,
+                        virtio_table,
+                        strict,
+                        Exact,
                     )),
                 (A::LinuxRcache, T::Radix, F::PerCpuQueue) => job
                     .paged::<RcacheAlloc, VirtioTable, PerCpuFlush>(recipe(
-                        mode, rcache, virtio_table, per_cpu_flush, Exact,
+                        mode,
+                        rcache,
+                        virtio_table,
+                        per_cpu_flush,
+                        Exact,
                     )),
                 _ => return Err(job),
             });
@@ -419,51 +440,93 @@ pub(crate) fn dispatch_static<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::
         }
     };
     Ok(match kernel {
-        (A::CachedRbTree, T::Radix, F::PerUnmap) => {
-            job.paged::<RbTreeAlloc, PlainRadix, Strict>(recipe(mode, rb_tree, plain_radix, strict, PowerOfTwo))
-        }
-        (A::CachedRbTree, T::Radix, F::Deferred) => {
-            job.paged::<RbTreeAlloc, PlainRadix, DeferredFlush>(recipe(mode, rb_tree, plain_radix, deferred_flush, PowerOfTwo))
-        }
-        (A::Eiovar(_), T::Radix, F::PerUnmap) => job
-            .paged::<EiovarAlloc, PlainRadix, Strict>(recipe(mode, eiovar, plain_radix, strict, PowerOfTwo)),
-        (A::Eiovar(_), T::Radix, F::Deferred) => {
-            job.paged::<EiovarAlloc, PlainRadix, DeferredFlush>(recipe(mode, eiovar, plain_radix, deferred_flush, PowerOfTwo))
-        }
-        (A::Bitmap, T::Radix, F::PerWrap) => {
-            job.paged::<BitmapAlloc, PlainRadix, PerWrap>(recipe(mode, bitmap, plain_radix, || PerWrap, Exact))
-        }
-        (A::BitmapAsPublished, T::Radix, F::PerWrap) => job.paged::<BitmapAlloc, PlainRadix, PerWrap>(recipe(
+        (A::CachedRbTree, T::Radix, F::PerUnmap) => job.paged::<RbTreeAlloc, PlainRadix, Strict>(
+            recipe(mode, rb_tree, plain_radix, strict, PowerOfTwo),
+        ),
+        (A::CachedRbTree, T::Radix, F::Deferred) => job
+            .paged::<RbTreeAlloc, PlainRadix, DeferredFlush>(recipe(
+                mode,
+                rb_tree,
+                plain_radix,
+                deferred_flush,
+                PowerOfTwo,
+            )),
+        (A::Eiovar(_), T::Radix, F::PerUnmap) => job.paged::<EiovarAlloc, PlainRadix, Strict>(
+            recipe(mode, eiovar, plain_radix, strict, PowerOfTwo),
+        ),
+        (A::Eiovar(_), T::Radix, F::Deferred) => job
+            .paged::<EiovarAlloc, PlainRadix, DeferredFlush>(recipe(
+                mode,
+                eiovar,
+                plain_radix,
+                deferred_flush,
+                PowerOfTwo,
+            )),
+        (A::Bitmap, T::Radix, F::PerWrap) => job.paged::<BitmapAlloc, PlainRadix, PerWrap>(recipe(
             mode,
-            bitmap_as_published,
+            bitmap,
             plain_radix,
             || PerWrap,
             Exact,
         )),
-        (A::Bitmap, T::Radix, F::PerUnmap) => {
-            job.paged::<BitmapAlloc, PlainRadix, Strict>(recipe(mode, bitmap, plain_radix, strict, Exact))
-        }
-        (A::FreeBsd, T::RadixReclaimPage, F::PerUnmap) => job
-            .paged::<FreeBsdAlloc, ReclaimingRadix, Strict>(recipe(mode, freebsd, reclaiming_radix_full_page, strict, Exact)),
-        (A::FreeBsd, T::RadixReclaim, F::PerUnmap) => {
-            job.paged::<FreeBsdAlloc, ReclaimingRadix, Strict>(recipe(mode, freebsd, reclaiming_radix, strict, Exact))
-        }
-        (A::LinuxRcache, T::Radix, F::PerUnmap) => {
-            job.paged::<RcacheAlloc, PlainRadix, Strict>(recipe(mode, rcache, plain_radix, strict, Exact))
-        }
-        (A::LinuxRcache, T::Radix, F::PerCpuQueue) => {
-            job.paged::<RcacheAlloc, PlainRadix, PerCpuFlush>(recipe(mode, rcache, plain_radix, per_cpu_flush, Exact))
-        }
-        (A::Magazine, T::CachedRadix, F::PerUnmap) => {
-            job.paged::<MagazineAlloc, LeafCachedRadix, Strict>(recipe(mode, magazine, leaf_cached_radix, strict, Exact))
-        }
-        (A::Magazine, T::CachedRadix, F::Burst) => job.paged::<MagazineAlloc, LeafCachedRadix, Burst>(recipe(
+        (A::BitmapAsPublished, T::Radix, F::PerWrap) => job
+            .paged::<BitmapAlloc, PlainRadix, PerWrap>(recipe(
+                mode,
+                bitmap_as_published,
+                plain_radix,
+                || PerWrap,
+                Exact,
+            )),
+        (A::Bitmap, T::Radix, F::PerUnmap) => job.paged::<BitmapAlloc, PlainRadix, Strict>(recipe(
             mode,
-            magazine,
-            leaf_cached_radix,
-            Burst::default,
+            bitmap,
+            plain_radix,
+            strict,
             Exact,
         )),
+        (A::FreeBsd, T::RadixReclaimPage, F::PerUnmap) => job
+            .paged::<FreeBsdAlloc, ReclaimingRadix, Strict>(recipe(
+                mode,
+                freebsd,
+                reclaiming_radix_full_page,
+                strict,
+                Exact,
+            )),
+        (A::FreeBsd, T::RadixReclaim, F::PerUnmap) => job
+            .paged::<FreeBsdAlloc, ReclaimingRadix, Strict>(recipe(
+                mode,
+                freebsd,
+                reclaiming_radix,
+                strict,
+                Exact,
+            )),
+        (A::LinuxRcache, T::Radix, F::PerUnmap) => job.paged::<RcacheAlloc, PlainRadix, Strict>(
+            recipe(mode, rcache, plain_radix, strict, Exact),
+        ),
+        (A::LinuxRcache, T::Radix, F::PerCpuQueue) => job
+            .paged::<RcacheAlloc, PlainRadix, PerCpuFlush>(recipe(
+                mode,
+                rcache,
+                plain_radix,
+                per_cpu_flush,
+                Exact,
+            )),
+        (A::Magazine, T::CachedRadix, F::PerUnmap) => job
+            .paged::<MagazineAlloc, LeafCachedRadix, Strict>(recipe(
+                mode,
+                magazine,
+                leaf_cached_radix,
+                strict,
+                Exact,
+            )),
+        (A::Magazine, T::CachedRadix, F::Burst) => job
+            .paged::<MagazineAlloc, LeafCachedRadix, Burst>(recipe(
+                mode,
+                magazine,
+                leaf_cached_radix,
+                Burst::default,
+                Exact,
+            )),
         _ => return Err(job),
     })
 }
@@ -528,7 +591,11 @@ fn rings<J: ModeVisitor>(mode: &Mode, coherency: Coherency, job: J) -> Result<J:
     })
 }
 
-fn rings_as_published<J: ModeVisitor>(mode: &Mode, coherency: Coherency, job: J) -> Result<J::Output, LabError> {
+fn rings_as_published<J: ModeVisitor>(
+    mode: &Mode,
+    coherency: Coherency,
+    job: J,
+) -> Result<J::Output, LabError> {
     match (mode.alloc, mode.flush) {
         (Alloc::RingTailAsPublished, FlushKind::BurstAsPublished) => {
             let recipe = RingParts::new(SlotChoice::Tail, coherency, || BurstAsPublished);

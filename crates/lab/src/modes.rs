@@ -65,7 +65,10 @@ impl TableKind {
     pub fn is_ring(self) -> bool {
         matches!(
             self,
-            Self::Ring | Self::RingNonCoherent | Self::RingAsPublished | Self::RingNonCoherentAsPublished
+            Self::Ring
+                | Self::RingNonCoherent
+                | Self::RingAsPublished
+                | Self::RingNonCoherentAsPublished
         )
     }
 }
@@ -222,7 +225,9 @@ impl Mode {
         match self.flush {
             // The literal ring overwrites live entries and lets accesses run past a buffer's end, and the literal cache lets a device write
             // what it was to read, for as long as that is in use: nothing bounds that.
-            FlushKind::Never | FlushKind::BurstAsPublished | FlushKind::PerCycleAsPublished => Safety::None,
+            FlushKind::Never | FlushKind::BurstAsPublished | FlushKind::PerCycleAsPublished => {
+                Safety::None
+            }
             FlushKind::PerUnmap | FlushKind::Burst if self.has_rings() => Safety::ByteGranular,
             FlushKind::PerUnmap | FlushKind::Burst => Safety::Strict,
             FlushKind::Deferred

@@ -2,20 +2,20 @@
 
 use std::rc::Rc;
 
-use ringfence_devices::{Observer, DmaRequest};
+use ringfence_devices::{DmaRequest, Observer};
 use ringfence_dma::Platform;
 use ringfence_hw::IommuStats;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    RequesterId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr,
-    PhysRange, Ticket,
+    DomainId, Fault, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysRange,
+    RequesterId, Ticket,
 };
 
 use crate::Profile;
 use crate::error::LabError;
-use crate::hardware::{ContextTarget, Hardware, Host, Vtd};
 use crate::guest::QueueStats;
+use crate::hardware::{ContextTarget, Hardware, Host, Vtd};
 
 /// Where the buffers of a trace lie; traces are renamed to fit. A reservation of addresses: memory is what the tables take.
 pub const DATA_BYTES: u64 = ringfence_trace::ARENA_BYTES;

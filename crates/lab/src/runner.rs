@@ -1,6 +1,8 @@
 //! What runs for one mode: its passes under the oracle, and its meter.
 
-use ringfence_devices::{Attacker, DriverEvent, Neighbour, DmaPort, Racer, Replayer, Reuse, Straddler};
+use ringfence_devices::{
+    Attacker, DmaPort, DriverEvent, Neighbour, Racer, Replayer, Reuse, Straddler,
+};
 use ringfence_dma::flush::{Flush, Never};
 use ringfence_dma::space::{Identity, Paged, Rings, StaticTable};
 use ringfence_dma::{Platform, Space};
@@ -9,18 +11,21 @@ use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_trace::{DeviceIndex, Devices, MappingId};
 use ringfence_types::{PageSize, PhysAddr, PhysRange};
 
-use crate::dynamic;
-use crate::mode_dispatch::{ModeVisitor, ModeParts, ReplayTable, ThreadCell, dispatch_dyn, is_special, dispatch_static, dispatch_special};
 use crate::compare::CompareOptions;
+use crate::dynamic;
 use crate::error::LabError;
+use crate::guest::{DynRtcSpace, PviommuHost, RtcParams, RtcParts, VirtIommuHardware};
 use crate::hardware::{ContextTarget, Hardware, Riommu, Vtd};
-use crate::guest::{RtcParts, DynRtcSpace, RtcParams, VirtIommuHardware, PviommuHost};
-use crate::platform::{DATA_BYTES, ReplayPlatform};
-use crate::meter::{FlushFor, FlushForRings, Meter, ReplayAlloc, ReplayRing, Ablations};
+use crate::meter::{Ablations, FlushFor, FlushForRings, Meter, ReplayAlloc, ReplayRing};
+use crate::mode_dispatch::{
+    ModeParts, ModeVisitor, ReplayTable, ThreadCell, dispatch_dyn, dispatch_special,
+    dispatch_static, is_special,
+};
 use crate::modes::{Mode, TableKind};
 use crate::oracle::Ownership;
 use crate::plan::Plan;
-use crate::replay::{CheckedReplay, MakeSpace, AttachInfo, Outcomes};
+use crate::platform::{DATA_BYTES, ReplayPlatform};
+use crate::replay::{AttachInfo, CheckedReplay, MakeSpace, Outcomes};
 use crate::ring::RingParts;
 
 /// A replay under the oracle, whatever its mode.
@@ -121,10 +126,11 @@ impl BuildReplays<'_> {
         F: Flush<S, u64> + 'static,
     {
         let machine = || ReplayPlatform::new(&self.options.profile, enabled);
-        let metered = CheckedReplay::new(machine()?, flush(), ownership, PassAttackers::None, make())
-            .with_early_touches(self.options.early_touches)
-            .with_limits(self.options.limits)
-            .with_cycling(cycling);
+        let metered =
+            CheckedReplay::new(machine()?, flush(), ownership, PassAttackers::None, make())
+                .with_early_touches(self.options.early_touches)
+                .with_limits(self.options.limits)
+                .with_cycling(cycling);
         let hostile: Option<Box<dyn OracleReplay>> = if self.options.attack {
             let judged = CheckedReplay::new(machine()?, flush(), ownership, attackers(), make());
             let judged = judged.with_limits(self.options.limits);
@@ -181,14 +187,16 @@ impl ModeVisitor for BuildReplays<'_> {
         F: FlushFor<A, T> + 'static,
     {
         let make = move || -> MakeSpace<Paged<A, T>, T::Hardware> {
-            Box::new(move |of: &AttachInfo, machine: &ReplayPlatform<T::Hardware>| {
-                let (memory, frames) = (machine.arena(), machine.frames());
-                let (coherency, host) = (machine.coherency(), machine.host());
-                let table = (recipe.table)(of.domain, coherency, memory, frames, host)?;
-                let directed = ContextTarget::Table(table.root());
-                let alloc = recipe.allocator(memory, frames, Some(&table))?;
-                Ok((Paged::new(alloc, table, recipe.rounding), directed))
-            })
+            Box::new(
+                move |of: &AttachInfo, machine: &ReplayPlatform<T::Hardware>| {
+                    let (memory, frames) = (machine.arena(), machine.frames());
+                    let (coherency, host) = (machine.coherency(), machine.host());
+                    let table = (recipe.table)(of.domain, coherency, memory, frames, host)?;
+                    let directed = ContextTarget::Table(table.root());
+                    let alloc = recipe.allocator(memory, frames, Some(&table))?;
+                    Ok((Paged::new(alloc, table, recipe.rounding), directed))
+                },
+            )
         };
         let attackers = || PassAttackers::pages(Reuse::Page);
         self.oracle_replays(true, Ownership::Page, recipe.flush, attackers, make, None)
@@ -219,11 +227,13 @@ impl ModeVisitor for BuildReplays<'_> {
         let sizes = &self.options.rings;
         let make = move || -> MakeSpace<Rings<D, ThreadCell<D>>, Riommu<L>> {
             let sizes = sizes.clone();
-            Box::new(move |of: &AttachInfo, machine: &ReplayPlatform<Riommu<L>>| {
-                let (memory, frames) = (machine.arena(), machine.frames());
-                let (space, rings) = recipe.space(of, &sizes, memory, frames)?;
-                Ok((space, ContextTarget::Table(rings)))
-            })
+            Box::new(
+                move |of: &AttachInfo, machine: &ReplayPlatform<Riommu<L>>| {
+                    let (memory, frames) = (machine.arena(), machine.frames());
+                    let (space, rings) = recipe.space(of, &sizes, memory, frames)?;
+                    Ok((space, ContextTarget::Table(rings)))
+                },
+            )
         };
         self.oracle_replays(
             true,

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use ringfence_lab::compare::{CompareOptions, meter};
-use ringfence_lab::meter::{CONFIG_NAMES, AblationOrders, SecondAblation};
+use ringfence_lab::meter::{AblationOrders, CONFIG_NAMES, SecondAblation};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
-use ringfence_trace::{Chunk, Operations, TraceOptions, SAMPLE, TraceSource};
+use ringfence_trace::{Chunk, Operations, SAMPLE, TraceOptions, TraceSource};
 
 const WORKER: &str = "RINGFENCE_COUNT";
 

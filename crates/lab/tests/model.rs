@@ -10,7 +10,7 @@ use ringfence_lab::experiments::model::{
     deviation, gbps, model_line, printed_crosses, residuals,
 };
 use ringfence_lab::experiments::published::{
-    BASELINES, Baseline, BASELINE_CYCLES, CLOCK_GHZ, EIOVAR_DEFER_STREAM, EIOVAR_STRICT_ALLOC,
+    BASELINE_CYCLES, BASELINES, Baseline, CLOCK_GHZ, EIOVAR_DEFER_STREAM, EIOVAR_STRICT_ALLOC,
     EIOVAR_STRICT_STREAM, MLX_STREAM, Metric, Rounded, TABLE_1, TABLE_2, TABLE_3, Variant,
 };
 
@@ -188,7 +188,10 @@ fn table_1_explains_less_than_table_2_implies() {
     }
     // It grows with protection: no constant that was forgotten.
     assert!(found[1].residual.lo > found[3].residual.hi);
-    assert_eq!(by_table_1(&TABLE_1[0]), BASELINE_CYCLES + 2.0 * (4618.0 + 2999.0));
+    assert_eq!(
+        by_table_1(&TABLE_1[0]),
+        BASELINE_CYCLES + 2.0 * (4618.0 + 2999.0)
+    );
 }
 
 #[test]

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use ringfence_lab::experiments::prefetch::{
-    Addresses, BufferEvent, Predictor, PrefetchRow, DeviceStream, Synthetic, histories, measure, of_trace,
-    recorded, summarise,
+    Addresses, BufferEvent, DeviceStream, Predictor, PrefetchRow, Synthetic, histories, measure,
+    of_trace, recorded, summarise,
 };
-use ringfence_trace::{Chunk, MapClass, OpKind, Operations, TraceOptions, SAMPLE, TraceSource};
+use ringfence_trace::{Chunk, MapClass, OpKind, Operations, SAMPLE, TraceOptions, TraceSource};
 use ringfence_types::PhysRange;
 
 fn ring(entries: u32, burst: u32, addresses: Addresses) -> DeviceStream {

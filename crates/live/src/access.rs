@@ -226,7 +226,10 @@ mod tests {
         let socket = dir.0.join("socket");
         let listener = SocketAccess::OwnUser.listen(&socket).unwrap();
         let own = UnixStream::connect(&socket).unwrap();
-        assert_eq!(SocketAccess::OwnUser.admit(&listener.accept().unwrap().0), Ok(()));
+        assert_eq!(
+            SocketAccess::OwnUser.admit(&listener.accept().unwrap().0),
+            Ok(())
+        );
         drop(own);
         fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).unwrap();
@@ -237,7 +240,10 @@ mod tests {
         let (stream, _) = listener.accept().unwrap();
         let refused = Err(RefusedPeer { user: 65534 });
         assert_eq!(SocketAccess::OwnUser.admit(&stream), refused);
-        assert_eq!(SocketAccess::Group(Gid::from_raw(65534)).admit(&stream), Ok(()));
+        assert_eq!(
+            SocketAccess::Group(Gid::from_raw(65534)).admit(&stream),
+            Ok(())
+        );
     }
 
     #[test]

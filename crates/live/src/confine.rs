@@ -15,8 +15,8 @@ use rustix::process::{
 use rustix::thread::CapabilitySet;
 
 use crate::event;
-use crate::sandbox::sys;
 use crate::privileges;
+use crate::sandbox::sys;
 use crate::seccomp::{Rule, program};
 
 /// Files of the daemon's own, a log for example, may become so long.

@@ -1,12 +1,12 @@
 //! The devices of one guest, each on a socket and a thread of its own, and their counters on one more.
 
-mod sandboxed_disk;
+mod dma_path;
 mod local_config;
 mod options;
 mod paused;
 mod rebuild;
+mod sandboxed_disk;
 mod take_over;
-mod dma_path;
 
 pub use local_config::LocalConfig;
 pub use rebuild::RestoredDevices;
@@ -25,26 +25,29 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::thread::CapabilitySet;
 
-use self::sandboxed_disk::{SandboxArgs, start_sandboxed_disk};
 use self::paused::PausedDevice;
+use self::sandboxed_disk::{SandboxArgs, start_sandboxed_disk};
 use crate::access::SocketAccess;
 use crate::assigned::AssignedDma;
-use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::confine;
 use crate::counters::{DeviceCounters, prometheus};
 use crate::dma::Direct;
-use crate::dma_fault_injection::{InjectedDma, DmaInjector, InjectionResult};
-use crate::guest::{QemuIommu, IOMMU, QemuArgs, PVIOMMU, PciSlot};
-use crate::handover::{PauseHandle, CONTROL, HandOverTimeouts, HandOverSource, SourceOutcome, StateError, serve_destination};
-use crate::iommu::{GuestIommu, VirtioIommu, Recorder};
+use crate::dma_fault_injection::{DmaInjector, InjectedDma, InjectionResult};
+use crate::guest::{IOMMU, PVIOMMU, PciSlot, QemuArgs, QemuIommu};
+use crate::handover::{
+    CONTROL, HandOverSource, HandOverTimeouts, PauseHandle, SourceOutcome, StateError,
+    serve_destination,
+};
+use crate::iommu::{GuestIommu, Recorder, VirtioIommu};
+use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::link;
 use crate::memory::{Locked, MemoryRules};
 use crate::pviommu::PvIommu;
-use crate::server::{ServeEvent, ClientSlot, EventHandler, PolledFunction, StopSignal, serve_text};
+use crate::server::{ClientSlot, EventHandler, PolledFunction, ServeEvent, StopSignal, serve_text};
 use crate::vhost_user::{self, Clients, Settings};
 use crate::virtio::blk::Blk;
-use crate::virtio::iommu::IommuDevice;
 use crate::virtio::delayed::Delayed;
+use crate::virtio::iommu::IommuDevice;
 use crate::virtio::net::Net;
 use crate::virtio::pviommu::PvIommuDevice;
 use crate::virtio::rng::Rng;
@@ -111,7 +114,11 @@ impl Daemon {
     ///
     /// # Errors
     /// What opening the disk and listening meet, with the path.
-    pub fn start(dir: &Path, devices: &DeviceOptions, log: &Log) -> Result<Self, (PathBuf, io::Error)> {
+    pub fn start(
+        dir: &Path,
+        devices: &DeviceOptions,
+        log: &Log,
+    ) -> Result<Self, (PathBuf, io::Error)> {
         let at = at(dir);
         let invalid = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         devices.check().map_err(invalid).map_err(&at)?;
@@ -473,7 +480,11 @@ impl Daemon {
             devices: self.bells.clone(),
             limits,
         };
-        let (stop, gone, log) = (self.stop.clone(), Arc::clone(&self.handed_over), Arc::clone(log));
+        let (stop, gone, log) = (
+            self.stop.clone(),
+            Arc::clone(&self.handed_over),
+            Arc::clone(log),
+        );
         self.threads.push(thread::spawn(move || {
             confine::serving_thread(CapabilitySet::empty())?;
             let say = |why: &str| log("hand-over", &ServeEvent::Kept(why));

@@ -70,7 +70,10 @@ impl AioContext {
         if unsafe { libc::syscall(libc::SYS_io_setup, MAX_EVENTS, &raw mut context) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Self { context, dev_null: nothing })
+        Ok(Self {
+            context,
+            dev_null: nothing,
+        })
     }
 
     /// Whether it was signalled.

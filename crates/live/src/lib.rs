@@ -7,10 +7,11 @@
 
 pub mod access;
 pub mod assigned;
-pub mod limits;
 pub mod confine;
+pub mod counter_table;
 pub mod counters;
 pub mod daemon;
+pub mod differential;
 pub mod dma;
 pub mod dma_fault_injection;
 mod event;
@@ -19,19 +20,18 @@ pub mod handover;
 pub mod host;
 pub mod iommu;
 mod irq;
-pub mod sandbox;
-pub mod differential;
-mod stale_socket;
+pub mod limits;
 pub mod link;
 mod memory;
 mod pci;
 mod privileges;
 pub mod pviommu;
+pub mod sandbox;
 mod seccomp;
 pub mod server;
 mod session;
+mod stale_socket;
 pub mod vhost_user;
-pub mod counter_table;
 pub mod virtio;
 pub mod wire;
 

@@ -13,14 +13,14 @@ use self::stream::{Received, receive};
 use self::waiting::wait_or_pause;
 use crate::access::SocketAccess;
 use crate::counters::DeviceCounters;
-use crate::handover::{FunctionState, DeviceState, HandOverBlocker};
+use crate::handover::{DeviceState, FunctionState, HandOverBlocker};
 use crate::memory::MemoryRules;
 use crate::session::{Function, Session};
 use crate::virtio::{PollSource, QueueBroken};
 use crate::wire::Inbox;
 
 pub(crate) use self::event::LogBudget;
-pub use self::event::{ServeEvent, EventHandler};
+pub use self::event::{EventHandler, ServeEvent};
 pub(crate) use self::stream::{Piece, answer, receive_piece};
 pub use self::waiting::StopSignal;
 pub(crate) use self::waiting::{ServeEnd, wait};
@@ -214,7 +214,9 @@ impl<F: PolledFunction> ClientSlot<F> {
                         continue;
                     };
                     report(ServeEvent::Connected);
-                    if let ClientState::Idle(function) = std::mem::replace(&mut self.client, ClientState::Ended) {
+                    if let ClientState::Idle(function) =
+                        std::mem::replace(&mut self.client, ClientState::Ended)
+                    {
                         self.client = ClientState::Connected(Box::new(ClientConnection {
                             stream,
                             session: Session::with_memory_rules(self.rules.clone(), function),
@@ -229,10 +231,13 @@ impl<F: PolledFunction> ClientSlot<F> {
                         return Ok(ServeEnd::PauseRequested);
                     }
                     if let Err(error) = &end {
-                        conversation.words.log(ServeEvent::Closed(error), &mut report);
+                        conversation
+                            .words
+                            .log(ServeEvent::Closed(error), &mut report);
                     }
                     self.words = conversation.words.next_client();
-                    if let ClientState::Connected(conversation) = std::mem::replace(&mut self.client, ClientState::Ended)
+                    if let ClientState::Connected(conversation) =
+                        std::mem::replace(&mut self.client, ClientState::Ended)
                     {
                         self.client = ClientState::Idle(conversation.session.end());
                     }

@@ -4,7 +4,8 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::memory::{GuestRam, MAX_RANGES, MemoryError, MemoryRules, RangeSource};
 use crate::wire::{
-    VfioUserCommand, MAX_DATA_BYTES, MAX_FDS, Message, VfioUserRequest, RequestError, SetIrqs, errno,
+    MAX_DATA_BYTES, MAX_FDS, Message, RequestError, SetIrqs, VfioUserCommand, VfioUserRequest,
+    errno,
 };
 
 /// Regions that a PCI function has (VFIO: six BARs, ROM, configuration space, VGA).

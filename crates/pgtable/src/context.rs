@@ -7,7 +7,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{
-    RequesterId, DomainId, FaultReason, FrameSource, OutOfFrames, PhysAddr, PhysMemory,
+    DomainId, FaultReason, FrameSource, OutOfFrames, PhysAddr, PhysMemory, RequesterId,
 };
 
 use crate::{Coherency, Levels, TableError};
@@ -272,7 +272,11 @@ impl ContextTables {
     }
 
     /// Denies `device` all DMA. Whether it had a context.
-    pub fn detach<M: PhysMemory + ?Sized>(&mut self, mem: &M, device: RequesterId) -> Option<Context> {
+    pub fn detach<M: PhysMemory + ?Sized>(
+        &mut self,
+        mem: &M,
+        device: RequesterId,
+    ) -> Option<Context> {
         let old = find_context(mem, self.root, device).ok()?;
         let [root_low, _] = read(mem, self.root, device.bus()).ok()?;
         let table = PhysAddr::new(root_low & POINTER);

@@ -4,9 +4,9 @@ use alloc::sync::Arc;
 
 use ringfence_types::{CachedLevels, FrameSource, Iova, PfnRange, PhysAddr, PhysMemory, Unmapped};
 
-use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::reclaim::NoCount;
 use crate::table::Corrupt;
+use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::{DirtyLines, Format, Level, MapError, MapRequest, Table, UnmapError};
 
 /// Slots, a power of two. 16 lost to the plain walk as soon as 48 tables were in use.
@@ -53,7 +53,13 @@ impl LeafCache {
         frames: &S,
         request: MapRequest,
     ) -> Result<(), MapError> {
-        self.map_with(table, mem, frames, request, ImmediateWriteBack(table.coherency))
+        self.map_with(
+            table,
+            mem,
+            frames,
+            request,
+            ImmediateWriteBack(table.coherency),
+        )
     }
 
     /// As [`Table::map_nosync`].

@@ -17,7 +17,6 @@ extern crate std;
 
 mod coherency;
 mod context;
-mod write_back;
 mod error;
 mod fmt;
 mod format;
@@ -29,10 +28,10 @@ mod ring;
 mod table;
 mod unmap;
 mod walk;
+mod write_back;
 
 pub use coherency::Coherency;
 pub use context::{Context, ContextError, ContextTables, TranslationType, find_context};
-pub use write_back::DirtyLines;
 pub use error::{MapError, TableError, UnmapError};
 pub use fmt::{CalgaryTce, Levels, SecondStage, Snoop};
 pub use fmt::{
@@ -46,3 +45,4 @@ pub use reclaim::{Reclaim, ReclaimingTable, UnlinkedTables};
 pub use ring::{RingWalkError, RingWords, ring_words};
 pub use table::Table;
 pub use walk::{Cursor, Leaf, WalkError, WalkErrorKind, walk};
+pub use write_back::DirtyLines;

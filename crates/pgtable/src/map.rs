@@ -4,10 +4,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_types::{FrameSource, Iova, PageSize, Permissions, PhysAddr, PhysMemory};
 
-use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::frame_reserve::FrameReserve;
 use crate::reclaim::{EntryCount, NoCount};
 use crate::table::{Corrupt, WalkResult};
+use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::{Coherency, DirtyLines, Entry, Format, Level, MapError, Table};
 
 const GRANULE: PageSize = PageSize::Size4K;
@@ -55,7 +55,13 @@ impl<F: Format> Table<F> {
         frames: &S,
         request: MapRequest,
     ) -> Result<(), MapError> {
-        self.map_with(mem, frames, request, ImmediateWriteBack(self.coherency), NoCount)
+        self.map_with(
+            mem,
+            frames,
+            request,
+            ImmediateWriteBack(self.coherency),
+            NoCount,
+        )
     }
 
     /// [`map`](Self::map), but the lines it touches are left to `dirty`: the addresses must not be told to the device before
@@ -255,7 +261,8 @@ impl<F: Format> Table<F> {
         book: impl EntryCount<F>,
     ) -> Result<(), MapError> {
         let missing = self.check_long(mem, request)?;
-        let mut reserve = FrameReserve::new(mem, frames, missing).map_err(|_| MapError::OutOfFrames)?;
+        let mut reserve =
+            FrameReserve::new(mem, frames, missing).map_err(|_| MapError::OutOfFrames)?;
         let mut done = 0;
         while done < request.pages {
             let rest = request.after(done);

@@ -219,7 +219,8 @@ impl<F: Format> ReclaimingTable<F> {
         request: MapRequest,
     ) -> Result<(), MapError> {
         let sink = ImmediateWriteBack(self.table.coherency);
-        self.table.map_with(mem, frames, request, sink, CountInParent)
+        self.table
+            .map_with(mem, frames, request, sink, CountInParent)
     }
 
     /// As [`Table::unmap`], and unlinks the table pages that are empty now. [`CachedLevels::All`] says that it did; they wait in
@@ -278,7 +279,8 @@ impl<F: Format> ReclaimingTable<F> {
     /// is invalidated with [`CachedLevels::All`]; the device is told of it after that.
     #[inline]
     pub fn is_pending(&self, range: PfnRange) -> bool {
-        self.unlinked.is_some_and(|hull| hull.overlaps(&range)) && self.unlinked_tables.pending.count() > 0
+        self.unlinked.is_some_and(|hull| hull.overlaps(&range))
+            && self.unlinked_tables.pending.count() > 0
     }
 
     /// The leaf that translates `iova`, if there is one.

@@ -6,9 +6,9 @@ use ringfence_types::{
     CachedLevels, Iova, PageSize, Pfn, PfnRange, PhysAddr, PhysMemory, Unmapped,
 };
 
-use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::reclaim::{EntryCount, NoCount};
 use crate::table::{Corrupt, WalkResult};
+use crate::write_back::{DeferredWriteBack, ImmediateWriteBack, WriteBackPolicy};
 use crate::{DirtyLines, Entry, Format, Level, Table, UnmapError};
 
 const GRANULE: PageSize = PageSize::Size4K;
@@ -49,7 +49,12 @@ impl<F: Format> Table<F> {
         range: PfnRange,
         dirty: &mut DirtyLines,
     ) -> Result<(Unmapped, CachedLevels), UnmapError> {
-        self.unmap_with(mem, range, DeferredWriteBack(self.coherency, dirty), NoCount)
+        self.unmap_with(
+            mem,
+            range,
+            DeferredWriteBack(self.coherency, dirty),
+            NoCount,
+        )
     }
 
     #[inline(always)]

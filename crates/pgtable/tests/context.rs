@@ -10,10 +10,11 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use ringfence_memory::fake::SparseMemory;
 use ringfence_pgtable::{
-    Coherency, Context, ContextError, ContextTables, Levels, TableError, TranslationType, find_context,
+    Coherency, Context, ContextError, ContextTables, Levels, TableError, TranslationType,
+    find_context,
 };
 use ringfence_types::{
-    RequesterId, DomainId, FaultReason, MemoryError, PhysAddr, PhysMemory, TABLE_WORDS,
+    DomainId, FaultReason, MemoryError, PhysAddr, PhysMemory, RequesterId, TABLE_WORDS,
 };
 
 fn device(raw: u16) -> RequesterId {

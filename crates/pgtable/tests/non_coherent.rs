@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicU64;
 
 use common::{DOMAIN, Memory, RUBBISH, frames, memory, page, range};
 use ringfence_pgtable::{
-    Coherency, Cursor, DirtyLines, Levels, MapRequest, Reclaim, ReclaimingTable, SecondStage, Table,
-    WalkErrorKind, walk,
+    Coherency, Cursor, DirtyLines, Levels, MapRequest, Reclaim, ReclaimingTable, SecondStage,
+    Table, WalkErrorKind, walk,
 };
 use ringfence_types::{
     CachedLevels, Invalidation, MemoryError, Pending, Permissions, PhysAddr, PhysMemory,

@@ -165,7 +165,10 @@ fn filling_and_clearing() {
     );
     assert_eq!(raw(&at)[1] >> 33, !0 >> 33);
     assert_eq!(
-        (RingPte::clear_as_published(&at), RingPte::clear_as_published(&at)),
+        (
+            RingPte::clear_as_published(&at),
+            RingPte::clear_as_published(&at)
+        ),
         (true, false)
     );
     assert_eq!(RingPte::load(&at).bytes(), 100, "valid alone is cleared");

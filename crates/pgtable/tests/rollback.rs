@@ -4,8 +4,8 @@ mod common;
 
 use common::{DOMAIN, Memory, Source, flushed, frames, memory, page, range, snapshot};
 use ringfence_pgtable::{
-    Coherency, DirtyLines, Levels, MapError, MapRequest, Reclaim, ReclaimingTable, SecondStage, Table,
-    UnmapError,
+    Coherency, DirtyLines, Levels, MapError, MapRequest, Reclaim, ReclaimingTable, SecondStage,
+    Table, UnmapError,
 };
 use ringfence_types::{PageSize, Permissions, PhysAddr};
 
@@ -124,10 +124,7 @@ fn refused_ranges_change_nothing() {
             let wanted = request(first, pages);
             assert_eq!(table.map(&mem, &frames, wanted), refused);
             assert_eq!(cache.map(&table, &mem, &frames, wanted), refused);
-            assert_eq!(
-                table.map_nosync(&mem, &frames, wanted, &mut dirty),
-                refused
-            );
+            assert_eq!(table.map_nosync(&mem, &frames, wanted, &mut dirty), refused);
         }
         let not_mapped = |first| UnmapError::NotMapped { iova: page(first) };
         let split = UnmapError::WouldSplit { iova: page(2048) };

@@ -14,7 +14,7 @@ use ringfence_hw::{UnitConfig, VtdUnit};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, SecondStage};
 use ringfence_pviommu::backend::{
-    Backend, HardwareTables, LastTable, BackendLimits, NoLastTable, OnDemand, FixedLastTable,
+    Backend, BackendLimits, FixedLastTable, HardwareTables, LastTable, NoLastTable, OnDemand,
 };
 use ringfence_pviommu::wire::{
     Config, Devid, Gpa, GuestPhysical, Request, Status, encode_map, encode_unmap,

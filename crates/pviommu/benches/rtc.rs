@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use ringfence_pviommu::rtc::{ReverseCache, Cycles, FlatRtc, MappingKey, ResidencyPolicy, Rtc};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache, Rtc};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 /// What is measured of one side. Every method takes the whole list of keys, so that nothing is called through a pointer within the time.

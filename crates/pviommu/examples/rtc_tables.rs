@@ -8,8 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use ringfence_pviommu::rtc::residency::{Uses, residency};
-use ringfence_pviommu::rtc::tables::{Comparisons, HEADER_LISTED, HEADER_AS_PUBLISHED, space};
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, RtcAsPublished, ResidencyPolicy, Rtc};
+use ringfence_pviommu::rtc::tables::{Comparisons, HEADER_AS_PUBLISHED, HEADER_LISTED, space};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, Rtc, RtcAsPublished};
 
 /// The rows of a CSV file by their first field; none of the fields used has a comma in it.
 fn rows(directory: &Path, name: &str) -> Result<Vec<Vec<String>>, Box<dyn Error>> {

@@ -429,7 +429,13 @@ mod tests {
         );
         // A condition about another row does not look at that one.
         let rows = [without_maps, row("defer", 3)];
-        assert_eq!(one("defer:violations>0").matching_rows(&rows).unwrap().len(), 1);
+        assert_eq!(
+            one("defer:violations>0")
+                .matching_rows(&rows)
+                .unwrap()
+                .len(),
+            1
+        );
     }
 
     #[test]

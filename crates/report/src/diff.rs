@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::condition::{names, number};
-use super::grid::{Cell, Column, Grid, TableStyle, CellStyle};
+use super::grid::{Cell, CellStyle, Column, Grid, TableStyle};
 use super::number::{count, cycles, or_dash};
 use ringfence_lab::row::SCHEMA;
 use ringfence_trace::printable_line;

@@ -2,7 +2,7 @@
 
 use ringfence_trace::{Flow, Info, Pages, printable_line};
 
-use super::grid::{Cell, Column, Grid, TableStyle, CellStyle, wrap};
+use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use super::number::{bytes, count, or_dash, percent_of};
 
 /// A headline, the devices' flows as a table, and what is odd.

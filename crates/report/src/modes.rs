@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::grid::{Cell, Column, Grid, TableStyle, CellStyle};
+use super::grid::{Cell, CellStyle, Column, Grid, TableStyle};
 use ringfence_lab::compose::Axis;
-use ringfence_lab::modes::{Alloc, FlushKind, Mode, Safety, TableKind, Owner};
+use ringfence_lab::modes::{Alloc, FlushKind, Mode, Owner, Safety, TableKind};
 
 /// A mode, as `ringfence modes --json` prints it.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -1,7 +1,7 @@
 //! A report for people at a terminal: per trace what each mode costs, what it exposes, what the hardware saw, and what to do.
 
 use super::data::{Report, TraceNotes};
-use super::grid::{Cell, Column, Grid, TableStyle, CellStyle, wrap};
+use super::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use super::notes::oddities;
 use super::number::{byte_seconds, bytes, count, cycles, or_dash, percent, percent_of, span};
 use super::recommend::recommend;
@@ -262,7 +262,9 @@ fn uses_host(rows: &[&Row]) -> bool {
 /// A promise kept is good, one broken is bad.
 fn promise(row: &Row) -> CellStyle {
     match row.safety.as_str() {
-        "strict" | "byte-granular" if row.violations.is_some_and(|all| all.total > 0) => CellStyle::Bad,
+        "strict" | "byte-granular" if row.violations.is_some_and(|all| all.total > 0) => {
+            CellStyle::Bad
+        }
         "strict" | "byte-granular" => CellStyle::Good,
         _ => CellStyle::Plain,
     }

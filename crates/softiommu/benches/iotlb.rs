@@ -10,9 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringfence_softiommu::iotlb::{
-    IotlbClient, FRONTEND_IOTLB, Iotlb, IotlbLimits, Message, Region, Regions, reply, request,
+    FRONTEND_IOTLB, Iotlb, IotlbClient, IotlbLimits, Message, Region, Regions, reply, request,
 };
-use ringfence_types::{Access, RequesterId, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_types::{Access, Iova, IovaRange, Permissions, PhysAddr, RequesterId};
 
 #[path = "../../iova/benches/support/clock.rs"]
 #[allow(dead_code)]

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use ringfence_types::{DomainId, IovaRange, PageSize, Permissions, PhysAddr, PhysRange};
 
-use crate::leaf_tables::parts;
 use crate::endpoint::Endpoint;
 use crate::error::{MapError, MapReason, ReadSectionOpen, UnmapError};
-use crate::qsbr::synchronize;
 use crate::guard_count;
+use crate::leaf_tables::parts;
+use crate::qsbr::synchronize;
 use crate::sync::{AtomicU64, prefetch_write};
 use crate::table::{GRANULE_SHIFT, Leaf, Table, Width, index};
 use crate::table_alloc::TableAlloc;
@@ -72,8 +72,7 @@ impl<M> Domain<M> {
             self.tables.filled(at, 1);
             return Ok(());
         }
-        self.map_slow(&range, memory, permissions)
-            .map_err(refuse)
+        self.map_slow(&range, memory, permissions).map_err(refuse)
     }
 
     /// The word of the one page that `range` is, if its table is at hand, and the index of the table's first word.

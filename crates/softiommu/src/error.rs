@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use ringfence_types::{RequesterId, DomainId, Iova, IovaRange, PhysAddr};
+use ringfence_types::{DomainId, Iova, IovaRange, PhysAddr, RequesterId};
 
 /// The calling thread holds a burst open ([`ReadSection`](crate::ReadSection)), of this unit or any other. It would wait for itself, or for a
 /// thread that waits for it. Nothing was changed.

@@ -5,14 +5,14 @@ use std::collections::btree_map::Entry;
 use std::mem;
 use std::sync::Arc;
 
-use ringfence_types::{RequesterId, DomainId};
+use ringfence_types::{DomainId, RequesterId};
 
 use crate::domain::Domain;
 use crate::domain_mut::DomainMut;
 use crate::endpoint::{AttachedDomain, Endpoint, ReaderView};
 use crate::error::{IommuError, ReadSectionOpen};
-use crate::qsbr::{Qsbr, start_grace_period, synchronize};
 use crate::guard_count;
+use crate::qsbr::{Qsbr, start_grace_period, synchronize};
 use crate::reader::Reader;
 use crate::table::Width;
 
@@ -286,7 +286,11 @@ impl<M> SoftIommu<M> {
 
 /// Whether this thread may wait for readers.
 pub(crate) fn may_wait() -> Result<(), ReadSectionOpen> {
-    if guard_count::any_open() { Err(ReadSectionOpen) } else { Ok(()) }
+    if guard_count::any_open() {
+        Err(ReadSectionOpen)
+    } else {
+        Ok(())
+    }
 }
 
 impl<M> Drop for SoftIommu<M> {
@@ -294,7 +298,9 @@ impl<M> Drop for SoftIommu<M> {
     /// and may not wait, from the next pin of each reader on. Slices that were taken before that pin stay good until then.
     fn drop(&mut self) {
         for attached in self.endpoints.values() {
-            attached.endpoint.publish(self.view(AttachedDomain::Blocked));
+            attached
+                .endpoint
+                .publish(self.view(AttachedDomain::Blocked));
         }
         if may_wait().is_ok() {
             self.synchronize();

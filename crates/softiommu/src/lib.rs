@@ -38,21 +38,20 @@
 //! across an `.await`; the borrow of a [`ReadGuard`] ends every slice taken under it before the next checkpoint. What remains is a
 //! thread that blocks by itself: it delays unmap, and never breaks it.
 
-mod prefetchw;
-mod leaf_tables;
 mod domain;
 mod domain_mut;
 mod endpoint;
 mod error;
-mod qsbr;
+mod guard_count;
 #[cfg(feature = "vm-memory")]
 mod guest_memory;
 mod iommu;
 pub mod iotlb;
-mod walk_cache;
+mod leaf_tables;
 mod membarrier;
 mod phys_ranges;
-mod guard_count;
+mod prefetchw;
+mod qsbr;
 mod reader;
 #[cfg(feature = "virtio-iommu")]
 mod sink;
@@ -60,15 +59,16 @@ mod sync;
 mod table;
 mod table_alloc;
 mod walk;
+mod walk_cache;
 mod zeroed;
 
 pub use domain_mut::DomainMut;
 pub use error::{IommuError, MapError, MapReason, ReadSectionOpen, UnmapError};
 #[cfg(feature = "vm-memory")]
 pub use guest_memory::AccessError;
-pub use iommu::{SoftIommuLimits, SoftIommu};
+pub use iommu::{SoftIommu, SoftIommuLimits};
 pub use phys_ranges::PhysRanges;
-pub use reader::{ReadSection, ReadGuard, Reader};
+pub use reader::{ReadGuard, ReadSection, Reader};
 #[cfg(feature = "virtio-iommu")]
 pub use sink::{IommuSink, IommuSinkMut};
 pub use table::Width;

@@ -5,7 +5,8 @@
 //! that the argument needs; `tests/mutations/softiommu-*` weaken each and name the test that fails.
 
 use crate::sync::{
-    AtomicU64, AtomicUsize, Ordering, IDLE_AFTER, has_heavy_fence, fence, heavy_fence, light_fence, pause,
+    AtomicU64, AtomicUsize, IDLE_AFTER, Ordering, fence, has_heavy_fence, heavy_fence, light_fence,
+    pause,
 };
 
 /// What a slot holds while its reader is offline. No epoch is zero.

@@ -5,15 +5,15 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use ringfence_types::{
-    Access, RequesterId, Fault, FaultReason, IovaRange, Permissions, PhysAddr, PhysRange,
+    Access, Fault, FaultReason, IovaRange, Permissions, PhysAddr, PhysRange, RequesterId,
 };
 
 use crate::endpoint::{AttachedDomain, Endpoint, ReaderView};
-use crate::walk_cache::WalkCache;
-use crate::phys_ranges::PhysRanges;
 use crate::guard_count;
+use crate::phys_ranges::PhysRanges;
 use crate::sync::AtomicU64;
-use crate::walk::{Denied, translate_cached, one_of};
+use crate::walk::{Denied, one_of, translate_cached};
+use crate::walk_cache::WalkCache;
 
 /// One thread's access to an endpoint's address space. May move between threads while it is offline, which it is whenever no
 /// [`ReadSection`] borrows it.
@@ -207,7 +207,11 @@ impl<'p, M> ReadGuard<'p, M> {
 
     /// As [`translate`](Self::translate), for all accesses of `wanted` at once.
     #[inline]
-    pub fn translate_for(&self, range: IovaRange, wanted: Permissions) -> Result<PhysRanges, Fault> {
+    pub fn translate_for(
+        &self,
+        range: IovaRange,
+        wanted: Permissions,
+    ) -> Result<PhysRanges, Fault> {
         match self.translate_cached(&range, wanted) {
             Some(found) => Ok(PhysRanges::one(found)),
             None => self.walk(range, wanted),
@@ -216,7 +220,11 @@ impl<'p, M> ReadGuard<'p, M> {
 
     /// The memory behind `range` in the usual case: see [`walk::translate_cached`](translate_cached).
     #[inline]
-    pub(crate) fn translate_cached(&self, range: &IovaRange, wanted: Permissions) -> Option<PhysRange> {
+    pub(crate) fn translate_cached(
+        &self,
+        range: &IovaRange,
+        wanted: Permissions,
+    ) -> Option<PhysRange> {
         translate_cached(self.words, &self.state.walk_cache, range, wanted)
     }
 

@@ -11,7 +11,7 @@ use ringfence_virtio_iommu::{DomainId, EndpointId, Mapping, Sink, SinkError, Sin
 
 use crate::endpoint::AttachedDomain;
 use crate::error::{IommuError, MapError, MapReason};
-use crate::iommu::{SoftIommuLimits, SoftIommu, may_wait};
+use crate::iommu::{SoftIommu, SoftIommuLimits, may_wait};
 use crate::reader::Reader;
 
 /// A [`SoftIommu`] under the guest's names for endpoints and domains. Endpoints that it was not told of exist for the device only:

@@ -9,8 +9,8 @@ use std::thread;
 pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
-pub(crate) use crate::prefetchw::prefetch_write;
 pub(crate) use crate::membarrier::{has_heavy_fence, heavy_fence};
+pub(crate) use crate::prefetchw::prefetch_write;
 pub(crate) use crate::zeroed::zeroed;
 
 /// Binary logarithm of the entries of a table.

@@ -3,9 +3,9 @@
 //! One writer at a time, by `&mut`. A table that has become empty stays where it is, because the next mapping is likely to need it
 //! again. Only when tables run out are the empty ones unlinked, and used again after a wait for the readers that may stand in them.
 
-use crate::walk_cache::WalkCache;
 use crate::sync::{INDEX_BITS, Ordering};
 use crate::table::{ENTRIES, GRANULE_SHIFT, Leaf, Table, index};
+use crate::walk_cache::WalkCache;
 
 /// What the writer knows of a table.
 #[derive(Debug, Clone, Copy)]

@@ -2,10 +2,10 @@
 
 use ringfence_types::{Access, FaultReason, Iova, IovaRange, PageSize, Permissions, PhysRange};
 
-use crate::walk_cache::WalkCache;
 use crate::phys_ranges::PhysRanges;
 use crate::sync::{AtomicU64, INDEX_BITS, Ordering};
 use crate::table::{GRANULE_SHIFT, Leaf, Table, index};
+use crate::walk_cache::WalkCache;
 
 const PAGE: u64 = PageSize::Size4K.bytes();
 

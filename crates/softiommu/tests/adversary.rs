@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-use ringfence_softiommu::{SoftIommuLimits, SoftIommu};
-use ringfence_types::{Access, RequesterId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_softiommu::{SoftIommu, SoftIommuLimits};
+use ringfence_types::{Access, DomainId, Iova, IovaRange, Permissions, PhysAddr, RequesterId};
 
 const DISK: RequesterId = RequesterId::new(0x20);
 const DOMAIN: DomainId = DomainId::new(1);

@@ -8,9 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use ringfence_softiommu::iotlb::{
-    IotlbClient, IotlbClientError, FRONTEND_IOTLB, Header, Iotlb, IotlbLimits, Message, Region, Regions,
+    FRONTEND_IOTLB, Header, Iotlb, IotlbClient, IotlbClientError, IotlbLimits, Message, Region,
+    Regions,
 };
-use ringfence_types::{Access, RequesterId, Fault, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_types::{Access, Fault, Iova, IovaRange, Permissions, PhysAddr, RequesterId};
 
 const DISK: RequesterId = RequesterId::new(0x20);
 const PAGE: u64 = 1 << 12;

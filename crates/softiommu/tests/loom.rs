@@ -7,8 +7,6 @@
 //! What loom cannot show is said in decision 0015.
 #![allow(dead_code, unreachable_pub)]
 
-#[path = "../src/leaf_tables.rs"]
-mod leaf_tables;
 #[path = "../src/domain.rs"]
 mod domain;
 #[path = "../src/domain_mut.rs"]
@@ -17,16 +15,16 @@ mod domain_mut;
 mod endpoint;
 #[path = "../src/error.rs"]
 mod error;
-#[path = "../src/qsbr.rs"]
-mod qsbr;
-#[path = "../src/iommu.rs"]
-mod iommu;
-#[path = "../src/walk_cache.rs"]
-mod walk_cache;
-#[path = "../src/phys_ranges.rs"]
-mod phys_ranges;
 #[path = "../src/guard_count.rs"]
 mod guard_count;
+#[path = "../src/iommu.rs"]
+mod iommu;
+#[path = "../src/leaf_tables.rs"]
+mod leaf_tables;
+#[path = "../src/phys_ranges.rs"]
+mod phys_ranges;
+#[path = "../src/qsbr.rs"]
+mod qsbr;
 #[path = "../src/reader.rs"]
 mod reader;
 #[path = "../src/table.rs"]
@@ -35,6 +33,8 @@ mod table;
 mod table_alloc;
 #[path = "../src/walk.rs"]
 mod walk;
+#[path = "../src/walk_cache.rs"]
+mod walk_cache;
 
 /// Loom's part of `src/sync.rs`.
 mod sync {
@@ -82,13 +82,15 @@ use std::sync::Arc;
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread::{self, JoinHandle};
-use ringfence_types::{Access, RequesterId, DomainId, Fault, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_types::{
+    Access, DomainId, Fault, Iova, IovaRange, Permissions, PhysAddr, RequesterId,
+};
 
 pub use domain_mut::DomainMut;
 pub use error::{IommuError, MapError, MapReason, ReadSectionOpen, UnmapError};
-pub use iommu::{SoftIommuLimits, SoftIommu};
+pub use iommu::{SoftIommu, SoftIommuLimits};
 pub use phys_ranges::PhysRanges;
-pub use reader::{ReadSection, ReadGuard, Reader};
+pub use reader::{ReadGuard, ReadSection, Reader};
 pub use table::Width;
 
 const DISK: RequesterId = RequesterId::new(0x20);

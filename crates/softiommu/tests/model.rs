@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use ringfence_softiommu::{IommuError, SoftIommuLimits, MapReason, Reader, SoftIommu, UnmapError, Width};
+use ringfence_softiommu::{
+    IommuError, MapReason, Reader, SoftIommu, SoftIommuLimits, UnmapError, Width,
+};
 use ringfence_types::{
-    Access, RequesterId, DomainId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr,
-    PhysRange,
+    Access, DomainId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr, PhysRange,
+    RequesterId,
 };
 
 const PAGE: u64 = 1 << 12;
@@ -419,7 +421,10 @@ fn whoever_holds_a_pin_changes_nothing() {
             unit.attach(DEVICES[0], DOMAINS[1]),
             Err(IommuError::ReadSectionOpen(_))
         ));
-        assert!(matches!(unit.set_memory(()), Err(IommuError::ReadSectionOpen(_))));
+        assert!(matches!(
+            unit.set_memory(()),
+            Err(IommuError::ReadSectionOpen(_))
+        ));
         let mut domain = unit.domain(DOMAINS[0]).unwrap();
         assert!(matches!(
             domain.unmap(range(0, 1)),

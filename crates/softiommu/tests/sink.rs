@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use proptest::prelude::*;
-use ringfence_softiommu::{IommuSink, SoftIommuLimits, Reader, Width};
-use ringfence_types::{Access, RequesterId, Iova, IovaRange, PhysRange};
-use ringfence_virtio_iommu::{Device, EndpointId, Options, SinkError, AccessTarget, BypassPolicy};
+use ringfence_softiommu::{IommuSink, Reader, SoftIommuLimits, Width};
+use ringfence_types::{Access, Iova, IovaRange, PhysRange, RequesterId};
+use ringfence_virtio_iommu::{AccessTarget, BypassPolicy, Device, EndpointId, Options, SinkError};
 
 const PAGE: u64 = 1 << 12;
 const ENDPOINTS: [(u32, u16); 2] = [(8, 0x20), (0x1_0000, 0x28)];
@@ -363,5 +363,11 @@ fn a_full_table_is_told_to_the_driver() {
     });
     let range = IovaRange::new(Iova::new(PAGE << 20), PAGE).unwrap();
     let [reader, _] = &mut guest.readers;
-    assert!(reader.online().guard().translate(range, Access::Read).is_ok());
+    assert!(
+        reader
+            .online()
+            .guard()
+            .translate(range, Access::Read)
+            .is_ok()
+    );
 }

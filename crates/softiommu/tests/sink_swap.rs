@@ -2,8 +2,8 @@
 #![cfg(feature = "virtio-iommu")]
 #![allow(missing_docs)]
 
-use ringfence_softiommu::{IommuSink, SoftIommuLimits, Reader};
-use ringfence_types::{Access, RequesterId, Iova, IovaRange};
+use ringfence_softiommu::{IommuSink, Reader, SoftIommuLimits};
+use ringfence_types::{Access, Iova, IovaRange, RequesterId};
 use ringfence_virtio_iommu::{Device, EndpointId, Options};
 
 const ENDPOINT: EndpointId = EndpointId::new(8);

@@ -4,8 +4,8 @@
 use std::sync::mpsc::channel;
 use std::thread;
 
-use ringfence_softiommu::{SoftIommuLimits, Reader, SoftIommu};
-use ringfence_types::{Access, RequesterId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_softiommu::{Reader, SoftIommu, SoftIommuLimits};
+use ringfence_types::{Access, DomainId, Iova, IovaRange, Permissions, PhysAddr, RequesterId};
 
 const DISK: RequesterId = RequesterId::new(0x20);
 const DOMAIN: DomainId = DomainId::new(1);
@@ -59,7 +59,11 @@ fn reached_after_drop(mut unit: SoftIommu<()>, in_a_burst: bool) -> (bool, bool)
             } else {
                 drop(burst);
                 is_dropped.recv().unwrap();
-                there.online().guard().translate(page(), Access::Read).is_ok()
+                there
+                    .online()
+                    .guard()
+                    .translate(page(), Access::Read)
+                    .is_ok()
             }
         });
         is_online.recv().unwrap();

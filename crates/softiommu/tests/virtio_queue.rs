@@ -2,10 +2,10 @@
 //! addresses, their pages scattered over guest memory.
 #![cfg(feature = "vm-memory")]
 
-use ringfence_softiommu::{AccessError, SoftIommuLimits, ReadGuard, SoftIommu};
+use ringfence_softiommu::{AccessError, ReadGuard, SoftIommu, SoftIommuLimits};
 use ringfence_types::{
-    Access, RequesterId, DomainId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr,
-    PhysRange,
+    Access, DomainId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr, PhysRange,
+    RequesterId,
 };
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
@@ -273,6 +273,15 @@ fn memory_that_is_not_there_is_no_memory() {
     let ranges = [(GuestAddress(1 << 40), 4096)];
     unit.set_memory(GuestMemoryMmap::from_ranges(&ranges).unwrap())
         .unwrap();
-    assert_eq!(reader.online().guard().read::<u64>(Iova::new(0x5008)), Ok(0));
-    assert!(reader.online().guard().read::<u64>(Iova::new(INPUT)).is_err());
+    assert_eq!(
+        reader.online().guard().read::<u64>(Iova::new(0x5008)),
+        Ok(0)
+    );
+    assert!(
+        reader
+            .online()
+            .guard()
+            .read::<u64>(Iova::new(INPUT))
+            .is_err()
+    );
 }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use ringfence_trace::text::{RawChunk, TraceReader};
-use ringfence_trace::{Chunk, Operations, TraceOptions, SAMPLE, TraceSource};
+use ringfence_trace::{Chunk, Operations, SAMPLE, TraceOptions, TraceSource};
 
 const ROUNDS: usize = 9;
 

@@ -10,7 +10,9 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::path::Path;
 
-use ringfence_pviommu::rtc::{ReverseCache, Cycles, FlatRtc, MappingKey, NotCached, ResidencyPolicy};
+use ringfence_pviommu::rtc::{
+    Cycles, FlatRtc, MappingKey, NotCached, ResidencyPolicy, ReverseCache,
+};
 use ringfence_trace::{Chunk, DeviceIndex, MapClass, OpKind, Operations, TraceOptions};
 use ringfence_types::{Iova, Nanos};
 

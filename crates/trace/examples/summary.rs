@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ringfence_trace::{Chunk, Operations, TraceOptions, TraceError};
+use ringfence_trace::{Chunk, Operations, TraceError, TraceOptions};
 
 fn main() -> Result<(), TraceError> {
     for name in std::env::args().skip(1) {

@@ -27,11 +27,11 @@ mod summary;
 pub mod text;
 
 pub use anonymise::{Anonymise, AnonymiseError};
-pub use devices::{TraceDevice, DeviceKind, Devices};
+pub use devices::{DeviceKind, Devices, TraceDevice};
 pub use error::{Field, Malformed, TraceError};
 pub use info::{Bursts, DeviceInfo, Flow, Info, Pages};
 pub use input::TraceSource;
-pub use limits::{LimitExceeded, TraceLimits, MARK_BYTES};
+pub use limits::{LimitExceeded, MARK_BYTES, TraceLimits};
 pub use op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
 pub use operations::Operations;
 pub use options::{Attribution, TraceOptions};
@@ -40,9 +40,9 @@ pub use pair::ARENA_BYTES;
 pub use parquet::{ConvertError, Written, write_parquet};
 pub use printable::{printable, printable_line, steers_terminal};
 pub use problem::ParquetProblem;
-pub use record::{RecordError, RecordingSummary, Recording, Workload, stale_instances};
+pub use record::{RecordError, Recording, RecordingSummary, Workload, stale_instances};
 pub use render::render;
-pub use store::{StoreReplay, OpStore};
+pub use store::{OpStore, StoreReplay};
 pub use summary::{DeviceSummary, Summary};
 
 /// A small real trace: an e1000e NIC's driver loading, sending and receiving; how it was cut stands in

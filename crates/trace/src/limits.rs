@@ -370,7 +370,10 @@ mod tests {
         let limit = 16 * MIB + 80 * 16;
         let room = (limit - MARK_OVERHEAD) as usize;
         assert_eq!(of().mark(room, later), Ok(()));
-        assert_eq!(of().mark(room + 1, later), Err(LimitExceeded::Marks { limit }));
+        assert_eq!(
+            of().mark(room + 1, later),
+            Err(LimitExceeded::Marks { limit })
+        );
         assert_eq!(TraceLimits::default().text_of(7), 16 * MIB + 1400);
     }
 

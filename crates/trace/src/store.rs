@@ -4,7 +4,7 @@ use std::io::Read;
 
 use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 
-use crate::devices::{TraceDevice, Devices};
+use crate::devices::{Devices, TraceDevice};
 use crate::error::TraceError;
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Mark, Op, OpKind, SegmentSpan};
 use crate::operations::Operations;
@@ -260,7 +260,7 @@ fn next_value<T: Copy>(column: &[T], next: &mut usize) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{TraceOptions, SAMPLE, TraceSource};
+    use crate::{SAMPLE, TraceOptions, TraceSource};
 
     /// Operations without their spans, whose `first` depends on where a chunk begins.
     type Plain = (Op, Vec<PhysRange>);

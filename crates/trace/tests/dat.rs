@@ -7,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ringfence_trace::{Chunk, Info, OpKind, Operations, TraceOptions, TraceError};
+use ringfence_trace::{Chunk, Info, OpKind, Operations, TraceError, TraceOptions};
 
 fn not_run(why: &str) {
     let text = format!("NOT RUN: {why}");

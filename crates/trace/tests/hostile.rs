@@ -4,8 +4,8 @@
 use std::io::{self, Cursor, Read};
 
 use ringfence_trace::{
-    Anonymise, Chunk, LimitExceeded, Info, MARK_BYTES, Malformed, OpKind, Operations, TraceOptions, TraceSource,
-    TraceError,
+    Anonymise, Chunk, Info, LimitExceeded, MARK_BYTES, Malformed, OpKind, Operations, TraceError,
+    TraceOptions, TraceSource,
 };
 
 const GIB: u64 = 1 << 30;
@@ -71,7 +71,10 @@ fn mappings_of_a_compressed_trace_are_bounded_by_its_compressed_bytes() {
     let mut operations = Operations::from_source("t", source, TraceOptions::default());
     match Info::read(&mut operations) {
         Err(TraceError::Limit { line, excess, .. }) => {
-            assert_eq!((line, excess), (limit + 1, LimitExceeded::Segments { limit }));
+            assert_eq!(
+                (line, excess),
+                (limit + 1, LimitExceeded::Segments { limit })
+            );
         }
         other => panic!("{other:?}"),
     }
@@ -134,7 +137,10 @@ fn marks_are_cut_and_do_not_gather_in_one_chunk() {
     match read(source, options) {
         Err(TraceError::Limit { line, excess, .. }) => {
             let limit = 10 << 20;
-            assert_eq!((line, excess), (limit / 97 + 1, LimitExceeded::Marks { limit }));
+            assert_eq!(
+                (line, excess),
+                (limit / 97 + 1, LimitExceeded::Marks { limit })
+            );
         }
         other => panic!("{:?}", other.map(|chunks| chunks.len())),
     }
@@ -267,7 +273,9 @@ fn other_compressions_name_the_program_that_reads_them() {
         (b"\xfd7zXZ\0\0\x04\xe6\xd6\xb4", "xzcat"),
         (b"BZh91AY&SY", "bzcat"),
     ] {
-        let error = TraceSource::from_reader("t.gz", head).unwrap_err().to_string();
+        let error = TraceSource::from_reader("t.gz", head)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(&format!("`{program} t.gz |")), "{error}");
     }
 }

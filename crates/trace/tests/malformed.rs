@@ -2,7 +2,7 @@
 
 use ringfence_trace::Malformed::{self, *};
 use ringfence_trace::text::{RawChunk, TraceReader};
-use ringfence_trace::{Chunk, Field, Operations, TraceOptions, TraceSource, TraceError};
+use ringfence_trace::{Chunk, Field, Operations, TraceError, TraceOptions, TraceSource};
 
 fn first_problem(text: &[u8]) -> Option<(u64, Malformed)> {
     let mut reader = TraceReader::new("bad", text, &TraceOptions::default());

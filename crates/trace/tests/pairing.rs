@@ -1,6 +1,6 @@
 //! The rules of `docs/TRACES.md`, one small trace each.
 
-use ringfence_trace::{Attribution, Chunk, MapFlags, OpKind, Operations, TraceOptions, Summary};
+use ringfence_trace::{Attribution, Chunk, MapFlags, OpKind, Operations, Summary, TraceOptions};
 
 /// Operations in short: `map device id class direction [start+bytes ...] flags lines`, `unmap id lines`.
 fn run_with(lines: &[&str], options: TraceOptions) -> (Vec<String>, Summary) {

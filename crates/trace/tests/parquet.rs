@@ -6,8 +6,8 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use ringfence_trace::{
-    Chunk, Info, MappingId, Mark, Op, OpKind, Operations, TraceOptions, ParquetProblem, SAMPLE, TraceSource,
-    OpStore, Summary, TraceError, write_parquet,
+    Chunk, Info, MappingId, Mark, Op, OpKind, OpStore, Operations, ParquetProblem, SAMPLE, Summary,
+    TraceError, TraceOptions, TraceSource, write_parquet,
 };
 use ringfence_types::PhysRange;
 

@@ -5,7 +5,8 @@ use std::io::{self, Read};
 use proptest::prelude::*;
 use ringfence_trace::text::{Context, ListSpan, RawChunk, RawEvent, RawKind, TraceReader};
 use ringfence_trace::{
-    Anonymise, Chunk, DeviceIndex, Info, Op, Operations, TraceOptions, SAMPLE, TraceSource, Summary, render,
+    Anonymise, Chunk, DeviceIndex, Info, Op, Operations, SAMPLE, Summary, TraceOptions,
+    TraceSource, render,
 };
 use ringfence_types::{Direction, Iova, Nanos, PhysAddr, PhysRange};
 
@@ -366,7 +367,8 @@ fn both_infos(text: &[u8], anonymise: Anonymise) -> (Info, Info, String) {
         .run("a", text, text, &TraceOptions::default(), &mut out)
         .unwrap();
     let read = |text: &[u8]| {
-        let mut info = Info::read(&mut Operations::new("a", text, TraceOptions::default())).unwrap();
+        let mut info =
+            Info::read(&mut Operations::new("a", text, TraceOptions::default())).unwrap();
         info.lines = 0;
         info.events -= info.unknown;
         info.unknown = 0;
@@ -391,7 +393,10 @@ fn anonymised_traces_have_the_same_info_and_none_of_the_addresses() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "zst") {
             let mut text = Vec::new();
-            TraceSource::open(&path).unwrap().read_to_end(&mut text).unwrap();
+            TraceSource::open(&path)
+                .unwrap()
+                .read_to_end(&mut text)
+                .unwrap();
             traces.push(text);
         }
     }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::{Access, RequesterId, Iova};
+use crate::{Access, Iova, RequesterId};
 
 /// A DMA that was not translated. DMA is not restartable (rIOMMU section 2.2): the access did not happen,
 /// in whole or in part.

@@ -6,7 +6,7 @@
 
 use core::fmt;
 
-use crate::{RequesterId, DomainId, PfnRange, RingId};
+use crate::{DomainId, PfnRange, RequesterId, RingId};
 
 /// What is to be purged from the translation caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
 
-use ringfence_virtio_iommu::{Device, EndpointId, VirtioIommuLimits, Options, Queues};
+use ringfence_virtio_iommu::{Device, EndpointId, Options, Queues, VirtioIommuLimits};
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::MockSplitQueue;

@@ -120,7 +120,11 @@ impl<S: Sink> Device<S> {
     /// # Errors
     /// The sink cannot begin: the request was not looked at. Hand it in again; the driver must get no answer meanwhile. Or, with
     /// [`SinkError::CommitFailed`]: it was done, and what it took away may still be in reach. Then the driver gets no answer, and the device needs a reset.
-    pub fn handle(&mut self, request: &[u8], reply: &mut [u8]) -> Result<RequestOutcome, SinkError> {
+    pub fn handle(
+        &mut self,
+        request: &[u8],
+        reply: &mut [u8],
+    ) -> Result<RequestOutcome, SinkError> {
         let mut batch = self.batch()?;
         let handled = batch.handle(request, reply);
         batch.commit()?;

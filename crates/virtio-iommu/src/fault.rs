@@ -47,10 +47,12 @@ impl TranslationFault {
     pub(crate) fn encode(&self) -> [u8; FAULT_BYTES] {
         let reason = match self.reason {
             TranslationFaultReason::Unattached => VIRTIO_IOMMU_FAULT_R_DOMAIN,
-            TranslationFaultReason::NotMapped | TranslationFaultReason::Permission | TranslationFaultReason::Reserved => {
-                VIRTIO_IOMMU_FAULT_R_MAPPING
+            TranslationFaultReason::NotMapped
+            | TranslationFaultReason::Permission
+            | TranslationFaultReason::Reserved => VIRTIO_IOMMU_FAULT_R_MAPPING,
+            TranslationFaultReason::NoEndpoint | TranslationFaultReason::Blocked => {
+                VIRTIO_IOMMU_FAULT_R_UNKNOWN
             }
-            TranslationFaultReason::NoEndpoint | TranslationFaultReason::Blocked => VIRTIO_IOMMU_FAULT_R_UNKNOWN,
         };
         let flags = VIRTIO_IOMMU_FAULT_F_ADDRESS
             | match self.access {

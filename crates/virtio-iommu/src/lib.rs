@@ -36,14 +36,14 @@ mod snapshot;
 pub mod spec;
 mod store;
 
-pub use device::{RequestBatch, Device, RequestOutcome};
+pub use device::{Device, RequestBatch, RequestOutcome};
 pub use endpoint::{EndpointError, ReservedRegion, ReservedRegionKind, ReservedRegionsError};
 pub use error::{LimitReached, RequestError, Status};
 pub use fault::{BufferTooSmall, TranslationFault, TranslationFaultReason};
 pub use id::{DomainId, EndpointId};
-pub use mapping::{Mapping, MemoryKind, AccessTarget};
-pub use options::{DomainRange, VirtioIommuLimits, Options, OptionsError, BypassPolicy};
+pub use mapping::{AccessTarget, Mapping, MemoryKind};
+pub use options::{BypassPolicy, DomainRange, Options, OptionsError, VirtioIommuLimits};
 #[cfg(feature = "virtio-queue")]
-pub use queue::{Queues, ServeError, QueueProgress};
+pub use queue::{QueueProgress, Queues, ServeError};
 pub use sink::{Sink, SinkError, SinkHandle};
 pub use snapshot::SnapshotError;

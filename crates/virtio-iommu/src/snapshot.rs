@@ -17,7 +17,9 @@ use core::fmt;
 use ringfence_types::{Access, Iova};
 
 use crate::store::Entry;
-use crate::{TranslationFault, TranslationFaultReason, DomainId, EndpointId, RequestError, SinkError};
+use crate::{
+    DomainId, EndpointId, RequestError, SinkError, TranslationFault, TranslationFaultReason,
+};
 
 const MAGIC: [u8; 8] = *b"RFVIOMMU";
 const VERSION: u32 = 1;

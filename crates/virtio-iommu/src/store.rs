@@ -13,11 +13,11 @@
 //! Memory is bounded: any two neighbouring leaves hold more than half a leaf together, so there are at most `4 n / 32 + 1` leaves for n mappings, and
 //! at most four guesses of 4 bytes for each.
 
-mod position_hints;
 mod leaves;
+mod position_hints;
 
-use self::position_hints::PositionHints;
 use self::leaves::{LEAF, Leaves};
+use self::position_hints::PositionHints;
 
 /// One mapping, packed, within one line of the processor's cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

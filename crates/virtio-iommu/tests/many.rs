@@ -1,7 +1,7 @@
 //! Many mappings: every page against a list of pages, while leaves split, join and go.
 
 use ringfence_types::{Access, Iova, IovaRange};
-use ringfence_virtio_iommu::{Device, EndpointId, Options, AccessTarget};
+use ringfence_virtio_iommu::{AccessTarget, Device, EndpointId, Options};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 8192;

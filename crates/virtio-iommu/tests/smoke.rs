@@ -1,7 +1,7 @@
 //! One guest's life, by hand.
 
 use ringfence_types::{Access, Iova, IovaRange, PhysAddr, PhysRange};
-use ringfence_virtio_iommu::{Device, EndpointId, Options, AccessTarget};
+use ringfence_virtio_iommu::{AccessTarget, Device, EndpointId, Options};
 
 #[test]
 fn the_specifications_first_example() {

@@ -7,7 +7,9 @@ use ringfence_devices::block::ahci::{
 use ringfence_devices::block::nvme::{
     COMMAND_BYTES, NvmeCommand, NvmeCompletion, NvmeController, NvmeQueue,
 };
-use ringfence_devices::block::{BLOCK_BYTES, CompletedIo, DiskRequest, Operation, PAGE_BYTES, RamDisk, RejectedIo};
+use ringfence_devices::block::{
+    BLOCK_BYTES, CompletedIo, DiskRequest, Operation, PAGE_BYTES, RamDisk, RejectedIo,
+};
 use ringfence_devices::nic::Environment;
 use ringfence_devices::ring::{RingBase, RingSize};
 use ringfence_devices::{Pool, Transfer};
@@ -222,7 +224,11 @@ impl<H> Hostile<H> for NvmeOf<H> {
         self.common.pool.in_use()
     }
 
-    fn close<W: Judged + Environment<Handle = H>>(self, world: &mut W, reached: Reached<'_>) -> usize {
+    fn close<W: Judged + Environment<Handle = H>>(
+        self,
+        world: &mut W,
+        reached: Reached<'_>,
+    ) -> usize {
         let Self {
             mut common, queue, ..
         } = self;
@@ -358,7 +364,11 @@ impl<H> Hostile<H> for AhciOf<H> {
         self.common.pool.in_use()
     }
 
-    fn close<W: Judged + Environment<Handle = H>>(self, world: &mut W, reached: Reached<'_>) -> usize {
+    fn close<W: Judged + Environment<Handle = H>>(
+        self,
+        world: &mut W,
+        reached: Reached<'_>,
+    ) -> usize {
         let Self {
             mut common, driver, ..
         } = self;

@@ -2,7 +2,8 @@
 
 use ringfence_devices::api::DeviceRing;
 use ringfence_devices::nic::{
-    NicCompletion, Fill, QueueDir, Nic, NicDevice, NicError, Profile, Replace, Rings, SendOutcome, Environment,
+    Environment, Fill, Nic, NicCompletion, NicDevice, NicError, Profile, QueueDir, Replace, Rings,
+    SendOutcome,
 };
 use ringfence_devices::ring::{RingAddresses, RingSize};
 use ringfence_types::Iova;
@@ -173,7 +174,11 @@ impl<H, const BUFFERS: usize> Hostile<H> for AdapterOf<H, BUFFERS> {
         self.nic.buffers_out()
     }
 
-    fn close<W: Judged + Environment<Handle = H>>(self, world: &mut W, reached: Reached<'_>) -> usize {
+    fn close<W: Judged + Environment<Handle = H>>(
+        self,
+        world: &mut W,
+        reached: Reached<'_>,
+    ) -> usize {
         let Self { nic, mut device } = self;
         device.reset();
         // The receive ring is never empty.

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-use ringfence_devices::api::{UnmapOutcome, DmaHooks};
+use ringfence_devices::api::{DmaHooks, UnmapOutcome};
 use ringfence_devices::block::BlockError;
 use ringfence_devices::nic::Environment;
-use ringfence_devices::ring::{MalformedCompletion, CompletionFault};
+use ringfence_devices::ring::{CompletionFault, MalformedCompletion};
 use ringfence_devices::{Buffer, DeviceMapping, Transfer};
 use ringfence_types::{Iova, PhysRange};
 
@@ -87,7 +87,11 @@ pub(super) trait Hostile<H>: Sized {
     /// Buffers that are out of the driver's pool.
     fn out(&self) -> usize;
     /// Closes it; buffers that are not back.
-    fn close<W: Judged + Environment<Handle = H>>(self, world: &mut W, reached: Reached<'_>) -> usize;
+    fn close<W: Judged + Environment<Handle = H>>(
+        self,
+        world: &mut W,
+        reached: Reached<'_>,
+    ) -> usize;
 }
 
 /// A session of `D` in a world.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ringfence_pviommu::backend::{IoError, IoTables, DeviceSlot};
+use ringfence_pviommu::backend::{DeviceSlot, IoError, IoTables};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 /// What is mapped.

@@ -6,8 +6,8 @@ use ringfence_pgtable::{
     Context, Cursor, Format, Levels, SecondStage, TranslationType, find_context, walk,
 };
 use ringfence_types::{
-    Access, CachedLevels, RequesterId, DomainId, Fault, FaultReason, Invalidation, Iova, IovaRange,
-    PageSize, Pfn, PhysAddr, PhysRange,
+    Access, CachedLevels, DomainId, Fault, FaultReason, Invalidation, Iova, IovaRange, PageSize,
+    Pfn, PhysAddr, PhysRange, RequesterId,
 };
 
 use super::history::{History, PAGE_BYTES, Time, View};

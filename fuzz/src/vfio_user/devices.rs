@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
-use ringfence_live::iommu::{GuestDma, VirtioIommu, EndpointMemory};
+use ringfence_live::iommu::{EndpointMemory, GuestDma, VirtioIommu};
 use ringfence_live::link::{
-    Deframed, Deframer, NetLink, MAX_FRAME_BYTES, MIN_FRAME_BYTES, ReceiveOutcome, SendOutcome,
+    Deframed, Deframer, MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink, ReceiveOutcome, SendOutcome,
 };
 use ringfence_live::pviommu::{PvDma, PvIommu};
 use ringfence_live::server::PolledFunction;

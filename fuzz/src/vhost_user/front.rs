@@ -14,14 +14,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread;
 
-use ringfence_live::limits::GuestLimits;
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::server::{ServeEvent, EventHandler};
+use ringfence_live::limits::GuestLimits;
+use ringfence_live::server::{EventHandler, ServeEvent};
 use ringfence_live::vhost_user::{MAX_PAYLOAD_BYTES, Refusal, Session, Settings};
 use ringfence_live::virtio::blk::Blk;
-use ringfence_live::wire::{MessageAssembler, Message};
+use ringfence_live::wire::{Message, MessageAssembler};
 use ringfence_softiommu::iotlb::{Header, IotlbLimits, Message as Iotlb, reply_status};
-use ringfence_types::{RequesterId, Iova, IovaRange, Permissions};
+use ringfence_types::{Iova, IovaRange, Permissions, RequesterId};
 
 use super::files::{CALL, CHANNEL, Files, KICK, RAM, RAM_BYTES, one};
 use super::{refused, stream};

@@ -3,20 +3,24 @@
 use core::cell::RefCell;
 
 use ringfence_dma::flush::Strict;
-use ringfence_dma::space::{Paged, PlainTable, Rounding, IoPageTable};
+use ringfence_dma::space::{IoPageTable, Paged, PlainTable, Rounding};
 use ringfence_dma::{Dma, Platform, Released};
 use ringfence_hw::{Iommu, UnitConfig, VtdUnit};
-use ringfence_iova::{CachedRbTree, CachedTree, IovaAllocator, AllocRequest};
+use ringfence_iova::{AllocRequest, CachedRbTree, CachedTree, IovaAllocator};
 use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, MapRequest, SecondStage, Table, TranslationType,
 };
-use ringfence_pviommu::backend::{Backend, HardwareTables, BackendLimits, OnDemand, FixedLastTable};
-use ringfence_pviommu::frontend::{UnmapCompletions, Channel, ChannelOptions, SharedChannel, RemoteTable};
+use ringfence_pviommu::backend::{
+    Backend, BackendLimits, FixedLastTable, HardwareTables, OnDemand,
+};
+use ringfence_pviommu::frontend::{
+    Channel, ChannelOptions, RemoteTable, SharedChannel, UnmapCompletions,
+};
 use ringfence_pviommu::loopback::Loopback;
 use ringfence_pviommu::wire::{Config, Devid, Gpa};
 use ringfence_types::{
-    Access, AddressRange, RequesterId, Direction, DomainId, Invalidation, Invalidator, Iova,
-    IovaRange, Nanos, PageSize, Permissions, Pfn, PfnRange, PhysAddr, PhysRange,
+    Access, AddressRange, Direction, DomainId, Invalidation, Invalidator, Iova, IovaRange, Nanos,
+    PageSize, Permissions, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 use ringfence_virtio_iommu::{Device, EndpointId, Options};
 

@@ -38,7 +38,12 @@ impl Journal {
         self.known.get(name).cloned()
     }
 
-    pub(super) fn add(&mut self, name: &str, fate: &MutantOutcome, time: Duration) -> anyhow::Result<()> {
+    pub(super) fn add(
+        &mut self,
+        name: &str,
+        fate: &MutantOutcome,
+        time: Duration,
+    ) -> anyhow::Result<()> {
         let mut line = fate.to_json();
         line["name"] = name.into();
         line["seconds"] = time.as_secs_f64().into();
@@ -76,7 +81,9 @@ mod tests {
         let killed = MutantOutcome::Killed(vec!["a::b".into()]);
         let mut journal = Journal::open(&directory, 7, true).unwrap();
         journal.add("killed", &killed, second).unwrap();
-        journal.add("survived", &MutantOutcome::Survived, second).unwrap();
+        journal
+            .add("survived", &MutantOutcome::Survived, second)
+            .unwrap();
         journal.file.write_all(b"{\"name\": \"cut").unwrap();
 
         let again = Journal::open(&directory, 7, true).unwrap();

@@ -121,7 +121,10 @@ mod tests {
     #[test]
     fn only_a_failing_test_or_its_end_counts_as_a_kill() {
         for (got, wanted) in [
-            (fate(101, FAILED, ""), MutantOutcome::Killed(vec!["a::b".into()])),
+            (
+                fate(101, FAILED, ""),
+                MutantOutcome::Killed(vec!["a::b".into()]),
+            ),
             (
                 fate(101, "running 1 test\n", "exit (signal: 6, SIGABRT)"),
                 MutantOutcome::Killed(vec![]),

@@ -115,7 +115,9 @@ impl Scratch {
         if !self.builds(kill)? {
             return Ok(MutantOutcome::DoesNotBuild);
         }
-        Ok(MutantOutcome::of(&self.cargo_test(&kill.arguments(), limit)?))
+        Ok(MutantOutcome::of(
+            &self.cargo_test(&kill.arguments(), limit)?,
+        ))
     }
 
     /// How long the tests take on the unchanged copy; `None` if they fail, or if there are none.

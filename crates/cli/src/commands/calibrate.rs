@@ -15,7 +15,7 @@ use ringfence_types::{PhysAddr, PhysMemory};
 
 use crate::args::CalibrateArgs;
 use crate::failure::Failure;
-use crate::out_file::{OutFile, FileAccess};
+use crate::out_file::{FileAccess, OutFile};
 use crate::output::print;
 
 /// Writes this machine's profile.

@@ -8,7 +8,7 @@ use ringfence_lab::compare::{self, CompareOptions};
 use ringfence_lab::guest::RtcParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::ring::{RingSizes, count_ring_usage};
-use ringfence_report::{ExecutedOn, Report, FailedCondition, csv, markdown, plots, terminal};
+use ringfence_report::{ExecutedOn, FailedCondition, Report, csv, markdown, plots, terminal};
 use ringfence_trace::TraceOptions;
 
 use super::json;
@@ -16,7 +16,7 @@ use crate::args::CompareArgs;
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::out_file::write_into;
-use crate::output::{table_style, print, print_line};
+use crate::output::{print, print_line, table_style};
 use crate::profile_file;
 use crate::progress::Progress;
 
@@ -72,7 +72,8 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<(), Failure> {
         };
         let lines = Progress::is_visible().then(|| input.lines()).flatten();
         let progress = Progress::new(&name, lines);
-        let comparison = compare::compare(&name, operations, &options, |line| progress.update(line))?;
+        let comparison =
+            compare::compare(&name, operations, &options, |line| progress.update(line))?;
         drop(progress);
         report.push(&name, comparison);
     }

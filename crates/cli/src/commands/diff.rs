@@ -8,7 +8,7 @@ use super::json;
 use crate::args::DiffArgs;
 use crate::failure::Failure;
 use crate::input_file;
-use crate::output::{table_style, print};
+use crate::output::{print, table_style};
 
 /// Bytes of a report: some 30,000 rows.
 const MAX_BYTES: u64 = 64 << 20;

@@ -7,11 +7,11 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use ringfence_live::access::{SocketAccess, make_cache};
+use ringfence_live::differential::{DifferentialReport, DifferentialSettings, DifferentialTest};
 use ringfence_live::guest::{
-    Boot, COUNTED_WORDS, GuestError, Initramfs, Kernel, QemuArgs, OwnModule, Qemu, READ_BYTES, boot,
-    build_initramfs, build_module, bench_reads,
+    Boot, COUNTED_WORDS, GuestError, Initramfs, Kernel, OwnModule, Qemu, QemuArgs, READ_BYTES,
+    bench_reads, boot, build_initramfs, build_module,
 };
-use ringfence_live::differential::{DifferentialTest, DifferentialReport, DifferentialSettings};
 
 use super::serve::{check, devices, quote, start};
 use crate::args::{
@@ -20,7 +20,7 @@ use crate::args::{
 };
 use crate::directory::PrivateDir;
 use crate::failure::Failure;
-use crate::out_file::{OutFile, FileAccess, write_into};
+use crate::out_file::{FileAccess, OutFile, write_into};
 use crate::output::{print, print_line};
 
 /// The stock IOMMU's driver.
@@ -242,8 +242,13 @@ fn judge(args: &GuestJudgeArgs) -> Result<ExitCode, Failure> {
         seed: args.seed,
     };
     let disk = disk.map_err(Failure::io(dir.path()))?;
-    let judge = DifferentialTest::start(dir.path(), disk, settings).map_err(Failure::io(dir.path()))?;
-    let line = format!("{} {}", kernel_line(&args.guest), DifferentialTest::KERNEL_WORDS);
+    let judge =
+        DifferentialTest::start(dir.path(), disk, settings).map_err(Failure::io(dir.path()))?;
+    let line = format!(
+        "{} {}",
+        kernel_line(&args.guest),
+        DifferentialTest::KERNEL_WORDS
+    );
     let ended = boot(&Boot {
         machine: judge.machine(),
         qemu: &prepared.qemu,

@@ -6,7 +6,7 @@ use ringfence_report::{axes_table, mode_rows, modes_table};
 use super::json;
 use crate::args::ModesArgs;
 use crate::failure::Failure;
-use crate::output::{table_style, print};
+use crate::output::{print, table_style};
 
 /// Prints the table of modes.
 pub(crate) fn modes(args: &ModesArgs) -> Result<(), Failure> {

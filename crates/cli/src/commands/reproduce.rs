@@ -1,11 +1,11 @@
 //! `ringfence reproduce`.
 
 #[cfg(feature = "live")]
+mod guest_counters;
+#[cfg(feature = "live")]
 mod guest_runner;
 #[cfg(feature = "live")]
 mod guests;
-#[cfg(feature = "live")]
-mod guest_counters;
 #[cfg(feature = "live")]
 mod interrupt;
 
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use ringfence_lab::experiments::guests::Guests;
 use ringfence_lab::experiments::{Experiment, Setting, prefetch, reuse};
 use ringfence_report::{
-    TableStyle, Reproduction, experiments_table, finding_terminal, findings_page, findings_terminal,
+    Reproduction, TableStyle, experiments_table, finding_terminal, findings_page, findings_terminal,
 };
 
 use ringfence_trace::TraceOptions;
@@ -27,7 +27,7 @@ use crate::args::{ReproduceArgs, ReproduceGuestArgs};
 use crate::failure::Failure;
 use crate::inputs::{Input, KEPT};
 use crate::out_file::write_into;
-use crate::output::{table_style, print, print_line};
+use crate::output::{print, print_line, table_style};
 
 /// The experiments that read recorded traces, and the one whose guests are booted.
 const PREFETCHERS: &str = "X07";

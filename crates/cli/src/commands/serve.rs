@@ -6,17 +6,19 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use ringfence_live::MemoryRules;
-use ringfence_live::access::{SocketAccess, Gid};
-use ringfence_live::limits::GuestLimits;
+use ringfence_live::access::{Gid, SocketAccess};
 use ringfence_live::confine::drop_privileges;
-use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, LocalConfig, Log, use_all_descriptors};
+use ringfence_live::daemon::{
+    Daemon, DeviceOptions, EndReason, LocalConfig, Log, use_all_descriptors,
+};
 use ringfence_live::handover::HandOverTimeouts;
 use ringfence_live::host::HostPagePool;
+use ringfence_live::limits::GuestLimits;
 use ringfence_live::sandbox::{SandboxProgram, run_sandboxed_device};
 use ringfence_live::server::ServeEvent;
 use ringfence_trace::printable_line;
 
-use crate::args::{GuestLimitArgs, DeviceArgs, ServeArgs};
+use crate::args::{DeviceArgs, GuestLimitArgs, ServeArgs};
 use crate::failure::Failure;
 use crate::interrupt::{AfterSignal, on_interrupt};
 use crate::output::{print, print_line};
@@ -191,7 +193,11 @@ pub(super) fn check(devices: &DeviceOptions) -> Result<(), Failure> {
 }
 
 /// Starts them; what they refuse goes to standard error.
-pub(super) fn start(dir: &Path, devices: &DeviceOptions, args: &DeviceArgs) -> Result<Daemon, Failure> {
+pub(super) fn start(
+    dir: &Path,
+    devices: &DeviceOptions,
+    args: &DeviceArgs,
+) -> Result<Daemon, Failure> {
     use_all_descriptors();
     let started = Daemon::start(dir, devices, &log());
     let mut daemon = started.map_err(|(path, source)| Failure::Io { path, source })?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ringfence_lab::Profile;
 use ringfence_lab::compare::check_devices;
-use ringfence_lab::size::{SizeOptions, size as advise, measure_demand};
+use ringfence_lab::size::{SizeOptions, measure_demand, size as advise};
 use ringfence_report::{Sizing, sizing_csv, sizing_markdown, sizing_plots, sizing_terminal};
 use ringfence_trace::TraceOptions;
 
@@ -14,7 +14,7 @@ use crate::args::SizeArgs;
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::out_file::write_into;
-use crate::output::{table_style, print, print_line};
+use crate::output::{print, print_line, table_style};
 use crate::profile_file;
 use crate::progress::Progress;
 
@@ -51,7 +51,9 @@ pub(crate) fn size(args: &SizeArgs) -> Result<(), Failure> {
         let lines = Progress::is_visible().then(|| input.lines()).flatten();
         let bar = Progress::new(&format!("{name}, counted"), lines);
         let operations = input.operations(reading.clone())?;
-        let usage = measure_demand(operations, devices.as_deref(), limits, |line| bar.update(line))?;
+        let usage = measure_demand(operations, devices.as_deref(), limits, |line| {
+            bar.update(line)
+        })?;
         drop(bar);
         let options = SizeOptions {
             profile: profile.clone(),

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use console::Term;
-use ringfence_live::daemon::METRICS;
 use ringfence_live::counter_table::{Sample, table};
+use ringfence_live::daemon::METRICS;
 use ringfence_trace::printable;
 
 use crate::args::TopArgs;

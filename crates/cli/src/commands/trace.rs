@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ringfence_report::trace_info;
-use ringfence_trace::{Anonymise, AnonymiseError, Info, TraceOptions, Recording, Workload, stale_instances};
+use ringfence_trace::{
+    Anonymise, AnonymiseError, Info, Recording, TraceOptions, Workload, stale_instances,
+};
 use serde::Serialize;
 
 use super::json;
@@ -19,8 +21,8 @@ use crate::args::{AnonymiseArgs, ConvertArgs, InfoArgs, RecordArgs, TraceCommand
 use crate::failure::Failure;
 use crate::inputs::Input;
 use crate::interrupt::{AfterSignal, on_interrupt};
-use crate::out_file::{OutFile, FileAccess};
-use crate::output::{table_style, print, print_line};
+use crate::out_file::{FileAccess, OutFile};
+use crate::output::{print, print_line, table_style};
 
 /// Does what is asked with traces.
 pub(crate) fn trace(command: TraceCommand) -> Result<(), Failure> {

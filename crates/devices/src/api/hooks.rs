@@ -3,7 +3,7 @@
 use ringfence_dma::Platform;
 use ringfence_types::PhysRange;
 
-use crate::{Attacker, Buffer, DriverEvent, DeviceMapping, DmaPort};
+use crate::{Attacker, Buffer, DeviceMapping, DmaPort, DriverEvent};
 
 /// How the buffer of an unmapped range came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,17 +84,20 @@ pub struct AttackHook<A>(pub A);
 impl<P: HasBus, A: Attacker> DmaHooks<P> for AttackHook<A> {
     #[inline]
     fn mapped(&mut self, platform: &mut P, mapping: &DeviceMapping, _: PhysRange) {
-        self.0.on(&DriverEvent::Mapped(*mapping), &mut platform.bus());
+        self.0
+            .on(&DriverEvent::Mapped(*mapping), &mut platform.bus());
     }
 
     #[inline]
     fn unmapping(&mut self, platform: &mut P, mapping: &DeviceMapping) {
-        self.0.on(&DriverEvent::Unmapping(*mapping), &mut platform.bus());
+        self.0
+            .on(&DriverEvent::Unmapping(*mapping), &mut platform.bus());
     }
 
     #[inline]
     fn unmapped(&mut self, platform: &mut P, mapping: &DeviceMapping, _: UnmapOutcome) {
-        self.0.on(&DriverEvent::Unmapped(*mapping), &mut platform.bus());
+        self.0
+            .on(&DriverEvent::Unmapped(*mapping), &mut platform.bus());
     }
 
     #[inline]

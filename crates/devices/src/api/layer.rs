@@ -4,11 +4,11 @@ use ringfence_dma::{
     Coherent, Cpu, Dma, Flush, MapReason, Mapping as LayerMapping, Outcome, Platform, Released,
     Space, UnmapError, UnmapReason,
 };
-use ringfence_types::{RequesterId, PhysRange};
+use ringfence_types::{PhysRange, RequesterId};
 
 use super::{
-    ApiError, Attachments, DmaApi, UnmapOutcome, Mapped, NotFreed, FailedMap, DeviceRing, MapFailure, UnmapCause,
-    DmaHooks,
+    ApiError, Attachments, DeviceRing, DmaApi, DmaHooks, FailedMap, MapFailure, Mapped, NotFreed,
+    UnmapCause, UnmapOutcome,
 };
 use crate::buffer::BufferOwner;
 use crate::{Buffer, ByteMemory, DeviceMapping};
@@ -99,7 +99,10 @@ where
     ) -> Result<Mapped<Self::Handle>, FailedMap> {
         let Some(at) = self.at.targets(ring) else {
             let stop = MapFailure::NoSuchRing;
-            return Err(FailedMap { buffer, failure: stop });
+            return Err(FailedMap {
+                buffer,
+                failure: stop,
+            });
         };
         let made = self.dma.map_single(
             self.cpu,
@@ -129,7 +132,11 @@ where
     }
 
     #[inline]
-    fn unmap(&mut self, ring: DeviceRing, handle: Self::Handle) -> Result<Option<Buffer>, ApiError> {
+    fn unmap(
+        &mut self,
+        ring: DeviceRing,
+        handle: Self::Handle,
+    ) -> Result<Option<Buffer>, ApiError> {
         let at = self.at.targets(ring).ok_or(ApiError::NoSuchRing(ring))?;
         let mapping = mapping(at.device(), &handle);
         self.hooks.unmapping(self.platform, &mapping);
@@ -154,7 +161,11 @@ where
     }
 
     #[inline]
-    fn end_burst(&mut self, ring: DeviceRing, mut back: impl FnMut(Buffer)) -> Result<(), ApiError> {
+    fn end_burst(
+        &mut self,
+        ring: DeviceRing,
+        mut back: impl FnMut(Buffer),
+    ) -> Result<(), ApiError> {
         let at = self.at.targets(ring).ok_or(ApiError::NoSuchRing(ring))?;
         // The witness looks at the platform, which the layer has in use until the burst has ended.
         let mut buffers = Vec::new();

@@ -4,18 +4,18 @@
 //! dynamic dispatch: [`LayerApi`] is the mapping layer of this project.
 
 mod attachments;
-mod layer;
 mod hooks;
+mod layer;
 
 pub use attachments::{Attachments, RingAttachments};
+pub use hooks::{AttackHook, DmaHooks, HasBus, UnmapOutcome};
 pub use layer::LayerApi;
-pub use hooks::{AttackHook, UnmapOutcome, HasBus, DmaHooks};
 
 use core::fmt;
 
 use ringfence_dma::{Coherent, MapError};
 use ringfence_types::{
-    RequesterId, Direction, DomainId, InvalidationError, Iova, IovaRange, PhysRange,
+    Direction, DomainId, InvalidationError, Iova, IovaRange, PhysRange, RequesterId,
 };
 
 use crate::{Buffer, ByteMemory};
@@ -86,7 +86,8 @@ pub trait DmaApi {
     ///
     /// # Errors
     /// The device may still reach the buffer, so it is lost to its pool.
-    fn unmap(&mut self, ring: DeviceRing, handle: Self::Handle) -> Result<Option<Buffer>, ApiError>;
+    fn unmap(&mut self, ring: DeviceRing, handle: Self::Handle)
+    -> Result<Option<Buffer>, ApiError>;
 
     /// Ends the ring's burst of unmaps; `back` receives the buffers that were withheld.
     ///

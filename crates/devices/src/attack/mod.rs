@@ -15,7 +15,7 @@ pub use racer::{Racer, WARM_MAPPINGS};
 pub use replayer::{DEAD_RANGES, Replayer, Reuse};
 pub use straddler::Straddler;
 
-use ringfence_types::{Access, RequesterId, Direction, Fault, Iova, IovaRange, PageSize};
+use ringfence_types::{Access, Direction, Fault, Iova, IovaRange, PageSize, RequesterId};
 
 use crate::DmaRequest;
 

@@ -2,7 +2,7 @@
 
 use ringfence_types::PageSize;
 
-use super::{Attacker, DriverEvent, DmaPort};
+use super::{Attacker, DmaPort, DriverEvent};
 
 /// Once per mapping touches the byte before the buffer in its first page and the byte behind it in its last one. A page-granular
 /// mode cannot stop it.

@@ -1,6 +1,6 @@
 //! The device that does as it is told.
 
-use super::{Attacker, DriverEvent, DmaPort};
+use super::{Attacker, DmaPort, DriverEvent};
 
 /// One access to each page of a mapping, in its direction and to all of the buffer on that page, just before it is unmapped: what a
 /// trace without device accesses lets one assume.
@@ -29,7 +29,11 @@ mod tests {
     fn touches_each_page_once_before_unmap() {
         let mut port = Script::new(|_| false);
         let buffer = mapping(0x1f00, 0x1200);
-        for event in [DriverEvent::Mapped(buffer), DriverEvent::Other, DriverEvent::Unmapped(buffer)] {
+        for event in [
+            DriverEvent::Mapped(buffer),
+            DriverEvent::Other,
+            DriverEvent::Unmapped(buffer),
+        ] {
             Passive.on(&event, &mut port);
         }
         assert!(port.take().is_empty());

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Attacker, DriverEvent, DeviceMapping, DmaPort};
+use super::{Attacker, DeviceMapping, DmaPort, DriverEvent};
 
 /// How many live mappings a [`Racer`] keeps warm.
 pub const WARM_MAPPINGS: usize = 64;

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ringfence_types::{RequesterId, IovaRange, PageSize};
+use ringfence_types::{IovaRange, PageSize, RequesterId};
 
-use super::{Attacker, DriverEvent, DeviceMapping, DmaPort};
+use super::{Attacker, DeviceMapping, DmaPort, DriverEvent};
 
 /// How many dead ranges of each device a [`Replayer`] remembers.
 pub const DEAD_RANGES: usize = 512;
@@ -263,7 +263,10 @@ mod tests {
         replayer.on(&DriverEvent::Other, &mut port);
         assert_eq!(port.take(), [(11 << 12, 1), ((11 << 12) + 0xff, 1)]);
         // One mapping over all of them.
-        replayer.on(&DriverEvent::Mapped(mapping(0, (more + 1) << 12)), &mut port);
+        replayer.on(
+            &DriverEvent::Mapped(mapping(0, (more + 1) << 12)),
+            &mut port,
+        );
         assert_eq!(replayer.remembered(), 0);
     }
 

@@ -1,6 +1,6 @@
 //! The attacker that begins inside the buffer and does not stop at its end (A19).
 
-use super::{Attacker, DriverEvent, DmaPort};
+use super::{Attacker, DmaPort, DriverEvent};
 
 /// Just before a mapping is unmapped, one access of two bytes that begins at its last one. A unit that checks only where an access begins
 /// lets it through.
@@ -27,7 +27,11 @@ mod tests {
         let mut port = Script::new(|_| false);
         for (iova, bytes, last) in [(0x1000, 0x10, 0x100f), (0x1fff, 1, 0x1fff)] {
             let buffer = mapping(iova, bytes);
-            for event in [DriverEvent::Mapped(buffer), DriverEvent::Other, DriverEvent::Unmapped(buffer)] {
+            for event in [
+                DriverEvent::Mapped(buffer),
+                DriverEvent::Other,
+                DriverEvent::Unmapped(buffer),
+            ] {
                 Straddler.on(&event, &mut port);
             }
             assert!(port.take().is_empty());

@@ -5,7 +5,7 @@ use ringfence_types::{Iova, PageSize, PhysAddr, PhysRange};
 
 use super::{BLOCK_BYTES, BlockError, CompletedIo, Operation, RejectedIo};
 use crate::Buffer;
-use crate::api::{ApiError, DmaApi, Mapped, DeviceRing, MapFailure};
+use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure, Mapped};
 use crate::returns::OrderedCompletions;
 
 /// Bytes of a buffer of a disk's driver.

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use ringfence_types::PhysRange;
 
 use super::{BlockError, Operation, PAGE_BYTES};
-use crate::api::{ApiError, DmaApi, DeviceRing, MapFailure};
+use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure};
 use crate::{Buffer, Pool};
 
 /// The adapter, with the page frames of the requests it is given: a page each, one after the other.

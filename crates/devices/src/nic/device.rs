@@ -4,7 +4,7 @@
 use ringfence_types::RequesterId;
 
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
-use super::layout::{NicCompletion, SEGMENT_BYTES, DescriptorSegment, FrameStatus};
+use super::layout::{DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES};
 use super::profile::Profile;
 use crate::ring::{Coalesce, CompletionWriter, RingAddresses, RingBase};
 use crate::{DmaError, Transfer};

@@ -7,9 +7,9 @@ use ringfence_types::{Direction, PhysAddr, PhysRange};
 use super::device::QueueDir;
 use super::error::NicError;
 use super::frame::{FRAME_HEADER_BYTES, MAX_BODY_BYTES};
-use super::layout::{NicCompletion, SEGMENT_BYTES, DescriptorSegment, FrameStatus};
+use super::layout::{DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES};
 use super::profile::{Fill, Profile, Rings};
-use crate::api::{ApiError, DmaApi, DeviceRing, MapFailure};
+use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure};
 use crate::buffer::PoolError;
 use crate::returns::OrderedCompletions;
 use crate::ring::{CompletionFault, OrderedRing, RawCompletion, RingAddresses};
@@ -188,12 +188,10 @@ impl<H> Nic<H> {
                 (lane, index as u16, ring.addresses())
             }
         };
-        receive.enumerate().map(numbered(QueueDir::Rx)).chain(
-            self.transmit
-                .iter()
-                .enumerate()
-                .map(numbered(QueueDir::Tx)),
-        )
+        receive
+            .enumerate()
+            .map(numbered(QueueDir::Rx))
+            .chain(self.transmit.iter().enumerate().map(numbered(QueueDir::Tx)))
     }
 
     /// Makes what a ring offers visible to the hardware; what to write into its tail register. `None` if there is no such ring.
@@ -430,7 +428,8 @@ pub(super) fn check<H>(
             expected: Some(head),
         });
     }
-    let status = FrameStatus::from_raw(claim.status).ok_or(CompletionFault::Status(claim.status))?;
+    let status =
+        FrameStatus::from_raw(claim.status).ok_or(CompletionFault::Status(claim.status))?;
     let room = |which: usize| {
         let held = packet.get(which).and_then(Option::as_ref);
         held.map_or(0, |held| held.bytes)

@@ -22,13 +22,13 @@ mod receive;
 mod testbed;
 mod transmit;
 
-pub use device::{DeviceStats, QueueDir, NicDevice, Reception};
+pub use device::{DeviceStats, NicDevice, QueueDir, Reception};
 pub use driver::{DriverStats, Nic};
 pub use error::NicError;
 pub use frame::{FRAME_HEADER_BYTES, Frame, FrameError, MAX_BODY_BYTES};
-pub use layout::{NicCompletion, SEGMENT_BYTES, DescriptorSegment, FrameStatus};
+pub use layout::{DescriptorSegment, FrameStatus, NicCompletion, SEGMENT_BYTES};
 pub use premapped::{BufferChoice, Premapped};
 pub use profile::{Fill, Profile, Replace, Rings};
 pub use receive::{Preemption, Received};
-pub use testbed::{NicTestbed, TestbedError, TestbedStats, Environment};
+pub use testbed::{Environment, NicTestbed, TestbedError, TestbedStats};
 pub use transmit::SendOutcome;

@@ -1,9 +1,9 @@
 //! Buffers that stay mapped while a user-level program sends them: what an IOTLB miss costs when nothing else does (rIOMMU section 5.3).
 
-use ringfence_types::{RequesterId, Direction, Iova, PhysRange};
+use ringfence_types::{Direction, Iova, PhysRange, RequesterId};
 
 use super::error::NicError;
-use crate::api::{ApiError, DmaApi, Mapped, DeviceRing, MapFailure};
+use crate::api::{ApiError, DeviceRing, DmaApi, MapFailure, Mapped};
 use crate::seed::Seed;
 use crate::{Buffer, DmaError, Pool, Transfer};
 

@@ -199,7 +199,9 @@ impl<H> Nic<H> {
             return Ok(false);
         };
         if receive.armed == per_packet {
-            let raw = receive.segments.map(|segment| DescriptorSegment::encode(&segment));
+            let raw = receive
+                .segments
+                .map(|segment| DescriptorSegment::encode(&segment));
             let bytes = per_packet * super::SEGMENT_BYTES;
             let raw = raw.as_flattened().get(..bytes).unwrap_or_default();
             let packet = core::mem::replace(&mut receive.arming, [const { None }; MAX_BUFFERS]);

@@ -2,9 +2,9 @@
 
 use core::fmt;
 
-use ringfence_types::{RequesterId, PhysRange};
+use ringfence_types::{PhysRange, RequesterId};
 
-use super::device::{DeviceStats, QueueDir, NicDevice, Reception};
+use super::device::{DeviceStats, NicDevice, QueueDir, Reception};
 use super::driver::{DriverStats, Nic};
 use super::error::NicError;
 use super::frame::{Frame, FrameError};
@@ -414,7 +414,10 @@ impl<H> NicTestbed<H> {
     }
 
     /// The timers of all transmit rings run out.
-    fn reclaim_all<W: Environment<Handle = H>>(&mut self, world: &mut W) -> Result<(), TestbedError> {
+    fn reclaim_all<W: Environment<Handle = H>>(
+        &mut self,
+        world: &mut W,
+    ) -> Result<(), TestbedError> {
         for queue in 0..self.nic.profile().transmit.count {
             self.reclaim(world, queue)?;
         }
@@ -434,7 +437,12 @@ impl<H> NicTestbed<H> {
         Ok(())
     }
 
-    fn ring_doorbell<W: Environment<Handle = H>>(&mut self, world: &mut W, lane: QueueDir, queue: u16) {
+    fn ring_doorbell<W: Environment<Handle = H>>(
+        &mut self,
+        world: &mut W,
+        lane: QueueDir,
+        queue: u16,
+    ) {
         if let Some(tail) = self.nic.sync_map(&mut world.api(), lane, queue) {
             self.device.doorbell(lane, queue, tail);
         }

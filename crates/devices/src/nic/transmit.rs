@@ -57,7 +57,11 @@ impl<H> Nic<H> {
                     packet[which] = Some(held);
                     segments[which] = segment;
                 }
-                Ok(None) => return self.undo_maps(api, queue, packet).map(|()| SendOutcome::Full),
+                Ok(None) => {
+                    return self
+                        .undo_maps(api, queue, packet)
+                        .map(|()| SendOutcome::Full);
+                }
                 Err(error) => {
                     self.undo_maps(api, queue, packet)?;
                     return Err(error);

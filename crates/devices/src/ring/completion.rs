@@ -3,7 +3,7 @@
 use ringfence_types::RequesterId;
 
 use super::{Cursor, RingBase, RingMemory};
-use crate::api::{ApiError, DmaApi, DeviceRing};
+use crate::api::{ApiError, DeviceRing, DmaApi};
 use crate::{ByteMemory, DmaError, Transfer, Unreachable};
 
 /// Bytes of a completion: that of NVMe, which all devices here share.

@@ -4,7 +4,7 @@ use ringfence_dma::Coherent;
 use ringfence_types::{Iova, PageSize, PhysAddr};
 
 use super::RingSize;
-use crate::api::{ApiError, DmaApi, DeviceRing};
+use crate::api::{ApiError, DeviceRing, DmaApi};
 use crate::{ByteMemory, Unreachable};
 
 const PAGE: u64 = PageSize::Size4K.bytes();

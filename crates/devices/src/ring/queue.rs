@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::{COMPLETION_BYTES, CompletionQueue, RawCompletion, RingBase, RingMemory, RingSize};
-use crate::api::{ApiError, DmaApi, DeviceRing};
+use crate::api::{ApiError, DeviceRing, DmaApi};
 use crate::{ByteMemory, Unreachable};
 
 /// Where a device finds a ring and its completions.
@@ -60,11 +60,15 @@ impl fmt::Display for MalformedCompletion {
                 found,
                 expected: Some(expected),
             } => write!(f, "entry {found}, not the oldest one, {expected}"),
-            CompletionFault::Index { found, .. } => write!(f, "command {found}, which is not outstanding"),
+            CompletionFault::Index { found, .. } => {
+                write!(f, "command {found}, which is not outstanding")
+            }
             CompletionFault::Length { found, at_most } => {
                 write!(f, "{found} bytes where {at_most} fit")
             }
-            CompletionFault::Status(status) => write!(f, "status {status:#x}, which does not exist"),
+            CompletionFault::Status(status) => {
+                write!(f, "status {status:#x}, which does not exist")
+            }
             CompletionFault::Queue(queue) => write!(f, "a completion for queue {queue}"),
         }
     }

@@ -3,16 +3,17 @@
 
 use std::collections::BTreeSet;
 
-use ringfence_devices::api::{AttackHook, DmaApi, DeviceRing};
+use ringfence_devices::api::{AttackHook, DeviceRing, DmaApi};
 use ringfence_devices::block::nvme::{NvmeController, NvmeQueue};
 use ringfence_devices::block::{DiskRequest, Operation, PAGE_BYTES, RamDisk};
 use ringfence_devices::nic::{
-    Fill, QueueDir, Nic, NicDevice, Profile, Replace, Rings, DescriptorSegment, SendOutcome, Environment,
+    DescriptorSegment, Environment, Fill, Nic, NicDevice, Profile, QueueDir, Replace, Rings,
+    SendOutcome,
 };
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::{
-    Attacker, Buffer, ByteMemory, DmaError, DriverEvent, DeviceMapping as Told, Pool, DmaPort, Racer, Replayer,
-    DmaRequest, Reuse, Seed, Transfer,
+    Attacker, Buffer, ByteMemory, DeviceMapping as Told, DmaError, DmaPort, DmaRequest,
+    DriverEvent, Pool, Racer, Replayer, Reuse, Seed, Transfer,
 };
 use ringfence_dma::Mapping;
 use ringfence_dma::flush::{Burst, BurstAsPublished};
@@ -87,7 +88,10 @@ impl Attacker for Late {
             };
             let _ = port.access(&request);
         };
-        if let Some(dead) = self.0.take_if(|_| !matches!(event, DriverEvent::Unmapped(_))) {
+        if let Some(dead) = self
+            .0
+            .take_if(|_| !matches!(event, DriverEvent::Unmapped(_)))
+        {
             touch(&dead, port);
         }
         match event {
@@ -117,7 +121,10 @@ fn reached_of_200<W: Judged + Environment<Handle = Mapping<Buffer>>>(mut world: 
     assert_eq!(sent, Ok(BURST as u32));
     assert_eq!(nic.reclaim(&mut world.api(), 0, u32::MAX), Ok(BURST as u32));
     // The next thing that happens.
-    assert_eq!(nic.send(&mut world.api(), 0, &[7; 600]), Ok(SendOutcome::Queued));
+    assert_eq!(
+        nic.send(&mut world.api(), 0, &[7; 600]),
+        Ok(SendOutcome::Queued)
+    );
     let slots: BTreeSet<_> = world
         .judge()
         .reached

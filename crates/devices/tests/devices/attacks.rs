@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use ringfence_devices::api::AttackHook;
-use ringfence_devices::nic::{Nic, Profile, NicTestbed, Environment};
+use ringfence_devices::nic::{Environment, Nic, NicTestbed, Profile};
 use ringfence_devices::workload::{BURST, NetperfStream};
 use ringfence_devices::{Buffer, Neighbour, Passive, Racer, Replayer, Reuse};
 use ringfence_dma::Mapping;

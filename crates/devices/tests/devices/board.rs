@@ -10,8 +10,8 @@ use ringfence_hw::{Translate, Translation};
 use ringfence_memory::{Arena, Frames, fake::NonCoherent};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    Access, RequesterId, Fault, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
-    MemoryError, OutOfFrames, PhysAddr, PhysMemory, PhysRange, TABLE_WORDS, Ticket,
+    Access, Fault, FrameSource, Invalidation, InvalidationError, Invalidator, Iova, MemoryError,
+    OutOfFrames, PhysAddr, PhysMemory, PhysRange, RequesterId, TABLE_WORDS, Ticket,
 };
 
 use super::rig::TABLES;

@@ -1,6 +1,6 @@
 //! A device that is taken away under its driver: what is mapped comes back through the driver's own calls, and is out of reach.
 
-use ringfence_devices::api::{DmaApi, DeviceRing, MapFailure};
+use ringfence_devices::api::{DeviceRing, DmaApi, MapFailure};
 use ringfence_devices::nic::Environment;
 use ringfence_devices::{DmaError, Pool};
 use ringfence_dma::MapReason;

@@ -3,7 +3,7 @@
 mod lies;
 
 use proptest::prelude::*;
-use ringfence_devices::api::{DmaApi, DeviceRing};
+use ringfence_devices::api::{DeviceRing, DmaApi};
 use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
 use ringfence_devices::block::nvme::{NvmeController, NvmeQueue};
 use ringfence_devices::block::{

@@ -3,12 +3,14 @@
 
 use std::cell::Cell;
 
-use ringfence_devices::api::{ApiError, DmaApi, Mapped, NotFreed, FailedMap, DeviceRing, MapFailure};
+use ringfence_devices::api::{
+    ApiError, DeviceRing, DmaApi, FailedMap, MapFailure, Mapped, NotFreed,
+};
 use ringfence_devices::block::ahci::{AhciDriver, AhciPort};
 use ringfence_devices::block::nvme::{NvmeController, NvmeQueue};
 use ringfence_devices::block::{BlockError, DiskRequest, Operation, PAGE_BYTES, RamDisk};
 use ringfence_devices::nic::{
-    Fill, QueueDir, Nic, NicDevice, NicError, Profile, Replace, Rings, Environment,
+    Environment, Fill, Nic, NicDevice, NicError, Profile, QueueDir, Replace, Rings,
 };
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::{Buffer, Pool};
@@ -62,7 +64,10 @@ impl<A: DmaApi> DmaApi for Flaky<'_, A> {
                 Refusal::Failed => MapFailure::Failed(NO_MEMORY),
                 Refusal::Busy => MapFailure::Busy,
             };
-            return Err(FailedMap { buffer, failure: stop });
+            return Err(FailedMap {
+                buffer,
+                failure: stop,
+            });
         }
         self.inner.map(ring, buffer, memory)
     }

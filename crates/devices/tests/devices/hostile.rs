@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use ringfence_devices::Transfer;
 use ringfence_devices::nic::{
-    NicCompletion, Fill, QueueDir, Nic, NicDevice, NicError, Profile, Reception, Replace, Rings, SendOutcome,
-    Environment,
+    Environment, Fill, Nic, NicCompletion, NicDevice, NicError, Profile, QueueDir, Reception,
+    Replace, Rings, SendOutcome,
 };
 use ringfence_devices::ring::{CompletionFault, RingAddresses, RingSize};
 use ringfence_dma::Mapping;
@@ -29,7 +29,10 @@ fn profile(buffers_per_packet: usize) -> Profile {
     }
 }
 
-fn open<W: Environment<Handle = Mapping<B>>, B>(world: &mut W, profile: Profile) -> Nic<Mapping<B>> {
+fn open<W: Environment<Handle = Mapping<B>>, B>(
+    world: &mut W,
+    profile: Profile,
+) -> Nic<Mapping<B>> {
     let bytes = Nic::<Mapping<B>>::buffer_bytes(&profile, SIZE);
     Nic::open(profile, rig::buffers(bytes), &mut world.api()).unwrap()
 }
@@ -68,7 +71,10 @@ fn every_lie_has_its_name() {
                 expected: Some(0),
             },
         ),
-        (NicCompletion { status: 3, ..good }, CompletionFault::Status(3)),
+        (
+            NicCompletion { status: 3, ..good },
+            CompletionFault::Status(3),
+        ),
         (
             NicCompletion { bytes: 53, ..good },
             CompletionFault::Length {
@@ -200,11 +206,7 @@ fn survives<W: Judged + Environment<Handle = Mapping<B>>, B>(
         device.program(lane, index, &at);
     }
     let lane = |receive| {
-        if receive {
-            QueueDir::Rx
-        } else {
-            QueueDir::Tx
-        }
+        if receive { QueueDir::Rx } else { QueueDir::Tx }
     };
     for act in acts {
         match act {
@@ -237,7 +239,10 @@ fn survives<W: Judged + Environment<Handle = Mapping<B>>, B>(
             }
             Act::Send(bytes) => {
                 let sent = nic.send(&mut world.api(), 0, &vec![1; usize::from(*bytes)]);
-                assert!(matches!(sent, Ok(SendOutcome::Queued | SendOutcome::Full)), "{sent:?}");
+                assert!(
+                    matches!(sent, Ok(SendOutcome::Queued | SendOutcome::Full)),
+                    "{sent:?}"
+                );
             }
             Act::Service(receive) => {
                 let result = if *receive {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use ringfence_devices::{DeviceMapping, Observer, DmaRequest};
+use ringfence_devices::{DeviceMapping, DmaRequest, Observer};
 use ringfence_types::{Direction, Fault, Iova, IovaRange, PhysAddr, PhysRange};
 
 use super::rig::TABLES;

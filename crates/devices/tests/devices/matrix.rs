@@ -3,10 +3,13 @@
 
 use ringfence_devices::api::AttackHook;
 use ringfence_devices::block::{Operation, PseudoScsi};
-use ringfence_devices::nic::{Nic, Profile, NicTestbed};
-use ringfence_devices::workload::{Apache, BURST, Memcached, RequestResponse, NetperfStream, Workload};
+use ringfence_devices::nic::{Nic, NicTestbed, Profile};
+use ringfence_devices::workload::{
+    Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
+};
 use ringfence_devices::{
-    Attacker, DriverEvent, Neighbour, Passive, DmaPort, Racer, Replayer, DmaRequest, Reuse, Straddler,
+    Attacker, DmaPort, DmaRequest, DriverEvent, Neighbour, Passive, Racer, Replayer, Reuse,
+    Straddler,
 };
 use ringfence_dma::Mapping;
 use ringfence_dma::ring::{RingSetup, SlotChoice};

@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use ringfence_devices::nic::{
-    Fill, MAX_BODY_BYTES, Nic, Profile, Replace, Rings, SendOutcome, NicTestbed, TestbedError, Environment,
+    Environment, Fill, MAX_BODY_BYTES, Nic, NicTestbed, Profile, Replace, Rings, SendOutcome,
+    TestbedError,
 };
 use ringfence_devices::ring::RingSize;
 use ringfence_devices::workload::{
-    Apache, BURST, Memcached, ClientAction, Packet, RequestResponse, NetperfStream, Workload,
+    Apache, BURST, ClientAction, Memcached, NetperfStream, Packet, RequestResponse, Workload,
 };
 use ringfence_dma::Mapping;
 use ringfence_dma::ring::RingSetup;
@@ -396,7 +397,10 @@ fn a_frame_that_finds_half_its_room_is_taken_back() {
     let (live, out) = (world.judge().live(), nic.buffers_out());
     for _ in 0..3 {
         // The headers find the only slot, the data none.
-        assert_eq!(nic.send(&mut world.api(), 0, &[1; 600]), Ok(SendOutcome::Full));
+        assert_eq!(
+            nic.send(&mut world.api(), 0, &[1; 600]),
+            Ok(SendOutcome::Full)
+        );
         assert_eq!((world.judge().live(), nic.buffers_out()), (live, out));
     }
     nic.close(&mut world.api()).unwrap();

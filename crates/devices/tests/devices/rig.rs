@@ -4,24 +4,25 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use ringfence_devices::api::{
-    Attachments, UnmapOutcome, HasBus, LayerApi, DeviceRing as ApiRing, RingAttachments, DmaHooks,
+    Attachments, DeviceRing as ApiRing, DmaHooks, HasBus, LayerApi, RingAttachments, UnmapOutcome,
 };
-use ringfence_devices::nic::{Profile, Environment};
-use ringfence_devices::{Buffer, Bus, BufferOwner, DeviceMapping};
-use ringfence_dma::flush::{Burst, Deferred, BurstAsPublished, Never, Strict};
-use ringfence_dma::ring::{RingAsPublished, Ring, RingSetup, SlotChoice, RingTables, lay_out};
+use ringfence_devices::nic::{Environment, Profile};
+use ringfence_devices::{Buffer, BufferOwner, Bus, DeviceMapping};
+use ringfence_dma::flush::{Burst, BurstAsPublished, Deferred, Never, Strict};
+use ringfence_dma::ring::{Ring, RingAsPublished, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{Identity, Paged, PlainTable, RingDriver, Rings, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, Flush, Platform, Space, Teardown};
 use ringfence_hw::{
-    FaultLog, Geometry, LogicAsPublished, Prefetch, InvalidationGranularity, FixedLogic, Replacement, RingLogic, RingUnit,
-    RingUnitConfig, Translate, UnitConfig, VtdUnit,
+    FaultLog, FixedLogic, Geometry, InvalidationGranularity, LogicAsPublished, Prefetch,
+    Replacement, RingLogic, RingUnit, RingUnitConfig, Translate, UnitConfig, VtdUnit,
 };
 use ringfence_iova::{CachedTree, Capacity, Eiovar, Locked};
 use ringfence_pgtable::{
     Coherency, Context, ContextTables, Levels, SecondStage, Table, TranslationType,
 };
 use ringfence_types::{
-    RequesterId, DomainId, FrameSource, Invalidator, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    DomainId, FrameSource, Invalidator, Iova, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
+    RequesterId,
 };
 
 use super::board::{Memory, Pool, Trouble, Walker};
@@ -45,7 +46,12 @@ impl<U, W: DmaHooks<Machine<U>>> DmaHooks<Machine<U>> for Grants<W> {
         self.0.unmapping(machine, mapping);
     }
 
-    fn unmapped(&mut self, machine: &mut Machine<U>, mapping: &DeviceMapping, handback: UnmapOutcome) {
+    fn unmapped(
+        &mut self,
+        machine: &mut Machine<U>,
+        mapping: &DeviceMapping,
+        handback: UnmapOutcome,
+    ) {
         let is_back = handback != UnmapOutcome::Withheld;
         machine.judge.unmap(mapping.range.start(), is_back);
         self.0.unmapped(machine, mapping, handback);

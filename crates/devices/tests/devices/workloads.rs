@@ -1,8 +1,8 @@
 //! Workloads against what decision 0011 says of them, without any machine: frames arrive in the moment in which they are sent.
 
-use ringfence_devices::nic::{BufferChoice, Premapped, Environment};
+use ringfence_devices::nic::{BufferChoice, Environment, Premapped};
 use ringfence_devices::workload::{
-    Apache, Memcached, ClientAction, Packet, RequestResponse, NetperfStream, Workload,
+    Apache, ClientAction, Memcached, NetperfStream, Packet, RequestResponse, Workload,
 };
 use ringfence_devices::{Pool, Seed};
 

@@ -5,7 +5,7 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::{Invalidation, InvalidationError, Pending, Unmapped};
 
-use super::{Flush, FlushContext, BurstKey, ReleasedStale, PendingUnmap};
+use super::{BurstKey, Flush, FlushContext, PendingUnmap, ReleasedStale};
 use crate::space::{ClearedRange, ReusesUnflushed};
 use crate::{NotInvalidated, Platform};
 
@@ -32,7 +32,9 @@ use crate::{NotInvalidated, Platform};
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BurstAsPublished;
 
-impl<S: ReusesUnflushed<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Flush<S, B> for BurstAsPublished {
+impl<S: ReusesUnflushed<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Flush<S, B>
+    for BurstAsPublished
+{
     /// The invalidation that ends the open burst of each lane.
     type PerCpu = Vec<Option<Invalidation>>;
     type PerDomain = ();

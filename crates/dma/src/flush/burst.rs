@@ -6,7 +6,7 @@ use core::mem::ManuallyDrop;
 use ringfence_types::InvalidationError;
 
 use super::batch::{ROOM, submit_and_release};
-use super::{Flush, FlushContext, BurstKey, RangeBatch, PendingUnmap, Withheld};
+use super::{BurstKey, Flush, FlushContext, PendingUnmap, RangeBatch, Withheld};
 use crate::mapping::HeldBuffer;
 use crate::space::{ClearedRange, Space};
 use crate::{NotInvalidated, Platform};

@@ -1,22 +1,22 @@
 //! When a stale translation dies (question 3 of a mode). One policy a file.
 
+mod as_published;
 mod batch;
 mod burst;
 mod deferred;
-mod as_published;
 mod never;
 mod per_cpu_queue;
 mod per_cycle;
 mod per_wrap;
 mod strict;
 
+pub use as_published::BurstAsPublished;
 pub use batch::RangeBatch;
 pub use burst::{Burst, BurstCpu};
 pub use deferred::{Deferred, DeferredQueue};
-pub use as_published::BurstAsPublished;
 pub use never::Never;
-pub use per_cpu_queue::{PerCpuQueue, QueueConfig, FlushQueue};
-pub use per_cycle::{PerCycleOutcome, PerCycle};
+pub use per_cpu_queue::{FlushQueue, PerCpuQueue, QueueConfig};
+pub use per_cycle::{PerCycle, PerCycleOutcome};
 pub use per_wrap::PerWrap;
 pub use strict::Strict;
 
@@ -27,9 +27,9 @@ use ringfence_types::{
     CachedLevels, Direction, DomainId, Flushed, Invalidation, InvalidationError, PfnRange, RingId,
 };
 
+use crate::domain_table::{DomainHandle, DomainSlot};
 use crate::mapping::HeldBuffer;
-use crate::space::{Expire, ClearedRange, IotlbSync, Space, UnmapRefusal};
-use crate::domain_table::{DomainSlot, DomainHandle};
+use crate::space::{ClearedRange, Expire, IotlbSync, Space, UnmapRefusal};
 use crate::{NotInvalidated, Platform};
 
 /// A mapping that has left the table, on its way through the flush policy.

@@ -4,8 +4,8 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::InvalidationError;
 
-use super::{Flush, FlushContext, ReleasedStale, PendingUnmap};
-use crate::space::{Space, NothingMapped};
+use super::{Flush, FlushContext, PendingUnmap, ReleasedStale};
+use crate::space::{NothingMapped, Space};
 use crate::{NotInvalidated, Platform};
 
 /// No translation ever dies: no IOMMU, pass-through, static table. The buffer is back at once, and stays reachable.

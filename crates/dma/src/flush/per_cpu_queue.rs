@@ -7,7 +7,7 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{DrainUnmapped, Invalidation, InvalidationError, Lock, Nanos};
 
 use super::batch::submit_and_release;
-use super::{Flush, FlushContext, RangeBatch, ReleasedStale, PendingUnmap};
+use super::{Flush, FlushContext, PendingUnmap, RangeBatch, ReleasedStale};
 use crate::space::{ClearedRange, Space};
 use crate::{NotInvalidated, Platform};
 

@@ -5,8 +5,10 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{InvalidationError, Lock};
 
 use super::batch::submit_and_release;
-use super::{ClearedMapping, Flush, FlushContext, Outcome, RangeBatch, Released, PendingUnmap, Strict};
-use crate::space::{Expire, UnmapResult, Space};
+use super::{
+    ClearedMapping, Flush, FlushContext, Outcome, PendingUnmap, RangeBatch, Released, Strict,
+};
+use crate::space::{Expire, Space, UnmapResult};
 use crate::{NotInvalidated, Platform};
 
 /// Unmap leaves a mapping to the space, which [keeps](UnmapResult::Cached) it for the next map of the same memory; the buffer is back while the
@@ -91,7 +93,11 @@ impl<S: Space<UnmapResult = UnmapResult>, B, L: Lock<RangeBatch>> Flush<S, B> fo
         item: PendingUnmap<S, B>,
     ) -> Result<PerCycleOutcome<B>, (InvalidationError, NotInvalidated<B>)> {
         let gone = match item.result {
-            UnmapResult::Cached => return Ok(PerCycleOutcome::Cached(ManuallyDrop::into_inner(item.buffer))),
+            UnmapResult::Cached => {
+                return Ok(PerCycleOutcome::Cached(ManuallyDrop::into_inner(
+                    item.buffer,
+                )));
+            }
             UnmapResult::Cleared(gone) => gone,
         };
         let cleared = ClearedMapping {

@@ -4,8 +4,8 @@ use core::mem::ManuallyDrop;
 
 use ringfence_types::{InvalidationError, Unmapped};
 
-use super::{Flush, FlushContext, ReleasedStale, PendingUnmap};
-use crate::space::{FlushesBeforeReuse, ClearedRange};
+use super::{Flush, FlushContext, PendingUnmap, ReleasedStale};
+use crate::space::{ClearedRange, FlushesBeforeReuse};
 use crate::{NotInvalidated, Platform};
 
 /// Nothing is invalidated until the allocator has handed out every address once and asks for a flush (Fujita and Moriai, sections 2.3
@@ -22,7 +22,9 @@ use crate::{NotInvalidated, Platform};
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PerWrap;
 
-impl<S: FlushesBeforeReuse<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Flush<S, B> for PerWrap {
+impl<S: FlushesBeforeReuse<UnmapResult = ClearedRange, FreeProof = Unmapped>, B> Flush<S, B>
+    for PerWrap
+{
     type PerCpu = ();
     type PerDomain = ();
     type Outcome = ReleasedStale<B>;

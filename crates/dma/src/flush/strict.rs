@@ -6,7 +6,7 @@ use core::mem::ManuallyDrop;
 use ringfence_types::{DrainUnmapped, Flushed, Invalidation, InvalidationError, Pending};
 
 use super::batch::submit_and_release;
-use super::{ClearedMapping, Flush, FlushContext, RangeBatch, Released, PendingUnmap};
+use super::{ClearedMapping, Flush, FlushContext, PendingUnmap, RangeBatch, Released};
 use crate::space::{ClearedRange, Space, TablePages};
 use crate::{NotInvalidated, Platform};
 
@@ -165,18 +165,22 @@ impl<T: TablePages, S: Space<UnmapResult = ClearedRange<T>>, B> Flush<S, B> for 
                 let mut owed = Vec::with_capacity(buffers.len());
                 let mut buffers = buffers.into_iter();
                 left.drain_unmapped(|unmapped| {
-                    owed.extend(buffers.next().map(|(direction, tenant, buffer)| NotInvalidated {
-                        mapping: ClearedMapping {
-                            range: ClearedRange {
-                                unmapped,
-                                levels,
-                                tables: (),
-                            },
-                            direction,
-                            domain_handle: tenant,
-                            buffer,
-                        },
-                    }));
+                    owed.extend(
+                        buffers
+                            .next()
+                            .map(|(direction, tenant, buffer)| NotInvalidated {
+                                mapping: ClearedMapping {
+                                    range: ClearedRange {
+                                        unmapped,
+                                        levels,
+                                        tables: (),
+                                    },
+                                    direction,
+                                    domain_handle: tenant,
+                                    buffer,
+                                },
+                            }),
+                    );
                 });
                 Err((error, owed))
             }

@@ -15,7 +15,7 @@ use core::sync::atomic::{Ordering, fence};
 use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingTable, ring_words};
 use ringfence_types::{Permissions, PhysMemory, PhysRange, RingId, RingIova, RingSlot};
 
-use super::error::{RingFull, RingRefusal, FullReason};
+use super::error::{FullReason, RingFull, RingRefusal};
 use super::table::Ring;
 use crate::MapReason;
 use crate::space::UnmapRefusal;

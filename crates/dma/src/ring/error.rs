@@ -69,7 +69,9 @@ impl fmt::Display for RingFull {
         let Self { ring, slot, .. } = self;
         match self.reason {
             FullReason::Unmap => write!(f, "ring {ring} is full: slot {slot} is mapped"),
-            FullReason::BurstEnd => write!(f, "ring {ring} is full: slot {slot} waits for its burst"),
+            FullReason::BurstEnd => {
+                write!(f, "ring {ring} is full: slot {slot} waits for its burst")
+            }
         }
     }
 }

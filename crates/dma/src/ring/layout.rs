@@ -14,8 +14,8 @@ use ringfence_pgtable::{
 };
 use ringfence_types::{PageSize, PhysAddr, PhysMemory, PhysRange, RingId};
 
-use super::error::RingError;
 use super::dirty_lines::LINE;
+use super::error::RingError;
 use super::slots::SlotChoice;
 use super::table::Ring;
 

@@ -3,7 +3,7 @@
 use core::fmt;
 use core::mem::ManuallyDrop;
 
-use ringfence_types::{RequesterId, DomainId, Iova, IovaRange, RingIova};
+use ringfence_types::{DomainId, Iova, IovaRange, RequesterId, RingIova};
 
 use super::owned::OwnedRing;
 use crate::mapping::HeldBuffer;

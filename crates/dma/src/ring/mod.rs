@@ -16,22 +16,22 @@
 //! What several processors share is a [`Ring`] behind the embedder's lock: [`Rings`](crate::space::Rings). Decision 0010 says
 //! why it is so.
 
+mod as_published;
 mod cursor;
+mod dirty_lines;
 mod error;
 mod free;
 mod layout;
-mod dirty_lines;
-mod slot_links;
-mod as_published;
 mod mapping;
 mod owned;
+mod slot_links;
 mod slots;
 mod table;
 
-pub use error::{RingError, RingFull, RingRefusal, FullReason};
-pub use layout::{RingSetup, RingTables, lay_out};
-pub use dirty_lines::DirtyRingLines;
 pub use as_published::RingAsPublished;
+pub use dirty_lines::DirtyRingLines;
+pub use error::{FullReason, RingError, RingFull, RingRefusal};
+pub use layout::{RingSetup, RingTables, lay_out};
 pub use mapping::{RingMapping, RingUnmapError};
 pub use owned::OwnedRing;
 pub use slots::{SlotChoice, Stalls};

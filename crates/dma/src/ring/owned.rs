@@ -5,14 +5,14 @@ use core::mem::ManuallyDrop;
 
 use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingTable, RingWords};
 use ringfence_types::{
-    Batch, CachedLevels, RequesterId, Direction, DomainId, Flushed, Invalidation, InvalidationError,
-    Invalidator, Pending, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot,
+    Batch, CachedLevels, Direction, DomainId, Flushed, Invalidation, InvalidationError,
+    Invalidator, Pending, PhysAddr, PhysMemory, PhysRange, RequesterId, RingId, RingIova, RingSlot,
 };
 
 use super::cursor::Cursor;
+use super::dirty_lines::{DirtyRingLines, LINE};
 use super::error::{RingError, RingRefusal};
-use super::dirty_lines::{LINE, DirtyRingLines};
-use super::mapping::{RingMapping, RingUnmapError, RingTag};
+use super::mapping::{RingMapping, RingTag, RingUnmapError};
 use super::slots::{Slots, Stalls};
 use super::table::{Ring, buffer_too_long};
 use crate::MapReason;

@@ -7,7 +7,7 @@ use core::ops::Range;
 
 use ringfence_types::{RingId, RingSlot};
 
-use super::error::{RingFull, FullReason};
+use super::error::{FullReason, RingFull};
 use super::free::FreeSlots;
 
 /// Which slot a map takes.

@@ -11,8 +11,8 @@ use core::ops::Range;
 use ringfence_pgtable::{Coherency, RING_ENTRY_BYTES, RingPte, RingTable, RingWords, ring_words};
 use ringfence_types::{Permissions, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot};
 
-use super::error::RingRefusal;
 use super::dirty_lines::DirtyRingLines;
+use super::error::RingRefusal;
 use super::slot_links::SlotLinks;
 use super::slots::{SlotChoice, Slots, Stalls};
 use crate::MapReason;
@@ -267,7 +267,10 @@ impl Ring {
     #[inline(never)]
     fn refill<M: PhysMemory + ?Sized>(&mut self, mem: &M) -> Result<(), MapReason> {
         let tail = self.tail();
-        self.reserved = self.slots.reserve(tail).ok_or_else(|| self.full(mem, tail))?;
+        self.reserved = self
+            .slots
+            .reserve(tail)
+            .ok_or_else(|| self.full(mem, tail))?;
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use ringfence_types::{
     DomainId, Flushed, Iova, IovaRange, PageSize, Permissions, Pfn, PhysRange, WholeDomain,
 };
 
-use super::{AddressLimits, MapResult, Space, UnmapRefusal, NothingMapped};
+use super::{AddressLimits, MapResult, NothingMapped, Space, UnmapRefusal};
 use crate::{MapReason, Platform};
 
 /// The I/O virtual address is the physical address: no IOMMU (`none`), pass-through in hardware (HWpt), or a table that maps

@@ -1,7 +1,8 @@
 //! The page table as the mapping layer uses it.
 
 use ringfence_pgtable::{
-    DirtyLines, Format, LeafCache, MapError, MapRequest, ReclaimingTable, UnlinkedTables, Table, UnmapError,
+    DirtyLines, Format, LeafCache, MapError, MapRequest, ReclaimingTable, Table, UnlinkedTables,
+    UnmapError,
 };
 use ringfence_types::{
     Batch, CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Lock, Pending, Pfn,

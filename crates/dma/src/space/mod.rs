@@ -4,28 +4,28 @@
 //! allocator nor changing table, and a ring's tail is allocator and table at once (decision 0002).
 
 mod identity;
-mod unmap_result;
+mod io_pgtable;
 mod paged;
 mod rings;
-mod io_pgtable;
+mod unmap_result;
 
 pub use identity::{Identity, StaticTable};
-pub use unmap_result::{Expire, UnmapResult};
+pub use io_pgtable::{CachedTable, IoPageTable, PlainTable, Reclaiming, TablePages};
 pub use paged::{Paged, PagedCpu, Rounding};
 pub use rings::{RingDriver, Rings, RingsCpu};
-pub use io_pgtable::{CachedTable, PlainTable, Reclaiming, TablePages, IoPageTable};
+pub use unmap_result::{Expire, UnmapResult};
 
 use alloc::vec::Vec;
 
 use ringfence_iova::FreeProof;
 use ringfence_types::{
-    CachedLevels, RequesterId, DomainId, Flushed, Invalidation, InvalidationError, Iova, IovaRange,
-    Permissions, PfnRange, PhysRange, RingId, Unmapped, WholeDomain,
+    CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Iova, IovaRange, Permissions,
+    PfnRange, PhysRange, RequesterId, RingId, Unmapped, WholeDomain,
 };
 
 use crate::flush::FlushContext;
 use crate::layer::GRANULE;
-use crate::{StillMapped, MapReason, Platform, UnmapReason};
+use crate::{MapReason, Platform, StillMapped, UnmapReason};
 
 /// Where a mapping may lie. Of the two limits on its height, the preferred one is tried first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,14 +2,16 @@
 
 use alloc::vec::Vec;
 
-use ringfence_iova::{AllocError, IovaAllocator, AllocRequest};
+use ringfence_iova::{AllocError, AllocRequest, IovaAllocator};
 use ringfence_pgtable::MapRequest;
 use ringfence_types::{
     CachedLevels, DomainId, Flushed, InvalidationError, IovaRange, PageSize, Permissions, Pfn,
     PfnRange, PhysRange, Unmapped, WholeDomain,
 };
 
-use super::{FlushesBeforeReuse, ClearedRange, AddressLimits, MapResult, Space, IoPageTable, UnmapRefusal};
+use super::{
+    AddressLimits, ClearedRange, FlushesBeforeReuse, IoPageTable, MapResult, Space, UnmapRefusal,
+};
 use crate::{MapReason, Platform};
 
 const GRANULE: PageSize = PageSize::Size4K;
@@ -96,8 +98,9 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
             let installed = self.table.map_nosync(&mut cpu.table, platform, request);
             if let Err(error) = installed {
                 let undone = self.roll_back(cpu, platform, found.range, None);
-                result =
-                    Err(undone.map_or_else(MapReason::RollbackFailed, |()| MapReason::Table(error)));
+                result = Err(
+                    undone.map_or_else(MapReason::RollbackFailed, |()| MapReason::Table(error))
+                );
                 break;
             }
             let start = base.wrapping_add(piece.start().offset_in(GRANULE.bytes()));
@@ -109,7 +112,9 @@ impl<A: IovaAllocator, T: IoPageTable> Paged<A, T> {
         }
         self.table.sync(&mut cpu.table, platform);
         if result.is_ok() {
-            let mut revealed = made.iter().map(|(_, at)| self.table.iotlb_sync_map(platform, *at));
+            let mut revealed = made
+                .iter()
+                .map(|(_, at)| self.table.iotlb_sync_map(platform, *at));
             result = revealed.try_for_each(|done| done.map_err(MapReason::Flush));
         }
         match result {

@@ -5,12 +5,13 @@ use alloc::vec::Vec;
 use ringfence_iova::FreeProof;
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    CachedLevels, RequesterId, DomainId, Flushed, Invalidation, Iova, IovaRange, Lock, Permissions,
-    Pfn, PfnRange, PhysMemory, PhysRange, RingId, RingIova, RingSlot, Unmapped, WholeDomain,
+    CachedLevels, DomainId, Flushed, Invalidation, Iova, IovaRange, Lock, Permissions, Pfn,
+    PfnRange, PhysMemory, PhysRange, RequesterId, RingId, RingIova, RingSlot, Unmapped,
+    WholeDomain,
 };
 
-use super::{ClearedRange, AddressLimits, MapResult, ReusesUnflushed, Space, UnmapRefusal};
-use crate::ring::{DirtyRingLines, RingAsPublished, Ring, RingRefusal};
+use super::{AddressLimits, ClearedRange, MapResult, ReusesUnflushed, Space, UnmapRefusal};
+use crate::ring::{DirtyRingLines, Ring, RingAsPublished, RingRefusal};
 use crate::{MapReason, Platform};
 
 /// A driver of one ring: the repaired one or that of the figure.

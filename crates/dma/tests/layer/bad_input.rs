@@ -6,7 +6,7 @@ mod foreign;
 use ringfence_dma::flush::Strict;
 use ringfence_dma::space::Rounding;
 use ringfence_dma::{
-    Flush, MapReason, Mapping, Released, DmaSegment, SgLimits, SgRequest, UnmapReason,
+    DmaSegment, Flush, MapReason, Mapping, Released, SgLimits, SgRequest, UnmapReason,
 };
 use ringfence_iova::AllocError;
 use ringfence_pgtable::UnmapError as TableError;

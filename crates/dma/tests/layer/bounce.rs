@@ -5,9 +5,9 @@ use proptest::prelude::*;
 use ringfence_dma::flush::Never;
 use ringfence_dma::space::Identity;
 use ringfence_dma::{
-    Attachment, BouncePool, Cpu, Dma, MapReason, MapMultiRequest, DmaSegment, SgLimits, SgRequest,
+    Attachment, BouncePool, Cpu, Dma, DmaSegment, MapMultiRequest, MapReason, SgLimits, SgRequest,
 };
-use ringfence_types::{RequesterId, Direction, Iova, IovaRange, PhysAddr, PhysRange};
+use ringfence_types::{Direction, Iova, IovaRange, PhysAddr, PhysRange, RequesterId};
 
 use crate::rig::*;
 
@@ -324,9 +324,11 @@ fn without_a_pool_it_is_an_error() {
     let mut board = Board::new();
     for bits in [24, 30, 31, 32] {
         let at = dma
-            .attach(RequesterId::new(bits), Iova::new((1 << bits) - 1), |domain| {
-                Ok::<_, ()>(Identity::new(domain))
-            })
+            .attach(
+                RequesterId::new(bits),
+                Iova::new((1 << bits) - 1),
+                |domain| Ok::<_, ()>(Identity::new(domain)),
+            )
             .unwrap();
         let mut cpu = dma.cpu();
         let below = memory((1 << bits) - 1, 1);

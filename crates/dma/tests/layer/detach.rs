@@ -11,11 +11,11 @@ use ringfence_dma::flush::{
 };
 use ringfence_dma::space::{Identity, Paged, Rounding};
 use ringfence_dma::{
-    Attachment, BouncePool, Cpu, DetachError, Detached, Dma, MapReason, Mapping, Outcome, NotInvalidated,
-    MapMultiRequest, DmaSegment, SgLimits, SgRequest, Teardown, UnmapReason,
+    Attachment, BouncePool, Cpu, DetachError, Detached, Dma, DmaSegment, MapMultiRequest,
+    MapReason, Mapping, NotInvalidated, Outcome, SgLimits, SgRequest, Teardown, UnmapReason,
 };
 use ringfence_types::{
-    RequesterId, Direction, Invalidation, InvalidationError, Iova, Nanos, PfnRange,
+    Direction, Invalidation, InvalidationError, Iova, Nanos, PfnRange, RequesterId,
 };
 
 use crate::rig::*;
@@ -93,11 +93,15 @@ impl<A: Make, F: Flush<Space<A, Cached>, u64>> World<A, F> {
         let board = &self.board;
         let at = self
             .dma
-            .attach(RequesterId::new(self.devices), Iova::new(u64::MAX), |domain| {
-                let accounts = Accounts::new(A::make(LAST));
-                let table = Cached::make(board, domain);
-                Ok::<_, ()>(Paged::new(accounts, table, Rounding::Exact))
-            })
+            .attach(
+                RequesterId::new(self.devices),
+                Iova::new(u64::MAX),
+                |domain| {
+                    let accounts = Accounts::new(A::make(LAST));
+                    let table = Cached::make(board, domain);
+                    Ok::<_, ()>(Paged::new(accounts, table, Rounding::Exact))
+                },
+            )
             .unwrap();
         let cached = self.board.port.warm.iter().find(|(d, _)| *d == at.domain());
         assert_eq!(cached, None, "a new domain begins with translations");

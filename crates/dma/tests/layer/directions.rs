@@ -1,7 +1,7 @@
 //! A mapping's direction becomes its permissions in the table, in every shape of mapping.
 
 use ringfence_dma::flush::Strict;
-use ringfence_dma::{MapMultiRequest, DmaSegment, SgLimits, SgRequest};
+use ringfence_dma::{DmaSegment, MapMultiRequest, SgLimits, SgRequest};
 use ringfence_types::{Direction, Iova, IovaRange, Permissions};
 
 use crate::rig::*;

@@ -88,7 +88,9 @@ fn a_multi_unmap_owes_all_of_them_in_order() {
         let mut owed = error.not_invalidated.into_iter();
         for (id, pages) in pages.iter().enumerate() {
             assert!(board.port.reaches(domain, *pages));
-            let Released(buffer) = dma.retry_invalidation(cpu, board, owed.next().unwrap()).unwrap();
+            let Released(buffer) = dma
+                .retry_invalidation(cpu, board, owed.next().unwrap())
+                .unwrap();
             assert_eq!(buffer, id as u64, "each buffer with its own range");
             assert!(!board.port.reaches(domain, *pages), "{id}");
         }

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use ringfence_dma::flush::{Flush, Never, Strict};
-use ringfence_dma::space::{Identity, AddressLimits};
-use ringfence_dma::{Dma, MapReason, DmaSegment, SgLimits, SgRequest};
+use ringfence_dma::space::{AddressLimits, Identity};
+use ringfence_dma::{Dma, DmaSegment, MapReason, SgLimits, SgRequest};
 use ringfence_types::{
     Direction, DomainId, Iova, IovaRange, Permissions, Pfn, PhysAddr, PhysRange, RingId,
 };

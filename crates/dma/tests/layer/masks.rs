@@ -6,7 +6,7 @@ use ringfence_dma::{Dma, MapReason, ReleasedStale};
 use ringfence_iova::AllocError;
 use ringfence_pgtable::{Levels, SecondStage, Table};
 use ringfence_types::{
-    RequesterId, Direction, DomainId, Iova, PageSize, Pfn, PfnRange, PhysAddr, PhysRange,
+    Direction, DomainId, Iova, PageSize, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId,
 };
 
 use crate::rig::*;
@@ -91,7 +91,7 @@ fn low_addresses_come_first() {
     // All but two pages of the low 4 GiB are taken.
     let low = (1 << 20) - 3;
     {
-        use ringfence_iova::{IovaAllocator, AllocRequest};
+        use ringfence_iova::{AllocRequest, IovaAllocator};
         let request = AllocRequest::new(low, Pfn::new((1 << 20) - 1));
         rig.accounts().alloc(&mut (), &request).unwrap();
     }

@@ -2,8 +2,8 @@
 
 use ringfence_dma::flush::{Burst, Deferred, Flush, Never, Strict};
 use ringfence_dma::space::Identity;
-use ringfence_dma::{BouncePool, Dma, PremappedError, MapMultiRequest, Teardown};
-use ringfence_types::{RequesterId, Direction, Iova, PhysAddr};
+use ringfence_dma::{BouncePool, Dma, MapMultiRequest, PremappedError, Teardown};
+use ringfence_types::{Direction, Iova, PhysAddr, RequesterId};
 
 use crate::rig::*;
 

@@ -6,18 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use ringfence_dma::flush::Flush;
-use ringfence_dma::space::{CachedTable, Paged, PlainTable, Reclaiming, Rounding, IoPageTable};
+use ringfence_dma::space::{CachedTable, IoPageTable, Paged, PlainTable, Reclaiming, Rounding};
 use ringfence_dma::{Attachment, Cpu, Dma, Platform};
 use ringfence_iova::{
-    AllocError, Allocation, Bitmap, BitmapState, CachedTree, Depot, IovaAllocator, Locked,
-    MagazineLimits, Magazines, AllocRequest, FreeProof,
+    AllocError, AllocRequest, Allocation, Bitmap, BitmapState, CachedTree, Depot, FreeProof,
+    IovaAllocator, Locked, MagazineLimits, Magazines,
 };
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, Reclaim, ReclaimingTable, SecondStage, Table};
 use ringfence_types::{
-    CachedLevels, RequesterId, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Iova,
-    Nanos, Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange, Ticket, WholeDomain,
+    CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Iova, Nanos,
+    Pfn, PfnRange, PhysAddr, PhysMemory, PhysRange, RequesterId, Ticket, WholeDomain,
 };
 
 pub(crate) const PAGE: u64 = 4096;

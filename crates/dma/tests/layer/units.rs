@@ -5,7 +5,7 @@ use ringfence_dma::space::{Paged, Rounding};
 use ringfence_dma::{
     AttachError, Attachment, Cpu, DetachError, Dma, MapReason, Outcome, Teardown, UnmapReason,
 };
-use ringfence_types::{RequesterId, Direction, DomainId, InvalidationError, Iova};
+use ringfence_types::{Direction, DomainId, InvalidationError, Iova, RequesterId};
 
 use crate::rig::*;
 
@@ -138,7 +138,10 @@ fn what_another_unit_owes_is_not_settled_here() {
         assert_eq!(error, InvalidationError::Unsupported);
         assert_eq!(ours.board.port.log.len(), logged);
         let (cpu, board) = (&mut theirs.cpu, &mut theirs.board);
-        let settled = theirs.dma.retry_invalidation(cpu, board, owed).expect("settled");
+        let settled = theirs
+            .dma
+            .retry_invalidation(cpu, board, owed)
+            .expect("settled");
         assert_eq!(settled.0, 5);
         ours.renew();
     }

@@ -4,16 +4,17 @@ use std::cell::RefCell;
 
 use ringfence_dma::flush::{Burst, Strict};
 use ringfence_dma::ring::{
-    OwnedRing, Ring, RingError, RingMapping, RingRefusal, RingSetup, SlotChoice, RingTables, lay_out,
+    OwnedRing, Ring, RingError, RingMapping, RingRefusal, RingSetup, RingTables, SlotChoice,
+    lay_out,
 };
 use ringfence_dma::space::Rings;
 use ringfence_dma::{
-    AttachError, Attachment, Cpu, Dma, Flush, MapReason, Mapping, Outcome, Released, DmaSegment,
+    AttachError, Attachment, Cpu, Dma, DmaSegment, Flush, MapReason, Mapping, Outcome, Released,
     SgLimits, SgRequest, UnmapReason, Withheld,
 };
 use ringfence_pgtable::{Coherency, RingFormatError};
 use ringfence_types::{
-    RequesterId, Direction, DomainId, Invalidation, Iova, IovaRange, PhysAddr, PhysRange, RingId,
+    Direction, DomainId, Invalidation, Iova, IovaRange, PhysAddr, PhysRange, RequesterId, RingId,
 };
 
 use crate::rig::*;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use ringfence_dma::MapReason;
-use ringfence_dma::ring::{SlotChoice, FullReason};
+use ringfence_dma::ring::{FullReason, SlotChoice};
 use ringfence_pgtable::{Coherency, RingPte};
 use ringfence_types::{Direction, Iova, IovaRange, PhysRange};
 
@@ -233,7 +233,9 @@ impl Checked<'_> {
                     let of_ring = taken.iter().filter(|((r, _), _)| usize::from(*r) == ring);
                     let free = SLOTS[ring] as usize - of_ring.clone().count();
                     assert!(free < pieces.len(), "{full}, {free} are free");
-                    let any = of_ring.clone().any(|(_, wait)| *wait == FullReason::BurstEnd);
+                    let any = of_ring
+                        .clone()
+                        .any(|(_, wait)| *wait == FullReason::BurstEnd);
                     assert_eq!(full.reason == FullReason::BurstEnd, any, "{full}");
                 }
             }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 use ringfence_dma::MapReason;
-use ringfence_dma::ring::{OwnedRing, RingMapping, SlotChoice, FullReason};
+use ringfence_dma::ring::{FullReason, OwnedRing, RingMapping, SlotChoice};
 use ringfence_pgtable::Coherency;
 use ringfence_types::Direction;
 

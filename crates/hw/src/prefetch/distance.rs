@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 
 use ringfence_types::Pfn;
 
-use super::successors::Successors;
 use super::lru::Lru;
+use super::successors::Successors;
 use super::{PrefetchConfig, Prefetcher, Variant};
 
 /// A table with a row for each distance between two successive misses, and in it the distances that came next.

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 
 use ringfence_types::Pfn;
 
-use super::successors::Successors;
 use super::lru::Lru;
+use super::successors::Successors;
 use super::{PrefetchConfig, Prefetcher, Variant};
 
 /// A table with a row for each page that missed, and in it the pages that missed next.

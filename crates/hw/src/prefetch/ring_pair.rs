@@ -1,6 +1,6 @@
 //! The rIOTLB's two entries for a ring, as a prefetcher among prefetchers (rIOMMU section 4, Fig. 10).
 
-use super::iotlb::{PrefetchStats, LookupOutcome};
+use super::iotlb::{LookupOutcome, PrefetchStats};
 
 /// The current entry of a ring and the one after it.
 ///

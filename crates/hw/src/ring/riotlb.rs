@@ -1,7 +1,7 @@
 //! The rIOTLB: at most one entry for a ring (rIOMMU Fig. 9e; RI05).
 
 use ringfence_pgtable::{RingPte, RingTable};
-use ringfence_types::{RequesterId, DomainId, RingId, RingSlot};
+use ringfence_types::{DomainId, RequesterId, RingId, RingSlot};
 
 use crate::cache::SetAssociative;
 use crate::{Geometry, Replacement};
@@ -166,7 +166,10 @@ impl Riotlb {
     }
 
     /// Drops the entries that `doomed` says, by device, ring and domain.
-    pub(super) fn remove_if(&mut self, mut doomed: impl FnMut(RequesterId, RingId, DomainId) -> bool) {
+    pub(super) fn remove_if(
+        &mut self,
+        mut doomed: impl FnMut(RequesterId, RingId, DomainId) -> bool,
+    ) {
         self.entries
             .remove_if(|raw, entry| doomed(RingKey::device(raw), RingKey::ring(raw), entry.domain));
     }

@@ -2,7 +2,7 @@
 
 use ringfence_pgtable::{RingPte, RingTable};
 use ringfence_types::{
-    Access, RequesterId, Fault, FaultReason, Iova, PhysAddr, PhysMemory, PhysRange, RingIova,
+    Access, Fault, FaultReason, Iova, PhysAddr, PhysMemory, PhysRange, RequesterId, RingIova,
 };
 
 use super::logic::{NoSuccessorPolicy, ParameterPassing, RingLogic, target};
@@ -174,11 +174,12 @@ impl<L: RingLogic> RingUnit<L> {
             count(&mut self.state.stats.passed_through);
             return Ok(Translation::one(range));
         }
-        let (at, reason) = if self.translation_state == TranslationState::Enabled && is_carried(bytes) {
-            self.state.last_fault
-        } else {
-            (at, FaultReason::BadLength)
-        };
+        let (at, reason) =
+            if self.translation_state == TranslationState::Enabled && is_carried(bytes) {
+                self.state.last_fault
+            } else {
+                (at, FaultReason::BadLength)
+            };
         let fault = Fault {
             device,
             iova: at.iova(),

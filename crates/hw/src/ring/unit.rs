@@ -5,11 +5,11 @@ use core::marker::PhantomData;
 
 use ringfence_pgtable::{RingDevice, TranslationType, find_context};
 use ringfence_types::{
-    RequesterId, DomainId, FaultReason, Iova, PageSize, PhysAddr, PhysMemory, RingIova,
+    DomainId, FaultReason, Iova, PageSize, PhysAddr, PhysMemory, RequesterId, RingIova,
 };
 
 use super::logic::{FixedLogic, RingLogic};
-use super::prefetch::{Prefetch, DeferredPrefetches};
+use super::prefetch::{DeferredPrefetches, Prefetch};
 use super::riotlb::Riotlb;
 use super::stats::{RingStats, count};
 use crate::context_cache::ContextCache;

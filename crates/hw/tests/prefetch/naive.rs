@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use ringfence_hw::prefetch::{
-    Distance, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb, Recency, LookupOutcome,
-    Variant,
+    Distance, LookupOutcome, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb,
+    Recency, Variant,
 };
 use ringfence_types::Pfn;
 

@@ -1,8 +1,8 @@
 //! What the rIOMMU document says of the three prefetchers on rings (section 5.4), over a table in memory that is really walked.
 
 use ringfence_hw::prefetch::{
-    Distance, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb, Recency,
-    RingPair, LookupOutcome, Variant,
+    Distance, LookupOutcome, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb,
+    Recency, RingPair, Variant,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Cursor, Levels, MapRequest, SecondStage, Table, walk};

@@ -1,6 +1,6 @@
 //! The defects of the documents that lie in the hardware, on the literal unit and on the repaired one (errata 6 and 8).
 
-use ringfence_hw::{ByValue, LogicAsPublished, Prefetch, FixedLogic, RingLogic};
+use ringfence_hw::{ByValue, FixedLogic, LogicAsPublished, Prefetch, RingLogic};
 use ringfence_pgtable::RingPte;
 use ringfence_types::FaultReason::{BeyondBuffer, NotPresent};
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ringfence_hw::{
-    ByValue, LogicAsPublished, Prefetch, FixedLogic, RingLogic, RingUnit, RingUnitConfig, Translate,
+    ByValue, FixedLogic, LogicAsPublished, Prefetch, RingLogic, RingUnit, RingUnitConfig, Translate,
 };
 use ringfence_memory::fake::SparseMemory;
 use ringfence_pgtable::{Context, TranslationType};

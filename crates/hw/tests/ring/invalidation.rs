@@ -1,6 +1,6 @@
 //! What each request purges, what must be invalidated when, and how much is cached at all.
 
-use ringfence_hw::{Prefetch, FixedLogic, Replacement, RingUnitConfig};
+use ringfence_hw::{FixedLogic, Prefetch, Replacement, RingUnitConfig};
 use ringfence_pgtable::{RingPte, RingTable, ring_words};
 use ringfence_types::FaultReason::{NotPresent, RingBeyondDevice, SlotBeyondRing};
 use ringfence_types::{

@@ -1,8 +1,8 @@
 //! Two units on one machine (HW13).
 
 use ringfence_hw::{
-    FaultLog, Geometry, IommuRouter, Prefetch, InvalidationGranularity, FixedLogic, Replacement, Translate, UnitConfig,
-    VtdUnit, IommuKind,
+    FaultLog, FixedLogic, Geometry, InvalidationGranularity, IommuKind, IommuRouter, Prefetch,
+    Replacement, Translate, UnitConfig, VtdUnit,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
@@ -10,7 +10,7 @@ use ringfence_pgtable::{
 };
 use ringfence_types::FaultReason::{self, Blocked, ContextInvalid, ContextNotPresent};
 use ringfence_types::{
-    RequesterId, DomainId, InvalidationError, Invalidator, Iova, Permissions, PhysRange,
+    DomainId, InvalidationError, Invalidator, Iova, Permissions, PhysRange, RequesterId,
 };
 
 use crate::rig::{NIC, NOBODY, READ, RW, Rig, arena, iova, pa, pte, ring_request, roomy};
@@ -98,12 +98,18 @@ fn each_device_is_translated_by_its_own_unit() {
         assert_eq!(access(&mut machine, &mem, DISK, Iova::ZERO), Ok(0xd_0000));
     }
     // Wired to the wrong unit, a device is stopped: neither takes the other's contexts, and nothing cached in the other helps.
-    assert_eq!(machine.attach(NIC, IommuKind::Baseline), Some(IommuKind::Ring));
+    assert_eq!(
+        machine.attach(NIC, IommuKind::Baseline),
+        Some(IommuKind::Ring)
+    );
     assert_eq!(
         access(&mut machine, &mem, NIC, Iova::ZERO),
         Err(ContextInvalid)
     );
-    assert_eq!(machine.attach(DISK, IommuKind::Ring), Some(IommuKind::Baseline));
+    assert_eq!(
+        machine.attach(DISK, IommuKind::Ring),
+        Some(IommuKind::Baseline)
+    );
     assert_eq!(
         access(&mut machine, &mem, DISK, Iova::ZERO),
         Err(FaultReason::RootNotPresent)

@@ -1,6 +1,6 @@
 //! `rprefetch`, at once and later (RI09).
 
-use ringfence_hw::{LogicAsPublished, Prefetch, FixedLogic, RingLogic, RingUnitConfig};
+use ringfence_hw::{FixedLogic, LogicAsPublished, Prefetch, RingLogic, RingUnitConfig};
 use ringfence_types::FaultReason::NotPresent;
 
 use crate::rig::{NIC, RW, Rig, Seen, arena, geometry, iova, pte, roomy};
@@ -89,7 +89,11 @@ fn between_a_walk_and_its_late_prefetch() {
         rig.touch(NIC, 0, 5)
     }
     assert_eq!(outcome::<FixedLogic>(), Ok((place(5), 1)));
-    assert_eq!(outcome::<LogicAsPublished>(), Ok((place(1), 1)), "slot 1's buffer");
+    assert_eq!(
+        outcome::<LogicAsPublished>(),
+        Ok((place(1), 1)),
+        "slot 1's buffer"
+    );
 }
 
 /// A late prefetch is no use of its ring, and one for which there is no room is dropped.

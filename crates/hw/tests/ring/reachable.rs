@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
-use ringfence_hw::{Prefetch, FixedLogic, Replacement, RingUnitConfig};
+use ringfence_hw::{FixedLogic, Prefetch, Replacement, RingUnitConfig};
 use ringfence_pgtable::RingPte;
 use ringfence_types::RequesterId;
 

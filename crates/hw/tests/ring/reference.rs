@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use ringfence_hw::{ByValue, LogicAsPublished, Prefetch, FixedLogic, RingLogic};
+use ringfence_hw::{ByValue, FixedLogic, LogicAsPublished, Prefetch, RingLogic};
 use ringfence_pgtable::RingPte;
 use ringfence_types::FaultReason::{self, *};
 use ringfence_types::{Access, RequesterId};

@@ -10,8 +10,8 @@ use ringfence_pgtable::{
     TranslationType, ring_words,
 };
 use ringfence_types::{
-    Access, RequesterId, DomainId, FaultReason, Invalidation, Iova, Permissions, PhysAddr, PhysRange,
-    RingId, RingIova, RingSlot,
+    Access, DomainId, FaultReason, Invalidation, Iova, Permissions, PhysAddr, PhysRange,
+    RequesterId, RingId, RingIova, RingSlot,
 };
 
 pub(crate) const READ: Access = Access::Read;
@@ -162,7 +162,13 @@ impl<'m, L: RingLogic> Rig<'m, L> {
         self.unit.invalidate(&ring_request(device, ring));
     }
 
-    pub(crate) fn dma(&mut self, device: RequesterId, at: Iova, bytes: u64, access: Access) -> Seen {
+    pub(crate) fn dma(
+        &mut self,
+        device: RequesterId,
+        at: Iova,
+        bytes: u64,
+        access: Access,
+    ) -> Seen {
         match self.unit.translate(self.mem, device, at, bytes, access) {
             Ok(translation) => {
                 assert_eq!(translation.len(), 1);

@@ -1,6 +1,6 @@
 //! Single accesses: what is reached, and each reason to be stopped.
 
-use ringfence_hw::{LogicAsPublished, Prefetch, FixedLogic, RingUnitConfig, Translate};
+use ringfence_hw::{FixedLogic, LogicAsPublished, Prefetch, RingUnitConfig, Translate};
 use ringfence_pgtable::{MAX_RING_BUFFER, MAX_RING_SLOTS};
 use ringfence_types::FaultReason::*;
 use ringfence_types::{Iova, PhysAddr};

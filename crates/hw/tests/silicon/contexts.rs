@@ -6,7 +6,7 @@ use ringfence_types::FaultReason::{
     Blocked, ContextInvalid, ContextNotPresent, ReservedBit, RootNotPresent, TableAccess,
 };
 use ringfence_types::{
-    Access, RequesterId, FaultReason, Invalidation, Iova, PageSize, PhysAddr, PhysMemory,
+    Access, FaultReason, Invalidation, Iova, PageSize, PhysAddr, PhysMemory, RequesterId,
 };
 use std::sync::atomic::Ordering;
 
@@ -193,7 +193,10 @@ fn contexts_of_every_bus_and_function_are_told_apart() {
         let mut config = roomy();
         config.contexts = contexts;
         let mut rig = Rig::new(&mem, &config);
-        let devices: Vec<_> = (0..=0xffff_u16).step_by(0x0ff).map(RequesterId::new).collect();
+        let devices: Vec<_> = (0..=0xffff_u16)
+            .step_by(0x0ff)
+            .map(RequesterId::new)
+            .collect();
         for (i, device) in devices.iter().enumerate() {
             let context = Context {
                 domain: A,

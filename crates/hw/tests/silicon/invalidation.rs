@@ -10,8 +10,8 @@ use ringfence_pgtable::{
 };
 use ringfence_types::FaultReason::NotPresent;
 use ringfence_types::{
-    CachedLevels, RequesterId, DomainId, FrameSource, Invalidation, InvalidationError, Invalidator,
-    Iova, Pending, PhysAddr, PhysMemory, PhysRange, Ticket,
+    CachedLevels, DomainId, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
+    Pending, PhysAddr, PhysMemory, PhysRange, RequesterId, Ticket,
 };
 use std::sync::atomic::Ordering;
 
@@ -84,7 +84,12 @@ fn scopes_are_exact() {
             [true, true, false, true],
             3,
         ),
-        (pages(A, 0x3000, 1 << 17, leaves), InvalidationGranularity::Selective, all, 3),
+        (
+            pages(A, 0x3000, 1 << 17, leaves),
+            InvalidationGranularity::Selective,
+            all,
+            3,
+        ),
         (
             pages(A, 0x3000, 1, CachedLevels::All),
             InvalidationGranularity::Selective,
@@ -109,15 +114,30 @@ fn scopes_are_exact() {
             [true, true, true, false],
             2,
         ),
-        (Invalidation::Global, InvalidationGranularity::Selective, [false; 4], 0),
+        (
+            Invalidation::Global,
+            InvalidationGranularity::Selective,
+            [false; 4],
+            0,
+        ),
         (
             Invalidation::Context(NIC),
             InvalidationGranularity::Selective,
             [false, false, false, true],
             1,
         ),
-        (pages(A, 0x1000, 1, leaves), InvalidationGranularity::GlobalOnly, [false; 4], 0),
-        (Invalidation::Domain(A), InvalidationGranularity::GlobalOnly, [false; 4], 0),
+        (
+            pages(A, 0x1000, 1, leaves),
+            InvalidationGranularity::GlobalOnly,
+            [false; 4],
+            0,
+        ),
+        (
+            Invalidation::Domain(A),
+            InvalidationGranularity::GlobalOnly,
+            [false; 4],
+            0,
+        ),
     ];
     let mem = arena();
     for (request, purge, survivors, walk_caches) in cases {

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use ringfence_hw::{Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit, WALK_CACHES};
+use ringfence_hw::{
+    Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit, WALK_CACHES,
+};
 use ringfence_pgtable::{Coherency, Levels, Reclaim, ReclaimingTable, UnlinkedTables};
 use ringfence_types::{
-    Access, CachedLevels, RequesterId, DomainId, FaultReason, Invalidation, Iova, PageSize, Pending,
-    Permissions, Pfn, PfnRange,
+    Access, CachedLevels, DomainId, FaultReason, Invalidation, Iova, PageSize, Pending,
+    Permissions, Pfn, PfnRange, RequesterId,
 };
 
 use crate::rig::{A, B, DISK, GPU, NIC, Rig, Seen, arena, format, geometry, request, seen};

@@ -4,11 +4,12 @@ use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 use ringfence_hw::{FaultLog, Geometry, InvalidationGranularity, Replacement, UnitConfig, VtdUnit};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{
-    Coherency, Context, ContextTables, Format, Levels, MapRequest, SecondStage, Table, TranslationType,
+    Coherency, Context, ContextTables, Format, Levels, MapRequest, SecondStage, Table,
+    TranslationType,
 };
 use ringfence_types::{
-    Access, RequesterId, DomainId, Fault, FaultReason, Iova, PageSize, Permissions, Pfn, PfnRange,
-    PhysAddr, PhysMemory, PhysRange,
+    Access, DomainId, Fault, FaultReason, Iova, PageSize, Permissions, Pfn, PfnRange, PhysAddr,
+    PhysMemory, PhysRange, RequesterId,
 };
 
 pub(crate) const READ: Access = Access::Read;
@@ -95,7 +96,11 @@ impl<'m> Rig<'m> {
     }
 
     /// A table of four levels and 4 KiB pages for `domain`, with `devices` attached.
-    pub(crate) fn domain(&mut self, domain: DomainId, devices: &[RequesterId]) -> Table<SecondStage> {
+    pub(crate) fn domain(
+        &mut self,
+        domain: DomainId,
+        devices: &[RequesterId],
+    ) -> Table<SecondStage> {
         self.domain_of(SecondStage::new(Levels::Four), domain, devices)
     }
 
@@ -153,7 +158,13 @@ impl<'m> Rig<'m> {
         let _ = table.unmap(self.mem, pages_at(iova, pages)).unwrap();
     }
 
-    pub(crate) fn dma(&mut self, device: RequesterId, iova: u64, bytes: u64, access: Access) -> Seen {
+    pub(crate) fn dma(
+        &mut self,
+        device: RequesterId,
+        iova: u64,
+        bytes: u64,
+        access: Access,
+    ) -> Seen {
         let result = self
             .unit
             .translate(self.mem, device, Iova::new(iova), bytes, access);

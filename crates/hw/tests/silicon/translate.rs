@@ -2,11 +2,13 @@
 
 use ringfence_hw::{CalgaryUnit, HostBridge, MAX_TRANSLATED_BYTES, UnitConfig};
 use ringfence_memory::Frames;
-use ringfence_pgtable::{CalgaryTce, Coherency, Context, Levels, SecondStage, Table, TranslationType};
+use ringfence_pgtable::{
+    CalgaryTce, Coherency, Context, Levels, SecondStage, Table, TranslationType,
+};
 use ringfence_types::FaultReason::{
     AddressBeyondWidth, BadLength, Blocked, NotPresent, ReadDenied, WriteDenied,
 };
-use ringfence_types::{Access, RequesterId, Iova, PageSize, Permissions, PhysAddr, PhysRange};
+use ringfence_types::{Access, Iova, PageSize, Permissions, PhysAddr, PhysRange, RequesterId};
 
 use crate::rig::{
     A, B, DISK, GPU, NIC, READ, RW, Rig, Seen, WRITE, arena, format, request, roomy, seen,

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-use ringfence_iova::{IovaAllocator, AllocRequest};
+use ringfence_iova::{AllocRequest, IovaAllocator};
 use ringfence_types::{
     DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Pending, Pfn, PfnRange,
     Ticket, Unmapped,

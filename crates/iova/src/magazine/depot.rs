@@ -7,10 +7,10 @@ use ringfence_types::{Pfn, PfnRange};
 
 use super::local::{Magazine, MagazineCpu, is_full};
 use super::{FIRST_32BIT, MagazineLimits, ORDERS, POOLS, Pool};
-use crate::free_space::FreeSpace;
-use crate::debug_check::DebugCheck;
 use crate::allocator::LAST_32BIT_PAGE;
-use crate::{AllocError, RangeStore, AllocRequest, ReusableRange};
+use crate::debug_check::DebugCheck;
+use crate::free_space::FreeSpace;
+use crate::{AllocError, AllocRequest, RangeStore, ReusableRange};
 
 /// Empty magazines kept for the next lease, per order. More are given back to the embedder's allocator.
 const EMPTIES_KEPT: usize = 8;

@@ -23,9 +23,9 @@ use ringfence_types::{Flushed, Lock, Pfn, PfnRange};
 pub use depot::Depot;
 pub use local::MagazineCpu;
 
-use crate::debug_check::DebugCheck;
 use crate::allocator::{LAST_32BIT_PAGE, order_of};
-use crate::{AllocError, Allocation, IovaAllocator, AllocRequest};
+use crate::debug_check::DebugCheck;
+use crate::{AllocError, AllocRequest, Allocation, IovaAllocator};
 
 /// Largest cached order: 2^10 pages, 4 MiB.
 pub const MAX_ORDER: u32 = 10;
@@ -379,7 +379,11 @@ impl<L: Lock<Depot>> IovaAllocator for Magazines<L> {
     }
 
     #[inline]
-    fn alloc(&self, cpu: &mut MagazineCpu, request: &AllocRequest) -> Result<Allocation, AllocError> {
+    fn alloc(
+        &self,
+        cpu: &mut MagazineCpu,
+        request: &AllocRequest,
+    ) -> Result<Allocation, AllocError> {
         let local = if request.limit.get() < LAST_32BIT_PAGE {
             None
         } else if request.pages == 1 && request.align_order == 0 && cpu.first == Pool::Common {
@@ -399,7 +403,8 @@ impl<L: Lock<Depot>> IovaAllocator for Magazines<L> {
         if DebugCheck::CHECKED
             && let Ok(found) = &found
         {
-            self.depot.with(|depot| depot.debug_check.insert(found.range));
+            self.depot
+                .with(|depot| depot.debug_check.insert(found.range));
         }
         found
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ringfence_iova::{AllocError, Allocation, AllocRequest};
+use ringfence_iova::{AllocError, AllocRequest, Allocation};
 use ringfence_types::PfnRange;
 
 use super::common::pages;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::hint;
-use crate::modes::{Alloc, FlushKind, TableKind, Owner};
+use crate::modes::{Alloc, FlushKind, Owner, TableKind};
 
 /// An answer that has a name on the command line.
 pub trait Axis: Sized + Copy {

@@ -8,7 +8,7 @@ pub use suggest::hint;
 
 use std::fmt;
 
-use crate::modes::{Alloc, FlushKind, Mode, TableKind, Owner};
+use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 
 /// Why a row of answers is no mode.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,9 +104,9 @@ pub fn compose(row: &str) -> Result<Mode, ComposeError> {
             reason,
         });
     }
-    let named = Mode::named()
-        .into_iter()
-        .find(|mode| (mode.alloc, mode.table, mode.flush, mode.owner) == (alloc, table, flush, who));
+    let named = Mode::named().into_iter().find(|mode| {
+        (mode.alloc, mode.table, mode.flush, mode.owner) == (alloc, table, flush, who)
+    });
     Ok(named.unwrap_or_else(|| Mode {
         name: match who {
             Owner::Kernel => format!("{}/{}/{}", alloc.name(), table.name(), flush.name()),

@@ -2,15 +2,16 @@
 
 use std::rc::Rc;
 
-use ringfence_iova::{AllocError, Allocation, IovaAllocator, AllocRequest};
+use ringfence_iova::{AllocError, AllocRequest, Allocation, IovaAllocator};
 use ringfence_types::{Flushed, Pfn, PfnRange, Unmapped, WholeDomain};
 
-use crate::mode_dispatch::{
-    EiovarAlloc, FreeBsdAlloc, BitmapAlloc, MagazineAlloc, RcacheAlloc, AllocEnv, TableBitmapAlloc, RbTreeAlloc, bitmap, bitmap_as_published,
-    eiovar, freebsd, magazine, rcache, table_bitmap, rb_tree,
-};
 use crate::error::LabError;
-use crate::meter::{ReplayedAlloc, ReplayAlloc, AllocTrace};
+use crate::meter::{AllocTrace, ReplayAlloc, ReplayedAlloc};
+use crate::mode_dispatch::{
+    AllocEnv, BitmapAlloc, EiovarAlloc, FreeBsdAlloc, MagazineAlloc, RbTreeAlloc, RcacheAlloc,
+    TableBitmapAlloc, bitmap, bitmap_as_published, eiovar, freebsd, magazine, rb_tree, rcache,
+    table_bitmap,
+};
 use crate::modes::Alloc;
 
 /// Any allocator that takes flushed ranges back.
@@ -100,13 +101,18 @@ impl IovaAllocator for DynAlloc {
             AllocImpl::TableBitmap(a) => DynAllocCpu::TableBitmap(a.per_cpu()),
             AllocImpl::Rcache(a) => DynAllocCpu::Rcache(Box::new(a.per_cpu())),
             AllocImpl::Magazines(a) => DynAllocCpu::Magazines(Box::new(a.per_cpu())),
-            AllocImpl::Recorded(_) | AllocImpl::Tree(_) | AllocImpl::Freelists(_) | AllocImpl::Gas(_) => {
-                DynAllocCpu::None(())
-            }
+            AllocImpl::Recorded(_)
+            | AllocImpl::Tree(_)
+            | AllocImpl::Freelists(_)
+            | AllocImpl::Gas(_) => DynAllocCpu::None(()),
         }
     }
 
-    fn alloc(&self, cpu: &mut DynAllocCpu, request: &AllocRequest) -> Result<Allocation, AllocError> {
+    fn alloc(
+        &self,
+        cpu: &mut DynAllocCpu,
+        request: &AllocRequest,
+    ) -> Result<Allocation, AllocError> {
         match (&self.which, cpu) {
             (AllocImpl::Recorded(a), DynAllocCpu::None(cpu)) => a.alloc(cpu, request),
             (AllocImpl::Tree(a), DynAllocCpu::None(cpu)) => a.alloc(cpu, request),
@@ -226,7 +232,11 @@ impl IovaAllocator for DynBitmap {
         }
     }
 
-    fn alloc(&self, cpu: &mut DynBitmapCpu, request: &AllocRequest) -> Result<Allocation, AllocError> {
+    fn alloc(
+        &self,
+        cpu: &mut DynBitmapCpu,
+        request: &AllocRequest,
+    ) -> Result<Allocation, AllocError> {
         match (self, cpu) {
             (Self::Recorded(a), DynBitmapCpu::None(cpu)) => a.alloc(cpu, request),
             (Self::Own(a), DynBitmapCpu::Own(cpu)) => a.alloc(cpu, request),

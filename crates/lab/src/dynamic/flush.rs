@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ringfence_dma::flush::{
-    Burst, BurstCpu, Flush, FlushContext, BurstKey, Outcome, Released, ReleasedStale, PendingUnmap, FlushQueue, Strict,
-    Withheld,
+    Burst, BurstCpu, BurstKey, Flush, FlushContext, FlushQueue, Outcome, PendingUnmap, Released,
+    ReleasedStale, Strict, Withheld,
 };
 use ringfence_dma::space::{ClearedRange, Space};
 use ringfence_dma::{NotInvalidated, Platform};
@@ -158,7 +158,9 @@ impl<S: Space<UnmapResult = ClearedRange>> Flush<S, u64> for DynFlush {
             (Self::PerCpu(queues), DynFlushCpu::Ring(own)) => {
                 queues.drain_cpu(own, home, platform, each)
             }
-            (Self::Burst(burst), DynFlushCpu::Burst(own)) => burst.drain_cpu(own, home, platform, each),
+            (Self::Burst(burst), DynFlushCpu::Burst(own)) => {
+                burst.drain_cpu(own, home, platform, each)
+            }
             _ => Ok(()),
         }
     }

@@ -4,21 +4,22 @@
 mod alloc;
 mod flush;
 mod optional_table;
-mod timed_replay;
 mod table;
+mod timed_replay;
 
 pub(crate) use timed_replay::meter;
 
 use ringfence_dma::flush::{Burst, PerWrap, Strict};
 use ringfence_dma::space::Rounding;
 
-use crate::mode_dispatch::{
-    FlatTable, ModeVisitor, MakeAlloc, MakeTable, ModeParts, ReclaimingRadix, ReplayTable, flat_table, deferred_flush, per_cpu_flush,
-    reclaiming_radix, reclaiming_radix_full_page, virtio_table,
-};
 use crate::error::LabError;
 use crate::guest::{self, PviommuTable, VirtioTable};
-use crate::modes::{Alloc, FlushKind, Mode, TableKind, Owner};
+use crate::mode_dispatch::{
+    FlatTable, MakeAlloc, MakeTable, ModeParts, ModeVisitor, ReclaimingRadix, ReplayTable,
+    deferred_flush, flat_table, per_cpu_flush, reclaiming_radix, reclaiming_radix_full_page,
+    virtio_table,
+};
+use crate::modes::{Alloc, FlushKind, Mode, Owner, TableKind};
 use alloc::{DynAlloc, DynBitmap};
 use flush::DynFlush;
 use table::DynRadix;
@@ -100,7 +101,9 @@ pub(crate) fn composition(mode: &Mode) -> Result<Composition, LabError> {
         )
     );
     match (mode.owner, mode.flush) {
-        (Owner::VirtioIommu, F::PerUnmap | F::Deferred | F::PerCpuQueue | F::Burst) if of_a_guest => {
+        (Owner::VirtioIommu, F::PerUnmap | F::Deferred | F::PerCpuQueue | F::Burst)
+            if of_a_guest =>
+        {
             return Ok(Composition::Kept(TableBackend::Virtio));
         }
         (who @ (Owner::Pviommu | Owner::PviommuHopt), F::PerUnmap | F::Burst) if of_a_guest => {
@@ -125,9 +128,15 @@ pub(crate) fn composition(mode: &Mode) -> Result<Composition, LabError> {
         | (
             _,
             _,
-            F::Never | F::BurstAsPublished | F::PerCycle | F::PerCycleAdaptive | F::PerCycleAsPublished,
+            F::Never
+            | F::BurstAsPublished
+            | F::PerCycle
+            | F::PerCycleAdaptive
+            | F::PerCycleAsPublished,
         ) => return not_built(),
-        (A::Bitmap | A::BitmapAsPublished, T::Radix, F::PerWrap) => Composition::Bitmap(TableBackend::Plain),
+        (A::Bitmap | A::BitmapAsPublished, T::Radix, F::PerWrap) => {
+            Composition::Bitmap(TableBackend::Plain)
+        }
         (A::Bitmap | A::BitmapAsPublished, T::CachedRadix, F::PerWrap) => {
             Composition::Bitmap(TableBackend::Cached)
         }
@@ -139,7 +148,9 @@ pub(crate) fn composition(mode: &Mode) -> Result<Composition, LabError> {
         (A::TableBitmap, _, _) => return not_built(),
         (_, T::Radix, _) => Composition::Kept(TableBackend::Plain),
         (_, T::CachedRadix, _) => Composition::Kept(TableBackend::Cached),
-        (_, T::RadixReclaimPage, F::PerUnmap) => Composition::Reclaiming(reclaiming_radix_full_page),
+        (_, T::RadixReclaimPage, F::PerUnmap) => {
+            Composition::Reclaiming(reclaiming_radix_full_page)
+        }
         (_, T::RadixReclaim, F::PerUnmap) => Composition::Reclaiming(reclaiming_radix),
         (_, T::RadixReclaimPage | T::RadixReclaim, _) => return not_built(),
     })
@@ -157,9 +168,8 @@ pub(crate) fn dispatch<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::Output,
             let recipe = recipe(mode, alloc::alloc, table::cached, flush);
             job.paged::<DynAlloc, DynRadix, DynFlush>(recipe)
         }
-        Composition::Kept(TableBackend::Flat) => {
-            job.paged::<DynAlloc, FlatTable, DynFlush>(recipe(mode, alloc::alloc, flat_table, flush))
-        }
+        Composition::Kept(TableBackend::Flat) => job
+            .paged::<DynAlloc, FlatTable, DynFlush>(recipe(mode, alloc::alloc, flat_table, flush)),
         Composition::Kept(TableBackend::Virtio) => {
             let recipe = recipe(mode, alloc::alloc, virtio_table, flush);
             job.paged::<DynAlloc, VirtioTable, DynFlush>(recipe)

@@ -5,18 +5,22 @@ use std::rc::Rc;
 use ringfence_dma::Platform;
 use ringfence_dma::space::IoPageTable;
 use ringfence_memory::{Arena, Frames};
-use ringfence_pgtable::{Coherency, DirtyLines, LeafCache, MapError, MapRequest, UnlinkedTables, UnmapError};
+use ringfence_pgtable::{
+    Coherency, DirtyLines, LeafCache, MapError, MapRequest, UnlinkedTables, UnmapError,
+};
 use ringfence_types::{
     CachedLevels, DomainId, InvalidationError, Pfn, PfnRange, PhysAddr, Unmapped,
 };
 
 use super::TableBackend;
-use super::timed_replay::{Hosts, TableHost, OptionalTable};
 use super::table::{self, DynRadix};
-use crate::mode_dispatch::{FlatTable, MakeTable, ReclaimingRadix, ReplayTable, flat_table, virtio_table};
+use super::timed_replay::{Hosts, OptionalTable, TableHost};
 use crate::error::LabError;
 use crate::guest::{PviommuTable, VirtioTable, pviommu};
 use crate::meter::NullTable;
+use crate::mode_dispatch::{
+    FlatTable, MakeTable, ReclaimingRadix, ReplayTable, flat_table, virtio_table,
+};
 
 /// A table that keeps its pages, or none.
 pub(super) enum DynTable {
@@ -152,15 +156,11 @@ impl IoPageTable for DynTable {
         request: MapRequest,
     ) -> Result<(), MapError> {
         match (self, cpu) {
-            (Self::None(table), DynTableCpu::None(cpu)) => {
-                table.map_nosync(cpu, platform, request)
-            }
+            (Self::None(table), DynTableCpu::None(cpu)) => table.map_nosync(cpu, platform, request),
             (Self::Radix(table), DynTableCpu::Radix(cpu)) => {
                 table.map_nosync(cpu, platform, request)
             }
-            (Self::Flat(table), DynTableCpu::Flat(cpu)) => {
-                table.map_nosync(cpu, platform, request)
-            }
+            (Self::Flat(table), DynTableCpu::Flat(cpu)) => table.map_nosync(cpu, platform, request),
             (Self::Virtio(table), DynTableCpu::None(cpu)) => {
                 table.map_nosync(cpu, platform, request)
             }

@@ -8,9 +8,9 @@ use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, DirtyLines, LeafCache, MapError, MapRequest, UnmapError};
 use ringfence_types::{CachedLevels, DomainId, Pfn, PfnRange, PhysAddr, Unmapped};
 
-use crate::mode_dispatch::{LeafCachedRadix, PlainRadix, ReplayTable};
 use crate::error::LabError;
 use crate::hardware::Vtd;
+use crate::mode_dispatch::{LeafCachedRadix, PlainRadix, ReplayTable};
 
 /// A radix table that keeps its pages, with or without a leaf cache in front.
 pub(super) enum DynRadix {
@@ -35,7 +35,8 @@ pub(super) fn cached(
     frames: &Frames<Rc<Arena>>,
     host: Option<&()>,
 ) -> Result<DynRadix, LabError> {
-    crate::mode_dispatch::leaf_cached_radix(domain, coherency, memory, frames, host).map(DynRadix::Cached)
+    crate::mode_dispatch::leaf_cached_radix(domain, coherency, memory, frames, host)
+        .map(DynRadix::Cached)
 }
 
 impl ReplayTable for DynRadix {

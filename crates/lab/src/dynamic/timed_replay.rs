@@ -5,7 +5,7 @@
 use std::rc::Rc;
 
 use ringfence_dma::flush::{Flush, PerWrap, Strict};
-use ringfence_dma::space::{Paged, Rounding, IoPageTable};
+use ringfence_dma::space::{IoPageTable, Paged, Rounding};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{DomainId, Invalidation, InvalidationError, Invalidator, PhysAddr, Ticket};
@@ -13,14 +13,15 @@ use ringfence_types::{DomainId, Invalidation, InvalidationError, Invalidator, Ph
 use super::alloc::{self, DynAlloc, DynBitmap};
 use super::optional_table::{DynReclaimingTable, DynTable};
 use super::{Composition, composition, flush_of, rounding};
-use crate::mode_dispatch::{MakeAlloc, AllocEnv};
 use crate::error::LabError;
-use crate::hardware::Host;
 use crate::guest::{PviommuHost, SharedHost, VirtioHost};
+use crate::hardware::Host;
 use crate::meter::{
-    TimedPlatform, DynTimedReplay, EmptyLoop, FreeInvalidator, InvalidationQueue, Meter, ReplayAlloc, TimedReplay, AblationSet, Ablations,
-    AllocTrace, timed_platform, free_invalidator, invalidation_queue,
+    AblationSet, Ablations, AllocTrace, DynTimedReplay, EmptyLoop, FreeInvalidator,
+    InvalidationQueue, Meter, ReplayAlloc, TimedPlatform, TimedReplay, free_invalidator,
+    invalidation_queue, timed_platform,
 };
+use crate::mode_dispatch::{AllocEnv, MakeAlloc};
 use crate::modes::{Alloc, Mode};
 use crate::replay::AttachInfo;
 
@@ -273,13 +274,25 @@ pub(crate) fn meter(
         }
         Composition::Bitmap(kept) => {
             let flush = || PerWrap;
-            ReplicaParts::<DynBitmap, DynTable, _>::new(mode, alloc::bitmap_of, kept, flush, coherency)
-                .ablations(repetitions)
+            ReplicaParts::<DynBitmap, DynTable, _>::new(
+                mode,
+                alloc::bitmap_of,
+                kept,
+                flush,
+                coherency,
+            )
+            .ablations(repetitions)
         }
         Composition::Reclaiming(table) => {
             let flush = || Strict;
-            ReplicaParts::<DynAlloc, DynReclaimingTable, _>::new(mode, alloc::alloc, table, flush, coherency)
-                .ablations(repetitions)
+            ReplicaParts::<DynAlloc, DynReclaimingTable, _>::new(
+                mode,
+                alloc::alloc,
+                table,
+                flush,
+                coherency,
+            )
+            .ablations(repetitions)
         }
     }
 }

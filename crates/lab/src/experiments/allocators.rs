@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ringfence_iova::{CachedTree, Capacity, Eiovar, RangeStore, AllocRequest};
+use ringfence_iova::{AllocRequest, CachedTree, Capacity, Eiovar, RangeStore};
 use ringfence_types::{DomainId, Flushed, Invalidation, Pending, Pfn, PfnRange, Unmapped};
 
 use crate::error::LabError;

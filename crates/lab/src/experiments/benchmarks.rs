@@ -2,7 +2,9 @@
 //! protection.
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{Apache, BURST, Memcached, RequestResponse, NetperfStream, Workload};
+use ringfence_devices::workload::{
+    Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
+};
 
 use super::capture::Capture;
 use super::catalogue::Setting;

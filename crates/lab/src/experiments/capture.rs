@@ -3,8 +3,8 @@
 //! A station runs without protection, so that nothing of a mode is in what is recorded: frames cross the wire and are verified, and every
 //! map, unmap, end of a burst and doorbell is noted. Decision 0011 fixes what a run is. Descriptors are left out: they are mapped once.
 
-use ringfence_devices::api::{ApiError, DmaApi, LayerApi, Mapped, NotFreed, FailedMap, DeviceRing};
-use ringfence_devices::nic::{Nic, Profile as Adapter, NicTestbed, Environment};
+use ringfence_devices::api::{ApiError, DeviceRing, DmaApi, FailedMap, LayerApi, Mapped, NotFreed};
+use ringfence_devices::nic::{Environment, Nic, NicTestbed, Profile as Adapter};
 use ringfence_devices::workload::{BURST, PACKETS_PER_RUN, Workload};
 use ringfence_devices::{Buffer, Bus};
 use ringfence_dma::flush::Never;
@@ -13,14 +13,14 @@ use ringfence_dma::{Attachment, Coherent, Cpu, Dma, Mapping, Platform};
 use ringfence_hw::VtdUnit;
 use ringfence_memory::Arena;
 use ringfence_trace::{DeviceIndex, MappingId};
-use ringfence_types::{RequesterId, Iova, Nanos, PhysAddr, PhysRange};
+use ringfence_types::{Iova, Nanos, PhysAddr, PhysRange, RequesterId};
 use std::rc::Rc;
 
 use crate::Profile;
 use crate::error::LabError;
 use crate::hardware::Vtd;
-use crate::platform::ReplayPlatform;
 use crate::plan::{Plan, Step, TimedStep};
+use crate::platform::ReplayPlatform;
 
 /// Nanoseconds between two calls of the API: a packet without protection takes 1816 cycles at 3.1 GHz and has two buffers, each mapped and
 /// unmapped (rIOMMU Fig. 7). Only timers see it.
@@ -355,8 +355,8 @@ impl<W: Workload> Capture<W> {
         let bytes = Nic::<()>::buffer_bytes(&adapter, burst);
         let memory = PhysRange::new(PhysAddr::new(1 << 20), bytes.next_multiple_of(4096));
         let memory = memory.ok_or(LabError::Internal("buffers"))?;
-        let station =
-            NicTestbed::open(&mut world, NIC, adapter, memory, burst, 1).map_err(LabError::Station)?;
+        let station = NicTestbed::open(&mut world, NIC, adapter, memory, burst, 1)
+            .map_err(LabError::Station)?;
         Ok(Self {
             environment: world,
             testbed: station,
@@ -411,7 +411,8 @@ mod tests {
 
     #[test]
     fn a_run_has_every_buffer_mapped_before_it_is_unmapped() {
-        let mut capture = Capture::with(Adapter::MLX, NetperfStream::default(), BURST, 600).unwrap();
+        let mut capture =
+            Capture::with(Adapter::MLX, NetperfStream::default(), BURST, 600).unwrap();
         let mut live = std::collections::BTreeSet::new();
         let mut most = 0;
         for _ in 0..3 {

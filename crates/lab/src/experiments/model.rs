@@ -10,7 +10,7 @@
 use serde::Serialize;
 
 use super::published::{
-    BASELINES, Baseline, BASELINE_CYCLES, CLOCK_GHZ, EIOVAR_DEFER_STREAM, EIOVAR_STRICT_ALLOC,
+    BASELINE_CYCLES, BASELINES, Baseline, CLOCK_GHZ, EIOVAR_DEFER_STREAM, EIOVAR_STRICT_ALLOC,
     EIOVAR_STRICT_STREAM, IOVAS_PER_PACKET, MLX_STREAM, Metric, Rounded, TABLE_1, Table1Column,
     Variant,
 };
@@ -153,7 +153,12 @@ pub fn cycles_per_iova(variant: Variant) -> Rounded {
 
 /// C of a mode by Table 1: C without an IOMMU, and two maps and two unmaps.
 pub fn by_table_1(column: &Table1Column) -> f64 {
-    cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, column.map(), column.unmap())
+    cycles_per_packet(
+        BASELINE_CYCLES,
+        IOVAS_PER_PACKET,
+        column.map(),
+        column.unmap(),
+    )
 }
 
 /// What Table 2 implies and Table 1 does not explain.

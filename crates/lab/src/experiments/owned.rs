@@ -12,17 +12,17 @@ use std::rc::Rc;
 
 use ringfence_dma::MapReason;
 use ringfence_dma::ring::{
-    OwnedRing, RingError, RingMapping, RingSetup, SlotChoice, RingTables, lay_out,
+    OwnedRing, RingError, RingMapping, RingSetup, RingTables, SlotChoice, lay_out,
 };
 use ringfence_memory::Arena;
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    RequesterId, Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova, PhysAddr,
-    PhysRange, Ticket,
+    Direction, DomainId, Invalidation, InvalidationError, Invalidator, Iova, PhysAddr, PhysRange,
+    RequesterId, Ticket,
 };
 
 use super::capture::Run;
-use super::loops::{LoopBody, MappedByRing, Loop, Loops};
+use super::loops::{Loop, LoopBody, Loops, MappedByRing};
 use super::timed::{Cost, sum_of_medians};
 use crate::error::LabError;
 use crate::meter::{InvalidationQueue, cycles};

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use ringfence_pviommu::rtc::{ReverseCache, Cycles, FlatRtc, MappingKey, ResidencyPolicy};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache};
 use ringfence_trace::{Chunk, MapClass, OpKind, Operations, TraceSource};
 use ringfence_types::{Direction, Iova, Nanos, PhysRange};
 use serde::Serialize;

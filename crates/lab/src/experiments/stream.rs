@@ -10,7 +10,7 @@ use super::catalogue::Setting;
 use super::finding::{Measured, median};
 use super::model::{cycles_per_packet, gbps};
 use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET};
-use super::timed::{Cost, TimedSubject, TimedReplays, run_in_turns};
+use super::timed::{Cost, TimedReplays, TimedSubject, run_in_turns};
 use crate::Profile;
 use crate::error::LabError;
 use crate::modes::{Alloc, FlushKind, Mode};
@@ -51,7 +51,12 @@ pub(super) fn runs(setting: &Setting) -> Result<Vec<Run>, LabError> {
 /// # Errors
 /// The port does not open.
 pub(super) fn capture(setting: &Setting, burst: u32) -> Result<Capture<NetperfStream>, LabError> {
-    Capture::with(Adapter::MLX, NetperfStream::default(), burst, setting.packets)
+    Capture::with(
+        Adapter::MLX,
+        NetperfStream::default(),
+        burst,
+        setting.packets,
+    )
 }
 
 /// Counts of each run.

@@ -16,7 +16,12 @@ pub(super) fn paged(column: &Table1Column, per_unmap: f64, profile: &Profile) ->
 pub(super) fn ring(variant: Variant, per_unmap: f64, profile: &Profile) -> f64 {
     let invalidation = profile.invalidation_cycles as f64;
     let rest = super::model::cycles_per_iova(variant).value - invalidation / 200.0;
-    cycles_per_packet(BASELINE_CYCLES, IOVAS_PER_PACKET, rest, per_unmap * invalidation)
+    cycles_per_packet(
+        BASELINE_CYCLES,
+        IOVAS_PER_PACKET,
+        rest,
+        per_unmap * invalidation,
+    )
 }
 
 /// C of `strict` and of `riommu`, after some of our components gave way to the document's.

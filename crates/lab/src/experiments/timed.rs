@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use ringfence_dma::flush::{Burst, Flush, BurstAsPublished, Never};
-use ringfence_dma::ring::{RingAsPublished, Ring, RingSetup, SlotChoice, RingTables, lay_out};
+use ringfence_dma::flush::{Burst, BurstAsPublished, Flush, Never};
+use ringfence_dma::ring::{Ring, RingAsPublished, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{Identity, Paged, Rings, Space};
 use ringfence_hw::RingLogic;
 use ringfence_memory::{Arena, Frames, WriteBack};
@@ -14,13 +14,13 @@ use ringfence_types::{Nanos, PhysAddr, PhysMemory, PhysRange};
 use super::capture::Run;
 use super::finding::median;
 use crate::Profile;
-use crate::mode_dispatch::{ModeVisitor, ModeParts, ReplayTable, dispatch};
 use crate::error::LabError;
 use crate::guest::RtcParts;
 use crate::meter::{
-    TimedPlatform, Clock, FlushFor, FlushForRings, EmptyLoop, InvalidationQueue, ReplayAlloc, ReplayRing,
-    TimedReplay,
+    Clock, EmptyLoop, FlushFor, FlushForRings, InvalidationQueue, ReplayAlloc, ReplayRing,
+    TimedPlatform, TimedReplay,
 };
+use crate::mode_dispatch::{ModeParts, ModeVisitor, ReplayTable, dispatch};
 use crate::modes::{Mode, TableKind};
 use crate::plan::Plan;
 use crate::replay::AttachInfo;
@@ -78,7 +78,8 @@ impl ModeVisitor for MakeReplica {
     type Output = Result<Box<dyn DynExperimentReplay>, LabError>;
 
     fn identity(self, _: TableKind) -> Self::Output {
-        let make = |of: &AttachInfo, _: &TimedPlatform<InvalidationQueue>| Ok(Identity::new(of.domain));
+        let make =
+            |of: &AttachInfo, _: &TimedPlatform<InvalidationQueue>| Ok(Identity::new(of.domain));
         let bench = bench(self.write_back)?;
         Ok(Box::new(TimedReplay::new(Never, bench, make)))
     }
@@ -97,7 +98,11 @@ impl ModeVisitor for MakeReplica {
             Ok(Paged::new(alloc, table, recipe.rounding))
         };
         let flush = (recipe.flush)();
-        Ok(Box::new(TimedReplay::new(flush, bench(self.write_back)?, make)))
+        Ok(Box::new(TimedReplay::new(
+            flush,
+            bench(self.write_back)?,
+            make,
+        )))
     }
 
     fn rtc(self, _: RtcParts) -> Self::Output {
@@ -310,7 +315,10 @@ impl TimedReplays {
 ///
 /// # Errors
 /// A map was refused.
-pub(super) fn run_in_turns(subjects: &mut [TimedReplays], run: &Run) -> Result<Vec<Cost>, LabError> {
+pub(super) fn run_in_turns(
+    subjects: &mut [TimedReplays],
+    run: &Run,
+) -> Result<Vec<Cost>, LabError> {
     let by_ring = run.by_ring();
     let loops = [&run.plan, &by_ring].map(loop_overhead);
     let plan = |subject: &TimedSubject| match subject {
@@ -376,7 +384,8 @@ mod tests {
     #[test]
     fn invalidations_are_those_of_the_policy() {
         let profile = Profile::r210_2015();
-        let mut capture = Capture::with(Adapter::BRCM, NetperfStream::default(), 200, 2000).unwrap();
+        let mut capture =
+            Capture::with(Adapter::BRCM, NetperfStream::default(), 200, 2000).unwrap();
         let runs = [capture.run().unwrap(), capture.run().unwrap()];
         let unmaps: u64 = runs.iter().map(|run| run.plan.unmaps).sum();
         let bursts: u64 = runs.iter().map(Run::bursts).sum();
@@ -388,7 +397,8 @@ mod tests {
             ("riommu-", bursts),
             ("riommu--literal", bursts),
         ] {
-            let mut timed = TimedReplays::new(TimedSubject::from_name(name).unwrap(), &profile, 1).unwrap();
+            let mut timed =
+                TimedReplays::new(TimedSubject::from_name(name).unwrap(), &profile, 1).unwrap();
             let count: u64 = runs
                 .iter()
                 .map(|run| timed.run(run).unwrap().invalidations)

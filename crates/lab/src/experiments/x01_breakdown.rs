@@ -2,10 +2,10 @@
 
 use super::capture::Run;
 use super::catalogue::{Experiment, Setting, built};
-use super::substitution::stages;
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::published::Sheet;
 use super::stream::{counted, in_turns, runs};
+use super::substitution::stages;
 use super::timed::TimedSubject;
 use crate::compare::{CompareOptions, meter};
 use crate::error::LabError;

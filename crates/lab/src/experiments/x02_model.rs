@@ -6,18 +6,19 @@ use ringfence_memory::WriteBack;
 
 use super::capture::Run;
 use super::catalogue::{Experiment, Setting, built};
-use super::substitution::{paged, ring};
 use super::figure::{Figure, Series};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published, median};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement, median};
 use super::model::{
     Derived, Point, busy_wait_line, derived, derived_variant, deviation, gbps, model_line,
     residuals,
 };
 use super::published::{
-    BASELINES, Baseline, BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET, MLX_STREAM, Sheet, TABLE_1, Variant,
+    BASELINE_CYCLES, BASELINES, Baseline, CLOCK_GHZ, IOVAS_PER_PACKET, MLX_STREAM, Sheet, TABLE_1,
+    Variant,
 };
-use super::stream::{in_turns, last, relative_throughput, packet, packets, runs, throughput};
-use super::timed::{Cost, TimedSubject, TimedReplays, run_in_turns};
+use super::stream::{in_turns, last, packet, packets, relative_throughput, runs, throughput};
+use super::substitution::{paged, ring};
+use super::timed::{Cost, TimedReplays, TimedSubject, run_in_turns};
 use crate::Profile;
 use crate::error::LabError;
 use crate::meter::cycles;
@@ -113,7 +114,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             let (one, other) = (variant.name(), baseline.name());
             let ratio = relative_throughput(of(one)?, of(other)?, profile);
             let row = FindingRow::new(format!("throughput, {one} / {other}"), "", ratio);
-            found.push(row.beside(cell(variant, baseline)?).require(Requirement::Near));
+            found.push(
+                row.beside(cell(variant, baseline)?)
+                    .require(Requirement::Near),
+            );
         }
     }
     for variant in Variant::ALL {
@@ -173,7 +177,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
     }
     let share = |name: &str| -> Result<f64, LabError> {
         let cycles = packet(of(name)?, profile);
-        Ok((BASELINE_CYCLES + IOVAS_PER_PACKET * of(name)?.modelled_per_pair(profile)) / cycles.median)
+        Ok(
+            (BASELINE_CYCLES + IOVAS_PER_PACKET * of(name)?.modelled_per_pair(profile))
+                / cycles.median,
+        )
     };
     found.explain(format!(
         "What differs is what was executed: of C, {:.0}% is charged in strict, {:.0}% in strict+ and {:.0}% in riommu, and equals the document's. \

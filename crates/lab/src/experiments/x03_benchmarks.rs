@@ -2,11 +2,11 @@
 
 use super::benchmarks::extra;
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured};
+use super::finding::{FindingRow, Findings, Measured, Requirement};
 use super::model::PACKET_BYTES;
 use super::published::{
-    BASELINES, Baseline, Benchmark, BASELINE_CYCLES, CLOCK_GHZ, Metric, Nic, Sheet, TABLE_2, TABLE_3,
-    Table2Row, Variant,
+    BASELINE_CYCLES, BASELINES, Baseline, Benchmark, CLOCK_GHZ, Metric, Nic, Sheet, TABLE_2,
+    TABLE_3, Table2Row, Variant,
 };
 use crate::error::LabError;
 

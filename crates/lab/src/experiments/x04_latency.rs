@@ -2,7 +2,7 @@
 
 use super::benchmarks::extra;
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured};
+use super::finding::{FindingRow, Findings, Measured, Requirement};
 use super::published::{Benchmark, CLOCK_GHZ, Nic, Sheet};
 use crate::error::LabError;
 

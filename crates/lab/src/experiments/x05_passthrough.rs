@@ -1,7 +1,7 @@
 //! X05: pass-through by hardware and by a table that maps everything, against no IOMMU (rIOMMU section 5.1).
 
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured};
+use super::finding::{FindingRow, Findings, Measured, Requirement};
 use super::published::{BASELINE_CYCLES, IOVAS_PER_PACKET, Sheet};
 use super::stream::{in_turns, last, runs};
 use super::timed::{Cost, TimedSubject};

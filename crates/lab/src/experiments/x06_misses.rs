@@ -11,16 +11,16 @@ use ringfence_dma::space::{Identity, Paged, Rounding, Space};
 use ringfence_dma::{Attachment, Dma, Platform};
 use ringfence_hw::IommuStats;
 use ringfence_iova::{CachedTree, Capacity, Eiovar, Locked};
-use ringfence_types::{RequesterId, Iova, Pfn, PfnRange, PhysAddr, PhysRange};
+use ringfence_types::{Iova, Pfn, PfnRange, PhysAddr, PhysRange, RequesterId};
 
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured, median};
+use super::finding::{FindingRow, Findings, Measured, Requirement, median};
 use super::published::Sheet;
-use crate::mode_dispatch::{ReplayTable, plain_radix};
 use crate::error::LabError;
 use crate::hardware::{ContextTarget, Vtd};
-use crate::platform::ReplayPlatform;
 use crate::meter::cycles;
+use crate::mode_dispatch::{ReplayTable, plain_radix};
+use crate::platform::ReplayPlatform;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
     id: "X06",

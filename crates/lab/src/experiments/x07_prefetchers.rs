@@ -3,7 +3,7 @@
 
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::prefetch::{Kind, Predictor, PrefetchSummary, Shape, USES, summarise, synthetic};
 use crate::error::LabError;
 

@@ -9,10 +9,10 @@ use ringfence_types::{PhysAddr, PhysRange};
 use super::capture::{NIC, Run, UnprotectedPlatform};
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::prefetch::{USES, summarise};
 use super::published::{CLOCK_GHZ, Sheet};
-use super::timed::{Cost, TimedSubject, TimedReplays};
+use super::timed::{Cost, TimedReplays, TimedSubject};
 use crate::error::LabError;
 use crate::plan::Step;
 
@@ -149,7 +149,11 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
     ));
     let mut costs = Vec::new();
     for mode in ["none", "strict"] {
-        let mut timed = TimedReplays::new(TimedSubject::from_name(mode)?, &setting.profile, setting.repetitions)?;
+        let mut timed = TimedReplays::new(
+            TimedSubject::from_name(mode)?,
+            &setting.profile,
+            setting.repetitions,
+        )?;
         let cost = of_request(&timed.run(&run)?, setting, requests);
         found.push(FindingRow::new(
             format!("{mode}: maps and unmaps of a request"),
@@ -166,11 +170,13 @@ fn found(setting: &Setting, requests: u64) -> Result<Findings, LabError> {
         let device = of_disk(megabytes);
         let rate = |cost: &Measured| 1.0 / device.max(cost.median);
         let ratio = rate(&strict) / rate(&none);
-        let printed: Published = claim.text(&[("id", "R59")], "value").map(|text| Published {
-            text: text.to_owned(),
-            value: 1.0,
-            source: "claims.csv R59".into(),
-        })?;
+        let printed: Published = claim
+            .text(&[("id", "R59")], "value")
+            .map(|text| Published {
+                text: text.to_owned(),
+                value: 1.0,
+                source: "claims.csv R59".into(),
+            })?;
         let row = FindingRow::new(
             format!("{disk}: throughput, strict / none"),
             "",

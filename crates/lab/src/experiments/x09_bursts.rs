@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{PACKETS_PER_RUN, NetperfStream};
+use ringfence_devices::workload::{NetperfStream, PACKETS_PER_RUN};
 
 use super::capture::{Capture, Run};
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::owned::{InvalidationModel, costs, refused};
 use super::published::{BASELINE_CYCLES, IOVAS_PER_PACKET, Sheet};
-use super::timed::{Cost, TimedSubject, TimedReplays};
+use super::timed::{Cost, TimedReplays, TimedSubject};
 use crate::Profile;
 use crate::error::LabError;
 use crate::plan::Step;
@@ -47,9 +47,18 @@ impl Point {
         let runs = [capture.run()?, capture.run()?];
         let cycles = setting.profile.invalidation_cycles;
         let last = |costs: Vec<Cost>| costs.last().cloned().ok_or(LabError::Internal("no runs"));
-        let owned = last(costs(&runs, setting.repetitions, InvalidationModel::Counted)?)?;
-        let waited = last(costs(&runs, setting.repetitions, InvalidationModel::Waited(cycles))?)?;
-        let mut timed = TimedReplays::new(TimedSubject::Rings, &setting.profile, setting.repetitions)?;
+        let owned = last(costs(
+            &runs,
+            setting.repetitions,
+            InvalidationModel::Counted,
+        )?)?;
+        let waited = last(costs(
+            &runs,
+            setting.repetitions,
+            InvalidationModel::Waited(cycles),
+        )?)?;
+        let mut timed =
+            TimedReplays::new(TimedSubject::Rings, &setting.profile, setting.repetitions)?;
         timed.run(&runs[0])?;
         let layer = timed.run(&runs[1])?;
         Ok(Self {
@@ -176,7 +185,8 @@ fn figures(found: &mut Findings, points: &[Point], setting: &Setting) {
                 Point::relative_to_none(&point.owned, profile).median
             }),
             line("the same, invalidations busy-waited", &|point| {
-                BASELINE_CYCLES / (BASELINE_CYCLES + IOVAS_PER_PACKET * point.waited.measured_per_pair())
+                BASELINE_CYCLES
+                    / (BASELINE_CYCLES + IOVAS_PER_PACKET * point.waited.measured_per_pair())
             }),
             line("rings behind the mapping layer", &|point| {
                 Point::relative_to_none(&point.layer, profile).median

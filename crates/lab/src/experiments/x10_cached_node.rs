@@ -1,11 +1,11 @@
 //! X10: how one free in another ring makes the allocator search (EIOVAR Table 1).
 
-use ringfence_iova::{CachedTree, RangeStore, AllocRequest};
+use ringfence_iova::{AllocRequest, CachedTree, RangeStore};
 use ringfence_types::Pfn;
 
 use super::allocators::{flushed, pages};
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::published::Sheet;
 use crate::error::LabError;
 
@@ -69,7 +69,9 @@ fn measure(_: &Setting) -> Result<Findings, LabError> {
             }
             let mut exact = |what: String, printed: Published, value: f64| {
                 let row = FindingRow::new(what, "page", Measured::counted(value));
-                found.rows.push(row.beside(printed).require(Requirement::Exact));
+                found
+                    .rows
+                    .push(row.beside(printed).require(Requirement::Exact));
             };
             let name = column.name;
             exact(
@@ -113,7 +115,9 @@ fn measure(_: &Setting) -> Result<Findings, LabError> {
                 };
                 let source = "follows from the table: from page 300 down to 152 (erratum 21)";
                 let printed = Published::derived(wanted, source);
-                found.rows.push(row.beside(printed).require(Requirement::Exact));
+                found
+                    .rows
+                    .push(row.beside(printed).require(Requirement::Exact));
             }
         }
     }

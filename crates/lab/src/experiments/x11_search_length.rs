@@ -8,7 +8,7 @@ use super::allocators::{DrivenAllocator, W};
 use super::capture::Capture;
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series, thinned};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::published::Sheet;
 use super::stream::{counted, last, runs};
 use crate::error::LabError;
@@ -274,7 +274,11 @@ fn windows(
     let sides = protections.iter();
     let mut sides = sides
         .map(|(protection, batch)| {
-            Ok((*protection, DrivenAllocator::new(None, *batch)?, Windows::default()))
+            Ok((
+                *protection,
+                DrivenAllocator::new(None, *batch)?,
+                Windows::default(),
+            ))
         })
         .collect::<Result<Vec<_>, LabError>>()?;
     // The driver fills its rings before anything is received: these allocations search nothing.

@@ -4,10 +4,11 @@ use ringfence_iova::Capacity;
 
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Requirement, FindingRow, Findings, Measured};
+use super::finding::{FindingRow, Findings, Measured, Requirement};
 use super::published::Sheet;
 use super::stream::{
-    BURSTS, SIZES, by_run, capture, counted, last, name, relative_throughput, packet, runs, throughput, timed,
+    BURSTS, SIZES, by_run, capture, counted, last, name, packet, relative_throughput, runs,
+    throughput, timed,
 };
 use crate::error::LabError;
 use crate::modes::FlushKind;

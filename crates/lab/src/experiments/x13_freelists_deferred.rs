@@ -7,10 +7,11 @@ use super::allocators::{DrivenAllocator, W};
 use super::capture::Run;
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::published::Sheet;
 use super::stream::{
-    BURSTS, SIZES, by_run, capture, counted, last, name, relative_throughput, packet, runs, throughput, timed,
+    BURSTS, SIZES, by_run, capture, counted, last, name, packet, relative_throughput, runs,
+    throughput, timed,
 };
 use crate::error::LabError;
 use crate::modes::FlushKind;
@@ -79,7 +80,11 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             "Gbit/s",
             of_run(&cost),
         );
-        let demand = if large { Requirement::AtLeast } else { Requirement::Near };
+        let demand = if large {
+            Requirement::AtLeast
+        } else {
+            Requirement::Near
+        };
         found.push(row.beside(printed).require(demand).ordered_in("throughput"));
         if size == Some(Capacity::AtMost(64)) {
             let row = FindingRow::new(
@@ -87,7 +92,10 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
                 "%",
                 Measured::counted(100.0 * count.hit_rate()),
             );
-            found.push(row.beside(fact("eiovar_64", "%")?).require(Requirement::Near));
+            found.push(
+                row.beside(fact("eiovar_64", "%")?)
+                    .require(Requirement::Near),
+            );
             let row = FindingRow::new(
                 "eiovar_64: freed ranges in the lists, mean",
                 "nodes",

@@ -1,13 +1,15 @@
 //! X14: five benchmarks on two adapters, with the freelists and without (EIOVAR Fig. 10 and Table 2).
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{Apache, BURST, Memcached, RequestResponse, NetperfStream, Workload};
+use ringfence_devices::workload::{
+    Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
+};
 use ringfence_iova::Capacity;
 
 use super::allocators::W;
 use super::capture::{Capture, Run};
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured};
+use super::finding::{FindingRow, Findings, Measured, Requirement};
 use super::published::{Benchmark, Nic, Sheet};
 use super::stream::{counted, last};
 use super::x01_breakdown::components;

@@ -1,15 +1,15 @@
 //! X15: message sizes on brcm, and numbers of clients on mlx (EIOVAR section 7, Figs. 11 and 12).
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{BURST, Memcached, PACKETS_PER_RUN, NetperfStream, Workload};
+use ringfence_devices::workload::{BURST, Memcached, NetperfStream, PACKETS_PER_RUN, Workload};
 
 use super::allocators::DrivenAllocator;
 use super::capture::Capture;
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::published::{CLOCK_GHZ, Sheet};
-use super::timed::{TimedSubject, TimedReplays, run_in_turns};
+use super::timed::{TimedReplays, TimedSubject, run_in_turns};
 use crate::error::LabError;
 
 pub(super) const EXPERIMENT: Experiment = Experiment {
@@ -54,7 +54,13 @@ fn last_of<W: Workload>(
     modes: &[&str],
     (runs, repetitions): (usize, usize),
 ) -> Result<LastRun, LabError> {
-    let timed = |mode: &&str| TimedReplays::new(TimedSubject::from_name(mode)?, &setting.profile, repetitions);
+    let timed = |mode: &&str| {
+        TimedReplays::new(
+            TimedSubject::from_name(mode)?,
+            &setting.profile,
+            repetitions,
+        )
+    };
     let mut timed = modes.iter().map(timed).collect::<Result<Vec<_>, _>>()?;
     let mut driven = DrivenAllocator::new(None, 1)?;
     let mut last = LastRun {

@@ -1,13 +1,15 @@
 //! X16: how many addresses live, and how many wait to be used again (EIOVAR section 6).
 
 use ringfence_devices::nic::Profile as Adapter;
-use ringfence_devices::workload::{Apache, BURST, Memcached, RequestResponse, NetperfStream, Workload};
+use ringfence_devices::workload::{
+    Apache, BURST, Memcached, NetperfStream, RequestResponse, Workload,
+};
 use ringfence_iova::Capacity;
 
 use super::allocators::{DrivenAllocator, W};
 use super::capture::Capture;
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured};
+use super::finding::{FindingRow, Findings, Measured, Requirement};
 use super::published::Sheet;
 use crate::error::LabError;
 

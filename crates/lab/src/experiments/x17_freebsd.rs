@@ -4,11 +4,11 @@ use ringfence_memory::WriteBack;
 
 use super::capture::Run;
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::model::{cycles_per_packet, gbps};
 use super::published::{BASELINE_CYCLES, CLOCK_GHZ, IOVAS_PER_PACKET, Sheet};
 use super::stream::{relative_throughput, runs};
-use super::timed::{TimedSubject, TimedReplays, run_in_turns};
+use super::timed::{TimedReplays, TimedSubject, run_in_turns};
 use super::x01_breakdown::components;
 use crate::error::LabError;
 

@@ -5,7 +5,7 @@ use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 
 use super::capture::{CALL_NS, Run};
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::published::Sheet;
 use super::stream::{in_turns, last};
 use super::timed::TimedSubject;
@@ -100,7 +100,9 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             percent(two.clone(), default * (1.0 + two.value / 100.0)),
         ),
     ];
-    let subjects = document.iter().map(|(_, mode, _)| TimedSubject::from_name(mode));
+    let subjects = document
+        .iter()
+        .map(|(_, mode, _)| TimedSubject::from_name(mode));
     let runs = [requests(FRAMES, 0)?, requests(count, FRAMES)?];
     let costs = in_turns(setting, &runs, subjects.collect::<Result<_, _>>()?)?;
     let mut speeds = Vec::new();

@@ -2,14 +2,14 @@
 
 use std::cell::RefCell;
 
-use ringfence_iova::{Bitmap, CachedTree, IovaAllocator, RangeStore, AllocRequest};
+use ringfence_iova::{AllocRequest, Bitmap, CachedTree, IovaAllocator, RangeStore};
 use ringfence_types::Pfn;
 
 use super::allocators::{TOP, pages};
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::published::Sheet;
-use super::timed::{TimedSubject, TimedReplays};
+use super::timed::{TimedReplays, TimedSubject};
 use super::x18_fujita::requests;
 use crate::error::LabError;
 

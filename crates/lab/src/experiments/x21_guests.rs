@@ -6,7 +6,7 @@
 mod as_published;
 
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::guests::{Configuration, GuestCell, GuestCounts, Guests, Kind, Uncounted};
 use super::published::Sheet;
 use crate::error::LabError;

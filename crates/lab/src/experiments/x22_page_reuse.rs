@@ -1,7 +1,7 @@
 //! X22: how often the pages of DMA buffers are mapped again (PVIOMMU Table 5), which is what the reverse translation cache lives on.
 
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published, median};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement, median};
 use super::published::Sheet;
 use super::reuse::ReuseRow;
 use crate::error::LabError;

@@ -1,10 +1,10 @@
 //! X23: comparisons and bytes of the reverse translation cache's tree, derived again (PVIOMMU section 4.5, Tables 6 to 8).
 
-use ringfence_pviommu::rtc::tables::{Comparisons, HEADER_LISTED, HEADER_AS_PUBLISHED, space};
+use ringfence_pviommu::rtc::tables::{Comparisons, HEADER_AS_PUBLISHED, HEADER_LISTED, space};
 use ringfence_pviommu::rtc::tree::{NodeKind, Tree};
 
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::published::Sheet;
 use crate::error::LabError;
 
@@ -64,7 +64,12 @@ fn sorted_into_leaf(kind: NodeKind) -> u64 {
         .unwrap_or(0)
 }
 
-fn exact(what: impl Into<String>, unit: &'static str, value: f64, printed: Published) -> FindingRow {
+fn exact(
+    what: impl Into<String>,
+    unit: &'static str,
+    value: f64,
+    printed: Published,
+) -> FindingRow {
     FindingRow::new(what, unit, Measured::counted(value))
         .beside(printed)
         .require(Requirement::Exact)
@@ -260,7 +265,13 @@ mod tests {
 
     #[test]
     fn a_sorted_leaf_compares_as_a_binary_search_does() {
-        let worst = [NodeKind::Node2, NodeKind::Node4, NodeKind::Node16, NodeKind::Node32].map(found_in_leaf);
+        let worst = [
+            NodeKind::Node2,
+            NodeKind::Node4,
+            NodeKind::Node16,
+            NodeKind::Node32,
+        ]
+        .map(found_in_leaf);
         assert_eq!(worst, [2, 3, 5, 6]);
     }
 }

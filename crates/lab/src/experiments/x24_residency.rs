@@ -3,12 +3,12 @@
 mod exposure;
 
 use ringfence_pviommu::rtc::residency::{Residency as Stays, Uses, residency};
-use ringfence_pviommu::rtc::{Cycles, FlatRtc, RtcAsPublished, ResidencyPolicy, Rtc};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, Rtc, RtcAsPublished};
 
 use self::exposure::exposed;
 use super::catalogue::{Experiment, Setting, built};
 use super::figure::{Figure, Series};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use super::published::Sheet;
 use crate::error::LabError;
 
@@ -89,7 +89,11 @@ fn rows(
         inside.count() as f64 / left.max(1.0),
     );
     let all = printed("all".into(), 1.0);
-    found.push(inside.beside(all.clone()).require(demand(Requirement::Exact)));
+    found.push(
+        inside
+            .beside(all.clone())
+            .require(demand(Requirement::Exact)),
+    );
     let expired = row(
         "share of released mappings that expired",
         "",
@@ -107,7 +111,11 @@ fn rows(
         seen.survivors as f64,
     );
     let survive = printed("all".into(), HELD as f64);
-    found.push(survivors.beside(survive).require(demand(Requirement::Exact)));
+    found.push(
+        survivors
+            .beside(survive)
+            .require(demand(Requirement::Exact)),
+    );
     Ok(())
 }
 

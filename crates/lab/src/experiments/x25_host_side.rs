@@ -1,22 +1,22 @@
 //! X25: what the host's pool of pages and its pointer to the last table do, overcommitted memory, and a migration's round trip (PVIOMMU sections
 //! 4.3, 4.4 and 4.6).
 
-mod reclaim_migration;
-mod modes;
 mod fixture;
+mod modes;
+mod reclaim_migration;
 
 use ringfence_pviommu::backend::{
-    LastTable, LastTableAsPublished, NoLastTable, POOL_PAGES, REFILL_BELOW, FixedLastTable,
+    FixedLastTable, LastTable, LastTableAsPublished, NoLastTable, POOL_PAGES, REFILL_BELOW,
 };
-use ringfence_pviommu::rtc::{ReverseCache, Cycles, FlatRtc, MappingKey, ResidencyPolicy};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, MappingKey, ResidencyPolicy, ReverseCache};
 use ringfence_types::{Direction, PhysAddr};
 use std::hint::black_box;
 
-use self::reclaim_migration::{migration, overcommit};
-use self::modes::in_modes;
 use self::fixture::{GUEST_PAGES, PAGE, PAGES_MAX, Pattern, ask, giova, gpa, host, map, unmap};
+use self::modes::in_modes;
+use self::reclaim_migration::{migration, overcommit};
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published, median};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement, median};
 use super::published::Sheet;
 use crate::error::LabError;
 use crate::meter::cycles;

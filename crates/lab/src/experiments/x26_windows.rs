@@ -6,7 +6,7 @@ use ringfence_trace::{Chunk, Devices, Operations, TraceOptions, TraceSource};
 
 use super::capture::Capture;
 use super::catalogue::{Experiment, Setting, built};
-use super::finding::{Requirement, FindingRow, Findings, Measured, Published};
+use super::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use crate::compare::{CompareOptions, runner};
 use crate::error::LabError;
 use crate::modes::Mode;
@@ -31,7 +31,8 @@ const MODES: [&str; 7] = [
 /// One device, as a trace would name it: the oracle goes by requester.
 fn device() -> Result<Operations<TraceSource>, LabError> {
     let line = "    task-1 [000] ..1.. 1.000000: dma_map_phys: 0000:03:00.0 dir=FROM_DEVICE dma_addr=1000 size=64 phys_addr=1000 attrs=\n";
-    let source = TraceSource::from_reader("device", std::io::Cursor::new(line.as_bytes().to_vec()))?;
+    let source =
+        TraceSource::from_reader("device", std::io::Cursor::new(line.as_bytes().to_vec()))?;
     let mut operations = Operations::new("device", source, TraceOptions::default());
     operations.next_chunk(&mut Chunk::default())?;
     Ok(operations)
@@ -42,7 +43,12 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
         "A run of brcm stream under the oracle, with a device that touches every buffer it has lost. Time is that of the calls: 146 ns \
          each, as a packet without protection takes.",
     );
-    let mut capture = Capture::with(Adapter::BRCM, NetperfStream::default(), BURST, setting.packets)?;
+    let mut capture = Capture::with(
+        Adapter::BRCM,
+        NetperfStream::default(),
+        BURST,
+        setting.packets,
+    )?;
     let run = capture.run()?;
     let operations = device()?;
     let devices: &Devices = operations.devices();
@@ -76,11 +82,13 @@ fn measure(setting: &Setting) -> Result<Findings, LabError> {
             outcome.tally.stale as f64,
         );
         found.push(match mode.flush {
-            crate::modes::FlushKind::PerUnmap | crate::modes::FlushKind::Burst => {
-                stale.beside(printed("none", 0.0)).require(Requirement::Exact)
-            }
+            crate::modes::FlushKind::PerUnmap | crate::modes::FlushKind::Burst => stale
+                .beside(printed("none", 0.0))
+                .require(Requirement::Exact),
             crate::modes::FlushKind::Never => stale,
-            _ => stale.beside(printed("some", 1.0)).require(Requirement::AtLeast),
+            _ => stale
+                .beside(printed("some", 1.0))
+                .require(Requirement::AtLeast),
         });
         found.push(counted("attempts", "", outcome.attempts as f64));
         found.push(counted(

@@ -7,20 +7,20 @@
 //!
 //! Guest and host are one thread. What that leaves out, an exit from the guest and the way to the host's thread, is charged for each kick.
 
-mod rtc;
 mod pviommu;
 mod queue;
+mod rtc;
 mod second_stage;
 mod tables;
 mod unit;
 mod virtio;
 
-pub use rtc::{DynCache, RtcParts, DynRtcSpace, CycleFlush, RtcParams};
-pub(crate) use rtc::{allocator, dispatch};
 pub(crate) use pviommu::pviommu;
 pub use pviommu::{PviommuHost, PviommuQueue, PviommuTable};
 pub use queue::{KickCause, LookupStats, QueueStats};
 pub use ringfence_pviommu::rtc::Cycles;
+pub use rtc::{CycleFlush, DynCache, DynRtcSpace, RtcParams, RtcParts};
+pub(crate) use rtc::{allocator, dispatch};
 pub use second_stage::{FrameLookup, FrameRmap};
 pub use unit::HostUnit;
 pub use virtio::{VirtioHost, VirtioTable};
@@ -29,12 +29,12 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-use ringfence_devices::{Observer, DmaRequest};
+use ringfence_devices::{DmaRequest, Observer};
 use ringfence_hw::IommuStats;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{
-    RequesterId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, Ticket,
+    DomainId, Fault, Invalidation, InvalidationError, Invalidator, RequesterId, Ticket,
 };
 
 use crate::Profile;

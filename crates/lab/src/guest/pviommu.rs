@@ -10,9 +10,12 @@ use ringfence_dma::Platform;
 use ringfence_dma::space::IoPageTable;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, MapError, MapRequest, SecondStage, UnmapError};
-use ringfence_pviommu::backend::{Backend, HardwareTables, IoError, IoTables, BackendLimits, DeviceSlot};
+use ringfence_pviommu::backend::{
+    Backend, BackendLimits, DeviceSlot, HardwareTables, IoError, IoTables,
+};
 use ringfence_pviommu::frontend::{
-    UnmapCompletions, Channel, ChannelOptions, SharedChannel, Queue, QueueFull, RemoteTable, RequestId, Used,
+    Channel, ChannelOptions, Queue, QueueFull, RemoteTable, RequestId, SharedChannel,
+    UnmapCompletions, Used,
 };
 use ringfence_pviommu::loopback::Loopback;
 use ringfence_pviommu::wire::{Config, DEVICES_LIMIT, Devid, PAGES_LIMIT};
@@ -22,9 +25,12 @@ use ringfence_types::{
 };
 
 use super::second_stage::{GuestMemory, HostFrames, guest_memory, lookups};
-use super::{KickCause, FrameLookup, VirtIommuHardware, FrameRmap, HostBackend, SharedHost, QueueStats, HostUnit};
-use crate::mode_dispatch::{HostOf, MakeTable, ReplayTable};
+use super::{
+    FrameLookup, FrameRmap, HostBackend, HostUnit, KickCause, QueueStats, SharedHost,
+    VirtIommuHardware,
+};
 use crate::error::LabError;
+use crate::mode_dispatch::{HostOf, MakeTable, ReplayTable};
 use crate::modes::Owner;
 
 /// Devices of a guest, numbered from 1 as their domains are.
@@ -107,8 +113,11 @@ impl Queue for PviommuQueue {
     }
 
     fn kick(&mut self) {
-        self.traffic
-            .kick(if self.maps { KickCause::Map } else { KickCause::Unmap });
+        self.traffic.kick(if self.maps {
+            KickCause::Map
+        } else {
+            KickCause::Unmap
+        });
         self.maps = false;
         self.device.kick();
     }
@@ -173,7 +182,10 @@ impl HostBackend for PviommuHost {
             pages_max: PAGES_LIMIT,
             patience: 16,
         };
-        let line = Rc::new(SharedChannel::new(Channel::new(queue, options), RefCell::new));
+        let line = Rc::new(SharedChannel::new(
+            Channel::new(queue, options),
+            RefCell::new,
+        ));
         Ok(Self {
             answers: UnmapCompletions::new(Rc::clone(&line)),
             link: line,

@@ -10,15 +10,16 @@ use ringfence_dma::flush::{PerCycle, RangeBatch};
 use ringfence_dma::space::{Paged, Rounding};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::Coherency;
-use ringfence_pviommu::frontend::{RtcSpace, DeviceCache, UnknownUnmap};
+use ringfence_pviommu::frontend::{DeviceCache, RtcSpace, UnknownUnmap};
 use ringfence_pviommu::rtc::{
-    ReverseCache, Cycles, FlatRtc, MappingKey, RtcAsPublished, NotCached, NotInUse, ResidencyPolicy, Rtc, RtcStats,
+    Cycles, FlatRtc, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache, Rtc,
+    RtcAsPublished, RtcStats,
 };
 use ringfence_types::{DomainId, Iova, PhysAddr};
 
 use super::{PviommuHost, PviommuTable, SharedHost, pviommu};
-use crate::mode_dispatch::{ModeVisitor, MakeTable, RcacheAlloc, ReplayTable, AllocEnv, rcache};
 use crate::error::LabError;
+use crate::mode_dispatch::{AllocEnv, MakeTable, ModeVisitor, RcacheAlloc, ReplayTable, rcache};
 use crate::modes::{Alloc, FlushKind, Mode, TableKind};
 
 /// Mappings of a device that are cached at most; a trace has fewer.
@@ -190,12 +191,17 @@ impl RtcParts {
         let RtcParams { cycles, .. } = cycling;
         let (cache, cycle_ns, strays) = match self.flush {
             FlushKind::PerCycleAsPublished => {
-                let cache = DynCache::AsPublished(Box::new(RtcAsPublished::new(cycles, MAX_CACHED_MAPPINGS)));
+                let cache = DynCache::AsPublished(Box::new(RtcAsPublished::new(
+                    cycles,
+                    MAX_CACHED_MAPPINGS,
+                )));
                 (cache, cycling.cycle_ns, UnknownUnmap::Ignored)
             }
             FlushKind::PerCycleAdaptive => {
                 let RtcParams { cycle_ns, cycles } = cycling.fine();
-                let residency = ResidencyPolicy::Adaptive { late: ADAPTIVE_LATE_PER_MILLE };
+                let residency = ResidencyPolicy::Adaptive {
+                    late: ADAPTIVE_LATE_PER_MILLE,
+                };
                 let cache = FlatRtc::new(cycles, MAX_CACHED_MAPPINGS, residency);
                 (
                     DynCache::Adaptive(Box::new(cache)),
@@ -258,8 +264,9 @@ pub(crate) fn dispatch<J: ModeVisitor>(mode: &Mode, job: J) -> Result<J::Output,
         (
             Alloc::LinuxRcache,
             TableKind::Radix,
-            flush
-            @ (FlushKind::PerCycle | FlushKind::PerCycleAdaptive | FlushKind::PerCycleAsPublished),
+            flush @ (FlushKind::PerCycle
+            | FlushKind::PerCycleAdaptive
+            | FlushKind::PerCycleAsPublished),
         ) => Ok(job.rtc(RtcParts {
             flush,
             table: pviommu(mode.owner),

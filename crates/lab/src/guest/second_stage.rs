@@ -7,10 +7,10 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use ringfence_devices::{Observer, DmaRequest};
+use ringfence_devices::{DmaRequest, Observer};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Levels, SecondStage};
-use ringfence_pviommu::backend::{OnDemand, Pager, FixedLastTable};
+use ringfence_pviommu::backend::{FixedLastTable, OnDemand, Pager};
 use ringfence_pviommu::wire::{Gpa, PAGE_BYTES};
 use ringfence_types::{
     AddressRange, DomainId, Fault, FrameSource, OutOfFrames, PhysAddr, PhysMemory, PhysRange,
@@ -154,7 +154,8 @@ impl<O: Observer> Observer for GuestAddressObserver<O> {
     fn allowed(&mut self, request: &DmaRequest, ranges: &[PhysRange]) {
         match &self.rmap {
             Some(occupants) => {
-                occupants.with_guest_ranges(ranges, |ranges| self.observer.allowed(request, ranges));
+                occupants
+                    .with_guest_ranges(ranges, |ranges| self.observer.allowed(request, ranges));
             }
             None => self.observer.allowed(request, ranges),
         }

@@ -19,12 +19,14 @@ use ringfence_virtio_iommu::spec::{
     VIRTIO_IOMMU_MAP_F_WRITE, VIRTIO_IOMMU_S_NOMEM, VIRTIO_IOMMU_S_OK, VIRTIO_IOMMU_T_ATTACH,
     VIRTIO_IOMMU_T_MAP, VIRTIO_IOMMU_T_UNMAP,
 };
-use ringfence_virtio_iommu::{Device, DomainId as VirtioDomain, EndpointId, VirtioIommuLimits, Options};
+use ringfence_virtio_iommu::{
+    Device, DomainId as VirtioDomain, EndpointId, Options, VirtioIommuLimits,
+};
 
 use super::tables::DomainTables;
-use super::{KickCause, VirtIommuHardware, HostBackend, SharedHost, QueueStats, HostUnit};
-use crate::mode_dispatch::ReplayTable;
+use super::{HostBackend, HostUnit, KickCause, QueueStats, SharedHost, VirtIommuHardware};
 use crate::error::LabError;
+use crate::mode_dispatch::ReplayTable;
 
 /// Requests that can wait. The queue of `crates/live` has 256 descriptors, and a request takes two.
 const SLOTS: usize = 128;

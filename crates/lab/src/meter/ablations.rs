@@ -9,16 +9,17 @@ use ringfence_pgtable::Coherency;
 
 use super::components::{CONFIGS, SecondAblation, Sums, components};
 use super::dyn_replay::{
-    DynTimedReplay, Memory, SpaceEnv, TableFrames, mode_invalidator, timed_platform, free_invalidator, invalidation_queue, replica, with_rings,
-    no_invalidator, with_replayed_rings, without_table,
+    DynTimedReplay, Memory, SpaceEnv, TableFrames, free_invalidator, invalidation_queue,
+    mode_invalidator, no_invalidator, replica, timed_platform, with_replayed_rings, with_rings,
+    without_table,
 };
 use super::{
-    TimedPlatform, Clock, Components, FlushFor, FlushForRings, EmptyLoop, FreeInvalidator, PlanResources, ReplayAlloc,
-    ReplayRing, TimedReplay, AllocTrace, cycles,
+    AllocTrace, Clock, Components, EmptyLoop, FlushFor, FlushForRings, FreeInvalidator,
+    PlanResources, ReplayAlloc, ReplayRing, TimedPlatform, TimedReplay, cycles,
 };
-use crate::mode_dispatch::{HostOf, ModeParts, ReplayTable};
 use crate::error::LabError;
 use crate::hardware::Host;
+use crate::mode_dispatch::{HostOf, ModeParts, ReplayTable};
 use crate::plan::Plan;
 use crate::replay::AttachInfo;
 use crate::ring::{RingParts, RingSizes};
@@ -77,8 +78,9 @@ impl Ablations {
         scout: Box<dyn DynTimedReplay>,
         set: &mut dyn FnMut() -> Result<AblationSet, LabError>,
     ) -> Result<Self, LabError> {
-        let mut sets =
-            || -> Result<Vec<AblationSet>, LabError> { (0..repetitions.max(1)).map(|_| set()).collect() };
+        let mut sets = || -> Result<Vec<AblationSet>, LabError> {
+            (0..repetitions.max(1)).map(|_| set()).collect()
+        };
         let timed = sets()?;
         let probed = sets()?;
         Ok(Self {
@@ -176,11 +178,31 @@ impl Ablations {
                 replicas: [
                     Some(with_rings(recipe, sizes, invalidation_queue)?),
                     None,
-                    Some(with_replayed_rings::<_, _, _, _, true>(recipe, sizes, &tape, invalidation_queue)?),
-                    Some(with_replayed_rings::<_, _, _, _, false>(recipe, sizes, &tape, invalidation_queue)?),
-                    Some(with_replayed_rings::<_, _, _, _, false>(recipe, sizes, &tape, free_invalidator)?),
+                    Some(with_replayed_rings::<_, _, _, _, true>(
+                        recipe,
+                        sizes,
+                        &tape,
+                        invalidation_queue,
+                    )?),
+                    Some(with_replayed_rings::<_, _, _, _, false>(
+                        recipe,
+                        sizes,
+                        &tape,
+                        invalidation_queue,
+                    )?),
+                    Some(with_replayed_rings::<_, _, _, _, false>(
+                        recipe,
+                        sizes,
+                        &tape,
+                        free_invalidator,
+                    )?),
                     Some(with_rings(recipe, sizes, free_invalidator)?),
-                    Some(with_replayed_rings::<_, _, _, _, true>(recipe, sizes, &tape, free_invalidator)?),
+                    Some(with_replayed_rings::<_, _, _, _, true>(
+                        recipe,
+                        sizes,
+                        &tape,
+                        free_invalidator,
+                    )?),
                     Some(Box::new(EmptyLoop::default())),
                 ],
             })
@@ -195,15 +217,25 @@ impl Ablations {
         F: Flush<Identity, u64> + 'static,
     {
         let whole = move || -> Result<Box<dyn DynTimedReplay>, LabError> {
-            let make = |of: &AttachInfo, _: &TimedPlatform<FreeInvalidator>| Ok(Identity::new(of.domain));
-            Ok(Box::new(TimedReplay::new(flush(), timed_platform(free_invalidator)?, make)))
+            let make =
+                |of: &AttachInfo, _: &TimedPlatform<FreeInvalidator>| Ok(Identity::new(of.domain));
+            Ok(Box::new(TimedReplay::new(
+                flush(),
+                timed_platform(free_invalidator)?,
+                make,
+            )))
         };
-        Self::new(repetitions, Rc::new(AllocTrace::default()), whole()?, &mut || {
-            let mut replicas: [Option<Box<dyn DynTimedReplay>>; CONFIGS] = Default::default();
-            replicas[0] = Some(whole()?);
-            replicas[CONFIGS - 1] = Some(Box::new(EmptyLoop::default()));
-            Ok(AblationSet { replicas })
-        })
+        Self::new(
+            repetitions,
+            Rc::new(AllocTrace::default()),
+            whole()?,
+            &mut || {
+                let mut replicas: [Option<Box<dyn DynTimedReplay>>; CONFIGS] = Default::default();
+                replicas[0] = Some(whole()?);
+                replicas[CONFIGS - 1] = Some(Box::new(EmptyLoop::default()));
+                Ok(AblationSet { replicas })
+            },
+        )
     }
 }
 

@@ -92,7 +92,10 @@ pub enum SecondAblation {
 
 impl AblationOrders {
     /// Differences of neighbours.
-    pub fn new([full, _, a, at, ati, i, second, idle]: [f64; CONFIGS], without: SecondAblation) -> Self {
+    pub fn new(
+        [full, _, a, at, ati, i, second, idle]: [f64; CONFIGS],
+        without: SecondAblation,
+    ) -> Self {
         let (alloc, table) = match without {
             SecondAblation::Table => (second - ati, i - second),
             SecondAblation::Allocator => (i - second, second - ati),

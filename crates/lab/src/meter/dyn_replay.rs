@@ -10,12 +10,12 @@ use ringfence_pgtable::Coherency;
 use ringfence_types::{Invalidator, Nanos, PhysAddr, PhysMemory, PhysRange};
 
 use super::{
-    TimedPlatform, Clock, FlushForRings, EmptyLoop, FreeInvalidator, InvalidationQueue, PlanResources, NullTable, ReplayRing,
-    TimedReplay, AllocTrace, ReplayedRings,
+    AllocTrace, Clock, EmptyLoop, FlushForRings, FreeInvalidator, InvalidationQueue, NullTable,
+    PlanResources, ReplayRing, ReplayedRings, TimedPlatform, TimedReplay,
 };
-use crate::mode_dispatch::{HostOf, MakeTable, ReplayTable, ThreadCell};
 use crate::error::LabError;
 use crate::hardware::Host;
+use crate::mode_dispatch::{HostOf, MakeTable, ReplayTable, ThreadCell};
 use crate::plan::Plan;
 use crate::replay::AttachInfo;
 use crate::ring::{RingParts, RingSizes};
@@ -28,7 +28,9 @@ const WARM_FRAMES: u64 = 64;
 const QUEUE_FRAMES: u64 = 2;
 
 /// A platform for one replica.
-pub(crate) fn timed_platform<I>(invalidator: impl FnOnce(&Rc<Arena>) -> I) -> Result<TimedPlatform<I>, LabError> {
+pub(crate) fn timed_platform<I>(
+    invalidator: impl FnOnce(&Rc<Arena>) -> I,
+) -> Result<TimedPlatform<I>, LabError> {
     warmed_platform(WARM_FRAMES, invalidator)
 }
 
@@ -39,7 +41,10 @@ pub(super) fn queue_platform<I>(
     warmed_platform(QUEUE_FRAMES, invalidator)
 }
 
-fn warmed_platform<I>(warm: u64, invalidator: impl FnOnce(&Rc<Arena>) -> I) -> Result<TimedPlatform<I>, LabError> {
+fn warmed_platform<I>(
+    warm: u64,
+    invalidator: impl FnOnce(&Rc<Arena>) -> I,
+) -> Result<TimedPlatform<I>, LabError> {
     let arena = Rc::new(Arena::new(ARENA)?);
     let queue = QUEUE_FRAMES << 12;
     let region = PhysRange::new(PhysAddr::new(queue), ARENA - queue)
@@ -73,7 +78,8 @@ pub(crate) fn host_platform() -> Result<TimedPlatform<InvalidationQueue>, LabErr
 }
 
 /// How a replica with a table waits for invalidations, and who keeps the table if it is not the layer.
-pub(super) type MakeInvalidator<T, I> = fn(&Memory, Coherency) -> Result<(Option<HostOf<T>>, I), LabError>;
+pub(super) type MakeInvalidator<T, I> =
+    fn(&Memory, Coherency) -> Result<(Option<HostOf<T>>, I), LabError>;
 
 /// No table that a host keeps is invalidated by a stub: the host would not know of it.
 pub(super) fn no_invalidator<T: ReplayTable>(
@@ -253,7 +259,7 @@ where
     };
     let flush: F = (recipe.flush)();
     let bench = timed_platform(invalidator)?;
-    Ok(Box::new(TimedReplay::<ReplayedRings<D, ENTRIES>, F, I>::new(
-        flush, bench, make,
-    )))
+    Ok(Box::new(
+        TimedReplay::<ReplayedRings<D, ENTRIES>, F, I>::new(flush, bench, make),
+    ))
 }

@@ -27,31 +27,35 @@
 //! The split of a component between map and unmap comes from a second set of replicas that reads the clock where runs of maps and runs of unmaps
 //! meet; only the ratio is taken from there.
 
-mod rtc;
+mod ablations;
 mod clock;
 mod components;
 mod dyn_replay;
-mod ablations;
 mod queue;
-mod timed_replay;
 mod ring_stubs;
+mod rtc;
 mod stubs;
+mod timed_replay;
 mod tsc;
 
-pub use clock::Clock;
-pub use components::{Components, Cycles, AblationOrders, SecondAblation};
-pub(crate) use dyn_replay::{DynTimedReplay, timed_platform, free_invalidator, invalidation_queue, host_platform};
-pub use ablations::{CONFIG_NAMES, Meter, Ablations};
 pub(crate) use ablations::{AblationSet, TIMED_REPLAYS};
+pub use ablations::{Ablations, CONFIG_NAMES, Meter};
+pub use clock::Clock;
+pub use components::{AblationOrders, Components, Cycles, SecondAblation};
+pub(crate) use dyn_replay::{
+    DynTimedReplay, free_invalidator, host_platform, invalidation_queue, timed_platform,
+};
 pub use queue::InvalidationQueue;
-pub(crate) use timed_replay::PlanResources;
-pub use timed_replay::{TimedPlatform, EmptyLoop, TimedReplay};
 pub use ring_stubs::{FlushForRings, ReplayRing, ReplayedRings};
-pub use stubs::{FreeInvalidator, NoFind, NullTable, ReplayedAlloc, ReplayAlloc, StaticStubs, AllocTrace};
+pub use stubs::{
+    AllocTrace, FreeInvalidator, NoFind, NullTable, ReplayAlloc, ReplayedAlloc, StaticStubs,
+};
+pub(crate) use timed_replay::PlanResources;
+pub use timed_replay::{EmptyLoop, TimedPlatform, TimedReplay};
 pub use tsc::cycles;
 
 use ringfence_dma::flush::Flush;
-use ringfence_dma::space::{Paged, IoPageTable};
+use ringfence_dma::space::{IoPageTable, Paged};
 
 /// A flush policy that fits an allocator and a table, real or stubbed.
 pub trait FlushFor<A: ReplayAlloc, T: IoPageTable>:

@@ -4,26 +4,31 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-use ringfence_dma::ring::{RingAsPublished, Ring, RingFull, FullReason};
-use ringfence_dma::space::{ClearedRange, AddressLimits, MapResult, ReusesUnflushed, RingDriver, Rings, UnmapRefusal};
+use ringfence_dma::ring::{FullReason, Ring, RingAsPublished, RingFull};
+use ringfence_dma::space::{
+    AddressLimits, ClearedRange, MapResult, ReusesUnflushed, RingDriver, Rings, UnmapRefusal,
+};
 use ringfence_dma::{Flush, MapReason, Platform, Space};
 use ringfence_memory::Arena;
 use ringfence_pgtable::{Coherency, RingDevice, RingPte, RingTable, ring_words};
 use ringfence_types::{
-    CachedLevels, RequesterId, DomainId, Flushed, Invalidation, Iova, IovaRange, Permissions,
-    PfnRange, PhysAddr, PhysMemory, PhysRange, RingId, RingIova, RingSlot, Unmapped, WholeDomain,
+    CachedLevels, DomainId, Flushed, Invalidation, Iova, IovaRange, Permissions, PfnRange,
+    PhysAddr, PhysMemory, PhysRange, RequesterId, RingId, RingIova, RingSlot, Unmapped,
+    WholeDomain,
 };
 
 use super::AllocTrace;
-use crate::mode_dispatch::ThreadCell;
 use crate::error::LabError;
+use crate::mode_dispatch::ThreadCell;
 use crate::replay::AttachInfo;
 use crate::ring::ring_of;
 use ringfence_types::Direction;
 
 /// A flush policy that fits a ring, real or stubbed.
 pub trait FlushForRings<D: ReplayRing>:
-    Flush<Rings<D, ThreadCell<D>>, u64> + Flush<ReplayedRings<D, true>, u64> + Flush<ReplayedRings<D, false>, u64>
+    Flush<Rings<D, ThreadCell<D>>, u64>
+    + Flush<ReplayedRings<D, true>, u64>
+    + Flush<ReplayedRings<D, false>, u64>
 {
 }
 

@@ -5,20 +5,25 @@
 
 use std::rc::Rc;
 
-use ringfence_dma::space::{Paged, Rounding, IoPageTable};
-use ringfence_iova::{AllocError, Allocation, IovaAllocator, AllocRequest};
+use ringfence_dma::space::{IoPageTable, Paged, Rounding};
+use ringfence_iova::{AllocError, AllocRequest, Allocation, IovaAllocator};
 use ringfence_pgtable::Coherency;
 use ringfence_types::{DomainId, Flushed, Invalidator, Pfn, PfnRange, WholeDomain};
 
-use super::dyn_replay::{DynTimedReplay, Memory, TableFrames, queue_platform, timed_platform, free_invalidator};
 use super::ablations::AblationSet;
-use super::{TimedPlatform, Clock, EmptyLoop, PlanResources, NullTable, ReplayedAlloc, TimedReplay, Ablations, AllocTrace};
-use crate::mode_dispatch::RcacheAlloc;
-use crate::error::LabError;
-use crate::hardware::Host;
-use crate::guest::{
-    RtcParts, DynRtcSpace, RtcParams, PviommuHost, PviommuTable, SharedHost, allocator,
+use super::dyn_replay::{
+    DynTimedReplay, Memory, TableFrames, free_invalidator, queue_platform, timed_platform,
 };
+use super::{
+    Ablations, AllocTrace, Clock, EmptyLoop, NullTable, PlanResources, ReplayedAlloc,
+    TimedPlatform, TimedReplay,
+};
+use crate::error::LabError;
+use crate::guest::{
+    DynRtcSpace, PviommuHost, PviommuTable, RtcParams, RtcParts, SharedHost, allocator,
+};
+use crate::hardware::Host;
+use crate::mode_dispatch::RcacheAlloc;
 use crate::plan::Plan;
 use crate::replay::AttachInfo;
 
@@ -113,7 +118,9 @@ impl RtcReplicaParts {
         T: IoPageTable<Pages = ()> + 'static,
         I: Invalidator + 'static,
     {
-        let make = move |of: &AttachInfo, bench: &TimedPlatform<I>| -> Result<DynRtcSpace<A, T>, LabError> {
+        let make = move |of: &AttachInfo,
+                         bench: &TimedPlatform<I>|
+              -> Result<DynRtcSpace<A, T>, LabError> {
             let alloc = alloc(&bench.arena, &bench.frames)?;
             let paged = Paged::new(alloc, table(of.domain, bench)?, Rounding::Exact);
             Ok(self.recipe.with_cache(paged, self.cycling))
@@ -132,15 +139,16 @@ impl RtcReplicaParts {
         let Self {
             recipe, coherency, ..
         } = self;
-        let table = move |domain: DomainId, bench: &TimedPlatform<_>| -> Result<PviommuTable, LabError> {
-            (recipe.table)(
-                domain,
-                coherency,
-                &bench.arena,
-                &bench.frames,
-                host.as_ref(),
-            )
-        };
+        let table =
+            move |domain: DomainId, bench: &TimedPlatform<_>| -> Result<PviommuTable, LabError> {
+                (recipe.table)(
+                    domain,
+                    coherency,
+                    &bench.arena,
+                    &bench.frames,
+                    host.as_ref(),
+                )
+            };
         let bench = TimedPlatform {
             arena,
             frames,
@@ -186,9 +194,11 @@ impl Ablations {
         let recorded = {
             let tape = Rc::clone(&tape);
             move |_: &Memory, _: &TableFrames| {
-                Ok(ReplayedAlloc::<<RcacheAlloc as IovaAllocator>::FreeProof>::new(
-                    Rc::clone(&tape),
-                ))
+                Ok(
+                    ReplayedAlloc::<<RcacheAlloc as IovaAllocator>::FreeProof>::new(Rc::clone(
+                        &tape,
+                    )),
+                )
             }
         };
         let scout = Box::new(SelfRecording(common.hosted(real(Some(Rc::clone(&tape))))?));

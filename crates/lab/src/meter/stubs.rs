@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use ringfence_dma::Platform;
 use ringfence_dma::space::IoPageTable;
-use ringfence_iova::{AllocError, Allocation, IovaAllocator, AllocRequest, FreeProof};
+use ringfence_iova::{AllocError, AllocRequest, Allocation, FreeProof, IovaAllocator};
 use ringfence_pgtable::{MapError, MapRequest, UnmapError};
 use ringfence_types::{
     CachedLevels, DomainId, Flushed, Invalidation, InvalidationError, Invalidator, Pfn, PfnRange,

@@ -6,19 +6,19 @@ use std::rc::Rc;
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
 use ringfence_dma::{
-    AttachError, Attachment, Cpu, Dma, MapError, MapReason, Outcome, Platform, DmaSegment, SgLimits,
-    SgRequest,
+    AttachError, Attachment, Cpu, Dma, DmaSegment, MapError, MapReason, Outcome, Platform,
+    SgLimits, SgRequest,
 };
 use ringfence_memory::{Arena, Frames};
 use ringfence_trace::{DeviceIndex, MappingId};
 use ringfence_types::{
-    RequesterId, Direction, DomainId, Invalidator, Iova, Nanos, PfnRange, PhysRange,
+    Direction, DomainId, Invalidator, Iova, Nanos, PfnRange, PhysRange, RequesterId,
 };
 
-use super::{Clock, AllocTrace};
+use super::{AllocTrace, Clock};
 use crate::error::LabError;
 use crate::plan::{Plan, Step, TimedStep};
-use crate::replay::{Attachments, MappingToken, AttachInfo, StalledMaps, StalledMap};
+use crate::replay::{AttachInfo, Attachments, MappingToken, StalledMap, StalledMaps};
 
 /// The platform of a timed replay.
 #[derive(Debug)]
@@ -161,7 +161,13 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
     }
 
     #[inline]
-    fn run_block(&mut self, plan: &Plan, block: &[TimedStep], clock: &mut Clock, tape: Option<&AllocTrace>) {
+    fn run_block(
+        &mut self,
+        plan: &Plan,
+        block: &[TimedStep],
+        clock: &mut Clock,
+        tape: Option<&AllocTrace>,
+    ) {
         for timed in block {
             self.platform.now = timed.time;
             match timed.step {
@@ -230,9 +236,9 @@ impl<S: Space, F: Flush<S, u64>, I: Invalidator> TimedReplay<S, F, I> {
                         continue;
                     };
                     let at = attached.for_direction(direction);
-                    let _ = self
-                        .dma
-                        .end_burst(own, &mut self.platform, at, direction, discard_buffer);
+                    let _ =
+                        self.dma
+                            .end_burst(own, &mut self.platform, at, direction, discard_buffer);
                     if !self.stalled.is_empty() {
                         self.retry(device, direction, tape);
                     }

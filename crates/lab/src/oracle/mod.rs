@@ -15,7 +15,7 @@ pub use windows::Windows;
 
 use ringfence_types::{Access, Direction, Iova, IovaRange, PhysAddr, PhysRange};
 
-use grants::{Grants, GrantSlot};
+use grants::{GrantSlot, Grants};
 use owners::Owners;
 
 use crate::limits::ReplayLimits;
@@ -223,7 +223,11 @@ impl Oracle {
         let mut worst = None;
         if let Some(owners) = self.owners.get(device) {
             // Where mappings share a page, it is theirs who live: what somebody had there before is beside what they have.
-            let lives = |id| self.grants.get(id).is_some_and(|g| g.state != GrantState::Dead);
+            let lives = |id| {
+                self.grants
+                    .get(id)
+                    .is_some_and(|g| g.state != GrantState::Dead)
+            };
             let living = self.ownership == Ownership::Shared && owners.owners_of(page).any(lives);
             for id in owners.owners_of(page) {
                 let Some(grant) = self.grants.get(id) else {

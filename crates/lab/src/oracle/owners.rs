@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::grants::{Grants, GrantSlot};
+use super::grants::{GrantSlot, Grants};
 
 const LEAF: usize = 1024;
 const LOW_PAGES: u64 = crate::platform::DATA_BYTES >> 12;

@@ -403,7 +403,9 @@ impl Planner {
                     },
                 });
                 let key = (op.device, cpu, direction);
-                if self.open.len() >= MAX_OPEN_BURSTS && self.open.iter().all(|open| open.key != key) {
+                if self.open.len() >= MAX_OPEN_BURSTS
+                    && self.open.iter().all(|open| open.key != key)
+                {
                     let oldest = self.open[0].key;
                     self.end(oldest, time, plan);
                 }

@@ -4,7 +4,7 @@ use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
 use ringfence_dma::{Attachment, Dma};
 use ringfence_trace::DeviceIndex;
-use ringfence_types::{RequesterId, Direction, DomainId};
+use ringfence_types::{Direction, DomainId, RequesterId};
 
 use crate::ring::{RINGS, ring_index, ring_of};
 

@@ -5,8 +5,8 @@ use ringfence_types::Fault;
 
 use super::oracle_observer::{DeviceIndexTable, OracleObserver};
 use crate::hardware::Hardware;
-use crate::platform::ReplayPlatform;
 use crate::oracle::Oracle;
+use crate::platform::ReplayPlatform;
 
 /// Accesses go through `machine` before the eyes of `oracle`.
 pub(super) struct CheckedBus<'a, H> {

@@ -2,14 +2,14 @@
 
 mod attachments;
 mod bus;
-mod oracle_observer;
-mod mapping_token;
 mod checked;
+mod mapping_token;
+mod oracle_observer;
 mod outcomes;
 mod stalled;
 
-pub use attachments::{Attachments, AttachInfo};
-pub use mapping_token::MappingToken;
+pub use attachments::{AttachInfo, Attachments};
 pub use checked::{CheckedReplay, MakeSpace, NoAttacker};
+pub use mapping_token::MappingToken;
 pub use outcomes::{Exposure, Outcomes, RingOutcomes};
-pub use stalled::{StalledMaps, StalledMap};
+pub use stalled::{StalledMap, StalledMaps};

@@ -1,7 +1,7 @@
 //! The oracle on the bus: it sees every access of every device.
 
-use ringfence_devices::{Observer, DmaRequest};
-use ringfence_types::{RequesterId, Fault, PhysRange};
+use ringfence_devices::{DmaRequest, Observer};
+use ringfence_types::{Fault, PhysRange, RequesterId};
 
 use crate::oracle::Oracle;
 

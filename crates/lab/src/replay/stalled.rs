@@ -69,7 +69,10 @@ impl StalledMaps {
 
     /// The first of a ring leaves its queue.
     pub fn pop(&mut self, device: DeviceIndex, direction: Direction) -> Option<StalledMap> {
-        let (_, first) = self.queues.get_mut(ring_number(device, direction))?.pop_first()?;
+        let (_, first) = self
+            .queues
+            .get_mut(ring_number(device, direction))?
+            .pop_first()?;
         self.turns.remove(&first.id);
         Some(first)
     }

@@ -2,12 +2,12 @@
 //!
 //! In a replay a ring is a (device, direction): ring number and direction are one ([`ring_of`]). Decision 0012 says why.
 
-mod ring_usage;
 mod parts;
+mod ring_usage;
 mod sizes;
 
-pub use ring_usage::{RingUsage, count_ring_usage};
 pub use parts::RingParts;
+pub use ring_usage::{RingUsage, count_ring_usage};
 pub use sizes::RingSizes;
 
 use ringfence_types::{Direction, RingId};

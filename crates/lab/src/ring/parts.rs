@@ -4,15 +4,15 @@ use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-use ringfence_dma::ring::{Ring, RingSetup, SlotChoice, RingTables, lay_out};
+use ringfence_dma::ring::{Ring, RingSetup, RingTables, SlotChoice, lay_out};
 use ringfence_dma::space::{RingDriver, Rings};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, TableError};
 use ringfence_types::{PageSize, PhysAddr};
 
 use super::RingSizes;
-use crate::mode_dispatch::ThreadCell;
 use crate::error::LabError;
+use crate::mode_dispatch::ThreadCell;
 use crate::replay::AttachInfo;
 
 /// How one makes a ring mode's parts: `D` drives its rings, `L` is the logic of its unit, `F` its flush policy.

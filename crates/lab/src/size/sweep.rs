@@ -97,8 +97,9 @@ pub fn size<R: Read>(
                 given => given.to_vec(),
             };
             advice.sweep = sizes.iter().map(|size| RingAdvice::point(*size)).collect();
-            let both =
-                |size: u32| [SlotChoice::Tail, SlotChoice::NextFree].map(|c| RingSlots::new(c, size));
+            let both = |size: u32| {
+                [SlotChoice::Tail, SlotChoice::NextFree].map(|c| RingSlots::new(c, size))
+            };
             SweptRing {
                 device,
                 direction,
@@ -165,7 +166,11 @@ fn stalls(outcomes: &Outcomes, place: usize) -> Stalls {
     }
 }
 
-fn trial(column: usize, subjects: &[SweptRing], options: &SizeOptions) -> Result<RingTrial, LabError> {
+fn trial(
+    column: usize,
+    subjects: &[SweptRing],
+    options: &SizeOptions,
+) -> Result<RingTrial, LabError> {
     let mut counted: Vec<[u32; RINGS]> = Vec::new();
     for subject in subjects {
         let row = subject.device.index();

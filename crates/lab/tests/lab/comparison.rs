@@ -1,6 +1,6 @@
 //! What `compare` says of a trace.
 
-use ringfence_lab::compare::{Comparison, CompareOptions, compare};
+use ringfence_lab::compare::{CompareOptions, Comparison, compare};
 use ringfence_lab::row::Row;
 use ringfence_lab::{LabError, ReplayStatus};
 
@@ -190,7 +190,10 @@ fn no_safety_is_claimed_for_what_the_trace_does_not_say() {
     // What another driver does says nothing of this one.
     options.devices = Some(vec!["eth".into()]);
     let eth = row(&options);
-    assert_eq!((eth.status, eth.safety.as_str()), (ReplayStatus::Ok, "strict"));
+    assert_eq!(
+        (eth.status, eth.safety.as_str()),
+        (ReplayStatus::Ok, "strict")
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Modes that nobody has named.
 
-use ringfence_lab::compare::{Comparison, CompareOptions, compare, runner};
+use ringfence_lab::compare::{CompareOptions, Comparison, compare, runner};
 use ringfence_lab::compose::{Axis, ComposeError, compose};
 use ringfence_lab::modes::{Alloc, FlushKind, Mode, Safety, TableKind};
 

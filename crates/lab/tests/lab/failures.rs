@@ -3,29 +3,30 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use ringfence_devices::{Observer, DmaRequest};
+use ringfence_devices::{DmaRequest, Observer};
 use ringfence_dma::Platform;
 use ringfence_dma::space::Paged;
-use ringfence_hw::{RingLogic, IommuStats};
-use ringfence_lab::mode_dispatch::{ModeVisitor, ModeParts, ReplayTable, dispatch};
+use ringfence_hw::{IommuStats, RingLogic};
 use ringfence_lab::compare::{CompareOptions, compare};
-use ringfence_lab::hardware::{ContextTarget, Hardware, Vtd};
 use ringfence_lab::guest::RtcParts;
-use ringfence_lab::platform::ReplayPlatform;
+use ringfence_lab::hardware::{ContextTarget, Hardware, Vtd};
 use ringfence_lab::meter::{
-    TimedPlatform, Clock, FlushFor, FlushForRings, FreeInvalidator, ReplayAlloc, ReplayRing, TimedReplay,
+    Clock, FlushFor, FlushForRings, FreeInvalidator, ReplayAlloc, ReplayRing, TimedPlatform,
+    TimedReplay,
 };
+use ringfence_lab::mode_dispatch::{ModeParts, ModeVisitor, ReplayTable, dispatch};
 use ringfence_lab::modes::TableKind;
 use ringfence_lab::oracle::Ownership;
 use ringfence_lab::plan::Plan;
-use ringfence_lab::replay::{CheckedReplay, AttachInfo, NoAttacker, Outcomes};
+use ringfence_lab::platform::ReplayPlatform;
+use ringfence_lab::replay::{AttachInfo, CheckedReplay, NoAttacker, Outcomes};
 use ringfence_lab::ring::RingParts;
 use ringfence_lab::{LabError, Profile, ReplayStatus};
 use ringfence_memory::{Arena, Frames};
 use ringfence_trace::Devices;
 use ringfence_types::{
-    RequesterId, DomainId, Fault, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr,
-    PhysRange, Ticket,
+    DomainId, Fault, Invalidation, InvalidationError, Invalidator, Nanos, PhysAddr, PhysRange,
+    RequesterId, Ticket,
 };
 
 use crate::script::*;
@@ -132,7 +133,8 @@ impl ModeVisitor for OnFickle<'_> {
         };
         let machine = ReplayPlatform::new(&Profile::r210_2015(), true).unwrap();
         let flush = (recipe.flush)();
-        let mut judged = CheckedReplay::new(machine, flush, Ownership::Page, NoAttacker, Box::new(make));
+        let mut judged =
+            CheckedReplay::new(machine, flush, Ownership::Page, NoAttacker, Box::new(make));
         judged.run(self.0, &Devices::new()).unwrap();
         judged.finish(&[])
     }

@@ -7,8 +7,8 @@ use ringfence_lab::compare::{CompareOptions, compare};
 use ringfence_lab::guest::RtcParams;
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Planner, Step, each_plan};
-use ringfence_lab::size::{SizeOptions, RingSlots, size, measure_demand};
-use ringfence_lab::{LabError, ReplayLimits, Profile};
+use ringfence_lab::size::{RingSlots, SizeOptions, measure_demand, size};
+use ringfence_lab::{LabError, Profile, ReplayLimits};
 use ringfence_pviommu::rtc::Cycles;
 use ringfence_trace::{Operations, TraceOptions, TraceSource};
 

@@ -4,7 +4,7 @@ use ringfence_lab::ReplayStatus;
 use ringfence_lab::compare::{CompareOptions, of_replay, runner};
 use ringfence_lab::plan::{Plan, Planner, Step};
 use ringfence_lab::replay::Outcomes;
-use ringfence_lab::ring::{RingUsage, RingSizes};
+use ringfence_lab::ring::{RingSizes, RingUsage};
 use ringfence_trace::{DeviceIndex, Devices};
 use ringfence_types::PhysRange;
 

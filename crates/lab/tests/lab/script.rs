@@ -8,8 +8,8 @@ use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
 use ringfence_lab::ring::RingSizes;
 use ringfence_trace::{
-    Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations,
-    TraceOptions, SegmentSpan, TraceSource,
+    Chunk, DeviceIndex, MapClass, MapFlags, MappingId, Op, OpKind, Operations, SegmentSpan,
+    TraceOptions, TraceSource,
 };
 use ringfence_types::{Direction, Nanos, PhysAddr, PhysRange};
 
@@ -133,7 +133,8 @@ pub(crate) fn trace(lines: &[String]) -> Operations<TraceSource> {
     for (number, line) in lines.iter().enumerate() {
         text += &format!("    task-1 [000] ..1.. 1.{number:06}: {line}\n");
     }
-    let source = TraceSource::from_reader("script", std::io::Cursor::new(text.into_bytes())).unwrap();
+    let source =
+        TraceSource::from_reader("script", std::io::Cursor::new(text.into_bytes())).unwrap();
     // Some scripts map more at once than a trace may unless its user says so.
     let mut options = TraceOptions::default();
     options.limits.mapping = 1 << 36;

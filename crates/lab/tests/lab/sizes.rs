@@ -2,17 +2,17 @@
 
 use proptest::prelude::*;
 use ringfence_dma::ring::SlotChoice;
-use ringfence_lab::ReplayLimits;
 use ringfence_lab::Profile;
+use ringfence_lab::ReplayLimits;
 use ringfence_lab::compare::{CompareOptions, runner};
 use ringfence_lab::modes::Mode;
 use ringfence_lab::plan::{Plan, Planner};
 use ringfence_lab::replay::Outcomes;
 use ringfence_lab::ring::{RingSizes, ring_index};
 use ringfence_lab::size::{
-    Fit, SizeOptions, RingDemand, RingSlots, Stalls, TraceDemand, geometries, size, measure_demand,
+    Fit, RingDemand, RingSlots, SizeOptions, Stalls, TraceDemand, geometries, measure_demand, size,
 };
-use ringfence_trace::{Devices, Operations, TraceOptions, SAMPLE, TraceSource};
+use ringfence_trace::{Devices, Operations, SAMPLE, TraceOptions, TraceSource};
 use ringfence_types::PhysRange;
 
 use crate::script::*;
@@ -82,7 +82,10 @@ fn both(choice: SlotChoice, plan: &Plan, planner: &Planner, slots: u32) -> Vec<(
                     model.step(&timed.step);
                 }
             }
-            let found = rings.get(ring_index(direction)).copied().unwrap_or_default();
+            let found = rings
+                .get(ring_index(direction))
+                .copied()
+                .unwrap_or_default();
             let found = Stalls {
                 stalls: found.stalls,
                 stalled_out: found.stalled_out,

@@ -6,14 +6,16 @@ use ringfence_dma::flush::Flush;
 use ringfence_dma::space::{Paged, Space};
 use ringfence_hw::RingLogic;
 use ringfence_lab::LabError;
-use ringfence_lab::mode_dispatch::{HostOf, ModeVisitor, MakeTable, ModeParts, ReplayTable, dispatch};
-use ringfence_lab::hardware::Host;
 use ringfence_lab::guest::RtcParts;
+use ringfence_lab::hardware::Host;
 use ringfence_lab::meter::{
-    TimedPlatform, Clock, FlushFor, FlushForRings, FreeInvalidator, InvalidationQueue, NullTable, ReplayAlloc,
-    ReplayRing, TimedReplay, AllocTrace, ReplayedRings,
+    AllocTrace, Clock, FlushFor, FlushForRings, FreeInvalidator, InvalidationQueue, NullTable,
+    ReplayAlloc, ReplayRing, ReplayedRings, TimedPlatform, TimedReplay,
 };
-use ringfence_lab::modes::{Mode, TableKind, Owner};
+use ringfence_lab::mode_dispatch::{
+    HostOf, MakeTable, ModeParts, ModeVisitor, ReplayTable, dispatch,
+};
+use ringfence_lab::modes::{Mode, Owner, TableKind};
 use ringfence_lab::plan::Plan;
 use ringfence_lab::replay::AttachInfo;
 use ringfence_lab::ring::{RingParts, RingSizes};

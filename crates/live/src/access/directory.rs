@@ -265,7 +265,10 @@ mod tests {
         }
         let file = scratch.path().join("file");
         fs::write(&file, "").unwrap();
-        for made in [make_cache(&file), SocketAccess::OwnUser.make_directory(&file)] {
+        for made in [
+            make_cache(&file),
+            SocketAccess::OwnUser.make_directory(&file),
+        ] {
             assert_eq!(made.unwrap_err().kind(), io::ErrorKind::NotADirectory);
         }
     }
@@ -279,7 +282,10 @@ mod tests {
             set(&above, mode);
             for name in ["dir", "new/dir"] {
                 let named = above.join(name);
-                for made in [SocketAccess::OwnUser.make_directory(&named), make_cache(&named)] {
+                for made in [
+                    SocketAccess::OwnUser.make_directory(&named),
+                    make_cache(&named),
+                ] {
                     match made {
                         Ok(path) => assert_eq!((path, safe), (named.clone(), true), "{mode:o}"),
                         Err(error) => {

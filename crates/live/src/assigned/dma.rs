@@ -4,14 +4,14 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::sync::Arc;
 
-use ringfence_types::{RequesterId, Fault, IovaRange};
+use ringfence_types::{Fault, IovaRange, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
 use super::hardware::IommuModel;
-use super::{Hardware, HardwareView, AssignedTable};
+use super::{AssignedTable, Hardware, HardwareView};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{DiskKind, DeviceState, HandOverBlocker};
+use crate::handover::{DeviceState, DiskKind, HandOverBlocker};
 use crate::host::Host;
 use crate::iommu::{GuestIommu, reason};
 
@@ -119,7 +119,11 @@ impl Dma for AssignedDma {
     fn hand_over(&self, mut device: DeviceState) -> Result<DeviceState, HandOverBlocker> {
         match &mut device {
             DeviceState::Blk { kind, .. } => *kind = DiskKind::Assigned,
-            _ => return Err(HandOverBlocker::Keeps("a device that the hardware translates")),
+            _ => {
+                return Err(HandOverBlocker::Keeps(
+                    "a device that the hardware translates",
+                ));
+            }
         }
         Ok(device)
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_hw::{Geometry, IommuStats, UnitConfig, VtdUnit};
 use ringfence_pgtable::{Coherency, Context, ContextTables};
-use ringfence_types::{RequesterId, Invalidation, InvalidationError, Invalidator, Ticket};
+use ringfence_types::{Invalidation, InvalidationError, Invalidator, RequesterId, Ticket};
 use vm_memory::GuestMemoryMmap;
 
 use crate::counters::DeviceCounters;

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use ringfence_pviommu::backend::{GuestBacking, IoError, IoTables, PinError, DeviceSlot};
+use ringfence_pviommu::backend::{DeviceSlot, GuestBacking, IoError, IoTables, PinError};
 use ringfence_pviommu::wire::{Gpa, PAGE_BYTES};
-use ringfence_types::{Access, RequesterId, Direction, Iova, IovaRange, Permissions};
+use ringfence_types::{Access, Direction, Iova, IovaRange, Permissions, RequesterId};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::{Hardware, AssignedTables};
+use super::{AssignedTables, Hardware};
 use crate::host::{HostPagePool, Memory};
 
 /// The only device of its tables.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ringfence_memory::Arena;
 use ringfence_pgtable::{Coherency, Levels, SecondStage};
-use ringfence_pviommu::backend::{HardwareTables, IoError, IoTables, DeviceSlot};
-use ringfence_types::{RequesterId, Direction, DomainId, Iova, PhysAddr};
+use ringfence_pviommu::backend::{DeviceSlot, HardwareTables, IoError, IoTables};
+use ringfence_types::{Direction, DomainId, Iova, PhysAddr, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
 use super::Hardware;

@@ -10,7 +10,7 @@ use std::vec;
 use ringfence_hw::VtdUnit;
 use ringfence_memory::Arena;
 use ringfence_pviommu::wire::PAGE_BYTES;
-use ringfence_types::{Access, RequesterId, Fault, FaultReason, Iova};
+use ringfence_types::{Access, Fault, FaultReason, Iova, RequesterId};
 use vm_memory::bitmap::{BS, MS};
 use vm_memory::guest_memory::GuestMemorySliceIterator;
 use vm_memory::{

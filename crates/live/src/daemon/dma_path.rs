@@ -8,12 +8,12 @@ use std::sync::Arc;
 use ringfence_types::RequesterId;
 
 use super::sandboxed_disk::{SandboxArgs, start_sandboxed_disk};
-use super::{BLK, LocalConfig, IOMMU_SLOT, NET, RNG, complaints};
+use super::{BLK, IOMMU_SLOT, LocalConfig, NET, RNG, complaints};
 use crate::assigned::AssignedDma;
 use crate::counters::DeviceCounters;
 use crate::guest::{IOMMU, PVIOMMU, PciSlot};
-use crate::handover::{DiskKind, DeviceState, StateError};
-use crate::iommu::{GuestIommu, EndpointMemory};
+use crate::handover::{DeviceState, DiskKind, StateError};
+use crate::iommu::{EndpointMemory, GuestIommu};
 use crate::sandbox::DiskProxy;
 use crate::virtio::blk::Blk;
 

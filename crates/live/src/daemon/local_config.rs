@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use super::Log;
-use super::options::{LOCK_NEEDS_PVIOMMU, POOL_NEEDS_PVIOMMU};
 use super::dma_path::is_sandboxed;
+use super::options::{LOCK_NEEDS_PVIOMMU, POOL_NEEDS_PVIOMMU};
 use crate::access::SocketAccess;
-use crate::limits::GuestLimits;
-use crate::handover::{SavedDevice, DeviceState, StateError};
+use crate::handover::{DeviceState, SavedDevice, StateError};
 use crate::host::HostPagePool;
-use crate::sandbox::SandboxProgram;
+use crate::limits::GuestLimits;
 use crate::memory::{Locked, MemoryRules};
+use crate::sandbox::SandboxProgram;
 
 /// What a process that takes devices over has itself.
 #[derive(Clone, Copy)]

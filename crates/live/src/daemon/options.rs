@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::access::SocketAccess;
-use crate::limits::{GuestLimits, MIN_IOTLB_PAGES};
 use crate::dma_fault_injection::InjectedDma;
 use crate::guest::QemuIommu;
 use crate::host::HostPagePool;
-use crate::sandbox::SandboxProgram;
+use crate::limits::{GuestLimits, MIN_IOTLB_PAGES};
 use crate::link::Address;
 use crate::memory::{Locked, MemoryRules};
+use crate::sandbox::SandboxProgram;
 use crate::virtio::pviommu::InjectedReply;
 
 pub(super) const LOCK_NEEDS_PVIOMMU: &str =
@@ -163,8 +163,11 @@ impl DeviceOptions {
             ),
             (
                 self.paravirtual
-                    && (self.limits.mappings, self.limits.domains, self.limits.tables)
-                        != (usual.mappings, usual.domains, usual.tables),
+                    && (
+                        self.limits.mappings,
+                        self.limits.domains,
+                        self.limits.tables,
+                    ) != (usual.mappings, usual.domains, usual.tables),
                 "mappings, domains and tables are limited for the virtio-iommu, and there is none",
             ),
             (

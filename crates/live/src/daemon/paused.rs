@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Log;
 use crate::counters::DeviceCounters;
-use crate::handover::{PauseHandle, SavedDevice, HandOverBlocker, serve_device, save};
+use crate::handover::{HandOverBlocker, PauseHandle, SavedDevice, save, serve_device};
 use crate::server::{ClientSlot, PolledFunction, StopSignal};
 
 /// A thread that has not begun.

@@ -9,19 +9,20 @@ use std::sync::Arc;
 use ringfence_types::RequesterId;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::paused::PausedDevice;
 use super::dma_path::{DmaPath, device_id, disk, is_assigned, slot_and_name, start_sandbox};
-use super::{BLK, Daemon, LocalConfig, IOMMU_SLOT, METRICS, complaints};
+use super::paused::PausedDevice;
+use super::{BLK, Daemon, IOMMU_SLOT, LocalConfig, METRICS, complaints};
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::guest::{IOMMU, PVIOMMU};
 use crate::handover::{
-    CONTROL, FunctionState, SavedDevices, SavedDevice, DeviceState, SessionState, StateError, HandOverBlocker,
+    CONTROL, DeviceState, FunctionState, HandOverBlocker, SavedDevice, SavedDevices, SessionState,
+    StateError,
 };
-use crate::iommu::{GuestIommu, VirtioIommu, Recorder};
-use crate::sandbox::{DiskProxy, Grants};
+use crate::iommu::{GuestIommu, Recorder, VirtioIommu};
 use crate::memory::{GuestRam, Locked};
 use crate::pviommu::PvIommu;
+use crate::sandbox::{DiskProxy, Grants};
 use crate::server::{ClientConnection, ClientSlot, LogBudget};
 use crate::session::Session;
 use crate::virtio::blk::SECTOR_BYTES;
@@ -37,7 +38,10 @@ impl Daemon {
     ///
     /// # Errors
     /// [`StateError`]: what is wrong with it.
-    pub fn rehearse(here: LocalConfig<'_>, handed: SavedDevices) -> Result<RestoredDevices, StateError> {
+    pub fn rehearse(
+        here: LocalConfig<'_>,
+        handed: SavedDevices,
+    ) -> Result<RestoredDevices, StateError> {
         Self::rebuild(here, handed).map(RestoredDevices)
     }
 
@@ -47,13 +51,20 @@ impl Daemon {
         let mut daemon = Self::empty(here.dir, None)?;
         daemon.rules = here.memory.clone();
         daemon.machine.access = here.access;
-        let disks = handed.devices.iter().filter_map(|device| match device.state {
-            DeviceState::Blk { sectors, .. } => Some(sectors.saturating_mul(SECTOR_BYTES)),
-            _ => None,
-        });
+        let disks = handed
+            .devices
+            .iter()
+            .filter_map(|device| match device.state {
+                DeviceState::Blk { sectors, .. } => Some(sectors.saturating_mul(SECTOR_BYTES)),
+                _ => None,
+            });
         daemon.file_bytes = disks.max().unwrap_or(0).max(here.limits.record_bytes);
-        let is_iommu =
-            |device: &SavedDevice| matches!(device.state, DeviceState::Iommu { .. } | DeviceState::PvIommu(_));
+        let is_iommu = |device: &SavedDevice| {
+            matches!(
+                device.state,
+                DeviceState::Iommu { .. } | DeviceState::PvIommu(_)
+            )
+        };
         let (mut fronts, fronted): (Vec<_>, Vec<_>) =
             handed.devices.into_iter().partition(is_iommu);
         let front = fronts.pop();
@@ -75,7 +86,10 @@ impl Daemon {
                     }
                     GuestIommu::Para(unit)
                 }
-                _ => GuestIommu::Virtio(VirtioIommu::with_limits(here.limits, Arc::clone(&counters))?),
+                _ => GuestIommu::Virtio(VirtioIommu::with_limits(
+                    here.limits,
+                    Arc::clone(&counters),
+                )?),
             };
             Ok::<_, StateError>((unit, device, counters))
         });
@@ -98,10 +112,14 @@ impl Daemon {
         }
         for (own, process, way, left) in rest {
             match way {
-                DmaPath::Direct => daemon.rebuild_device(own, process, Direct::default(), false, left),
+                DmaPath::Direct => {
+                    daemon.rebuild_device(own, process, Direct::default(), false, left)
+                }
                 DmaPath::Translated(dma) => daemon.rebuild_device(own, process, *dma, true, left),
                 DmaPath::Assigned(dma) => daemon.rebuild_device(own, process, dma, true, left),
-                DmaPath::AssignedIdentity(dma) => daemon.rebuild_device(own, process, dma, false, left),
+                DmaPath::AssignedIdentity(dma) => {
+                    daemon.rebuild_device(own, process, dma, false, left)
+                }
             }?;
         }
         // What a process was told when it was granted its mappings, it has done; or it has gone.
@@ -177,7 +195,9 @@ impl Daemon {
         self.machine.devices.push(slot_and_name(&own));
         let counters = Arc::clone(&rest.counters);
         match (own, process) {
-            (DeviceState::Blk { .. }, Some(front)) => self.restore_device(front, dma, translated, rest),
+            (DeviceState::Blk { .. }, Some(front)) => {
+                self.restore_device(front, dma, translated, rest)
+            }
             (
                 DeviceState::Blk {
                     file,
@@ -253,7 +273,11 @@ struct SavedTransport<'h> {
 }
 
 impl<'h> SavedTransport<'h> {
-    fn of(device: SavedDevice, counters: Arc<DeviceCounters>, here: LocalConfig<'h>) -> (DeviceState, Self) {
+    fn of(
+        device: SavedDevice,
+        counters: Arc<DeviceCounters>,
+        here: LocalConfig<'h>,
+    ) -> (DeviceState, Self) {
         let SavedDevice {
             state: own,
             listener,
@@ -285,7 +309,9 @@ fn rebuild_post<D: Device, A: Dma>(
     let socket = listener(rest.listener)?;
     let Some(session) = rest.session else {
         let post = ClientSlot::new(socket, function);
-        return Ok(post.with_memory_rules(rules).with_access(rest.config.access));
+        return Ok(post
+            .with_memory_rules(rules)
+            .with_access(rest.config.access));
     };
     let stream = socket_of(session.stream, false)?;
     let inbox = Inbox::with_part(&session.bytes, session.fds, session.too_many_fds);
@@ -300,7 +326,9 @@ fn rebuild_post<D: Device, A: Dma>(
         words: LogBudget::default(),
     };
     let post = ClientSlot::with(socket, conversation);
-    Ok(post.with_memory_rules(rules).with_access(rest.config.access))
+    Ok(post
+        .with_memory_rules(rules)
+        .with_access(rest.config.access))
 }
 
 fn listener(fd: OwnedFd) -> Result<UnixListener, StateError> {

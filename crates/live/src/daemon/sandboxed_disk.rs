@@ -7,11 +7,11 @@ use std::sync::Arc;
 use ringfence_types::RequesterId;
 
 use super::{BLK, Log};
-use crate::limits::GuestLimits;
 use crate::counters::DeviceCounters;
 use crate::dma_fault_injection::InjectedDma;
 use crate::iommu::GuestIommu;
-use crate::sandbox::{self, DiskProxy, Grants, SandboxDisk, SandboxProgram, ProxyEvent};
+use crate::limits::GuestLimits;
+use crate::sandbox::{self, DiskProxy, Grants, ProxyEvent, SandboxDisk, SandboxProgram};
 use crate::server::ServeEvent;
 use crate::virtio::blk::Blk;
 
@@ -39,7 +39,9 @@ pub(super) fn start_sandboxed_disk(
     };
     let (grants, link) = sandbox::start(program, &image, counters).map_err(io::Error::other)?;
     let device = RequesterId::new(BLK.0.address());
-    iommu.set_sandboxed(device, grants).map_err(io::Error::other)?;
+    iommu
+        .set_sandboxed(device, grants)
+        .map_err(io::Error::other)?;
     let (log, watched) = (Arc::clone(log), iommu.clone());
     let tell = move |said: &ProxyEvent<'_>| match said {
         ProxyEvent::Ended(breach) => {

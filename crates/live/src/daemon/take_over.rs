@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::rebuild::RestoredDevices;
 use super::{Daemon, LocalConfig};
-use crate::handover::{CONTROL, HandOverTimeouts, HandOverDestination, TakeOverError, TakeOverStats};
+use crate::handover::{
+    CONTROL, HandOverDestination, HandOverTimeouts, TakeOverError, TakeOverStats,
+};
 use crate::server::ServeEvent;
 
 /// Between two copies, which each cost every device a turn.
@@ -37,7 +39,10 @@ impl Daemon {
     ///
     /// # Errors
     /// [`TakeOverError`]: the other process goes on with them.
-    pub fn rehearse_take_over(first: UnixStream, here: LocalConfig<'_>) -> Result<RestoredDevices, TakeOverError> {
+    pub fn rehearse_take_over(
+        first: UnixStream,
+        here: LocalConfig<'_>,
+    ) -> Result<RestoredDevices, TakeOverError> {
         let taken = negotiate(&HandOverDestination::with(first), here, 0)?;
         Ok(RestoredDevices(taken.daemon))
     }
@@ -71,7 +76,11 @@ fn complete_take_over(
 }
 
 /// When it returns devices, the other process has let go of them.
-fn negotiate(take: &HandOverDestination, here: LocalConfig<'_>, meanwhile: u64) -> Result<PausedTakeOver, TakeOverError> {
+fn negotiate(
+    take: &HandOverDestination,
+    here: LocalConfig<'_>,
+    meanwhile: u64,
+) -> Result<PausedTakeOver, TakeOverError> {
     let begun = Instant::now();
     let first = take.copy()?;
     let before = first.requests();

@@ -4,25 +4,25 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ringfence_types::{Access, RequesterId, Iova, IovaRange};
+use ringfence_types::{Access, Iova, IovaRange, RequesterId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::cases::{self, Case, Random};
-use super::shadow_iommu::ShadowIommu;
-use super::link::{FIXED_BYTES, QemuMessage, QemuLink};
+use super::link::{FIXED_BYTES, QemuLink, QemuMessage};
 use super::monitor::Monitor;
+use super::shadow_iommu::ShadowIommu;
 use super::{DifferentialReport, DifferentialSettings};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::iommu::{VirtioIommu, EndpointMemory};
+use crate::iommu::{EndpointMemory, VirtioIommu};
 use crate::pci::layout;
 use crate::server::{PolledFunction, StopSignal};
 use crate::session::Session;
 use crate::virtio::VirtioPci;
 use crate::virtio::blk::Blk;
 use crate::wire::fields::{u32_at, u64_at};
-use crate::wire::{VfioUserCommand, Message, errno};
+use crate::wire::{Message, VfioUserCommand, errno};
 
 /// Doorbells that the guest rings before anything is tried: while it boots, mappings are few.
 const QUIET: u32 = 8;
@@ -122,7 +122,10 @@ impl Comparison {
     fn answer(&mut self, message: Message) -> io::Result<()> {
         let header = message.header;
         let command = VfioUserCommand::from_number(header.command);
-        let reply = if matches!(command, Some(VfioUserCommand::DmaMap | VfioUserCommand::DmaUnmap)) {
+        let reply = if matches!(
+            command,
+            Some(VfioUserCommand::DmaMap | VfioUserCommand::DmaUnmap)
+        ) {
             let result = self.shadow.change(message);
             Some(match result {
                 Ok(body) => header.reply(&body),

@@ -9,7 +9,7 @@ use rustix::net::RecvFlags;
 
 use crate::server::receive_piece;
 use crate::wire::fields::{u16_at, u32_at};
-use crate::wire::{VfioUserCommand, HEADER_BYTES, Inbox, MAX_DATA_BYTES, Message};
+use crate::wire::{HEADER_BYTES, Inbox, MAX_DATA_BYTES, Message, VfioUserCommand};
 
 const TYPE_MASK: u32 = 0xf;
 const TYPE_REPLY: u32 = 1;

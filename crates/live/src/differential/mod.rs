@@ -9,11 +9,11 @@
 //! QEMU tells of a mapping that Linux made for writing only as one for reading and writing. A read that only QEMU rejects is put down to
 //! that, and counted apart, if QEMU grants each page of it, to a read or to a write of the bytes that are there.
 
-mod comparison;
 mod cases;
-mod shadow_iommu;
+mod comparison;
 mod link;
 mod monitor;
+mod shadow_iommu;
 
 use std::fs;
 use std::io;
@@ -23,7 +23,7 @@ use std::thread::{self, JoinHandle};
 
 use crate::access::SocketAccess;
 use crate::counters::DeviceCounters;
-use crate::guest::{QemuArgs, PciSlot};
+use crate::guest::{PciSlot, QemuArgs};
 use crate::server::StopSignal;
 use crate::virtio::blk::Blk;
 
@@ -60,9 +60,14 @@ impl DifferentialReport {
     /// Accesses that were tried.
     pub fn cases(&self) -> u32 {
         let differing = u32::try_from(self.differing.len()).unwrap_or(u32::MAX);
-        [self.allowed, self.rejected, self.write_only_reads, differing]
-            .into_iter()
-            .fold(0, u32::saturating_add)
+        [
+            self.allowed,
+            self.rejected,
+            self.write_only_reads,
+            differing,
+        ]
+        .into_iter()
+        .fold(0, u32::saturating_add)
     }
 }
 
@@ -109,7 +114,8 @@ impl DifferentialTest {
             let Some(stream) = told.accept(&listener, SocketAccess::OwnUser, |_| ())? else {
                 return Ok(DifferentialReport::default());
             };
-            comparison::Comparison::new(stream, disk, SLOT.address(), counters, monitor, settings)?.run(&told)
+            comparison::Comparison::new(stream, disk, SLOT.address(), counters, monitor, settings)?
+                .run(&told)
         });
         Ok(Self {
             machine,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use super::{GuestError, QemuArgs, Qemu};
+use super::{GuestError, Qemu, QemuArgs};
 
 /// What to boot.
 #[derive(Clone, Debug)]

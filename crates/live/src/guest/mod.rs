@@ -4,23 +4,23 @@
 //! host's packages and sources are not touched, and no root is needed.
 
 mod apt;
-mod idle_spinner;
+mod bench_read;
 mod boot;
 mod cpio;
 mod error;
+mod idle_spinner;
 mod initramfs;
 mod kernel;
-mod qemu_args;
 mod module;
 mod qemu;
-mod bench_read;
+mod qemu_args;
 mod viot;
 
+pub use bench_read::{READ_BYTES, ReadTimes, bench_reads};
 pub use boot::{Boot, boot};
 pub use error::GuestError;
 pub use initramfs::{Initramfs, OwnModule, build as build_initramfs};
 pub use kernel::{Kernel, LATEST};
-pub use qemu_args::{COUNTED_WORDS, QemuIommu, IOMMU, QemuArgs, PVIOMMU, PciSlot};
 pub use module::build_module;
 pub use qemu::Qemu;
-pub use bench_read::{READ_BYTES, ReadTimes, bench_reads};
+pub use qemu_args::{COUNTED_WORDS, IOMMU, PVIOMMU, PciSlot, QemuArgs, QemuIommu};

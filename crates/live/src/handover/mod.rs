@@ -15,31 +15,33 @@
 //! A stream is checked whole before anything of it is used. Until the confirmation has come the devices are the first one's: whatever happens to the
 //! second, or takes it too long, the first goes on with them, and says `kept` to whoever is still there. From the confirmation on they are the second one's.
 
-mod serve_loop;
-mod pause;
 mod bytes;
 mod channel;
 mod client;
+mod destination;
 mod error;
 mod function;
 mod net;
-mod source;
+mod pause;
 mod record;
+mod serve_loop;
+mod source;
 mod state;
-mod destination;
 
-pub(crate) use serve_loop::{serve_device, save};
-pub(crate) use pause::{PauseReply, PauseHandle, PauseRequester, PauseCommand};
 pub use client::{RangeState, SessionState};
-pub use error::{StateError, TakeOverError, HandOverBlocker};
-pub use function::{CommonState, FunctionState, QueueSlot};
-pub use net::{PendingFrameState, LinkState, NetState, PeerState};
-pub use source::HandOverTimeouts;
-pub(crate) use source::{HandOverSource, SourceOutcome, serve_destination};
-pub use record::RecordState;
-pub use state::{DiskKind, SavedDevices, SavedDevice, MAX_STREAM_BYTES, DeviceState, PviommuState, VERSION};
 pub(crate) use destination::HandOverDestination;
 pub use destination::TakeOverStats;
+pub use error::{HandOverBlocker, StateError, TakeOverError};
+pub use function::{CommonState, FunctionState, QueueSlot};
+pub use net::{LinkState, NetState, PeerState, PendingFrameState};
+pub(crate) use pause::{PauseCommand, PauseHandle, PauseReply, PauseRequester};
+pub use record::RecordState;
+pub(crate) use serve_loop::{save, serve_device};
+pub use source::HandOverTimeouts;
+pub(crate) use source::{HandOverSource, SourceOutcome, serve_destination};
+pub use state::{
+    DeviceState, DiskKind, MAX_STREAM_BYTES, PviommuState, SavedDevice, SavedDevices, VERSION,
+};
 
 /// Name of the socket at which the first process waits for a second one.
 pub const CONTROL: &str = "control.sock";

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{SavedDevice, HandOverBlocker};
+use super::{HandOverBlocker, SavedDevice};
 
 /// What a device that stands still is told. When nobody is left to tell it anything, it goes on.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,10 @@ impl PauseHandle {
             replies: given,
         });
         let _ = rustix::io::write(&self.0.wake_fd, &1u64.to_ne_bytes());
-        PauseRequester { commands: orders, replies: answers }
+        PauseRequester {
+            commands: orders,
+            replies: answers,
+        }
     }
 
     /// The call that rang, if it has not been taken back.
@@ -92,6 +95,9 @@ impl PauseHandle {
     }
 
     fn pending(&self) -> std::sync::MutexGuard<'_, Option<PauseRequest>> {
-        self.0.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0
+            .pending
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

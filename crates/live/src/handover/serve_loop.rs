@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{PauseReply, PauseHandle, SavedDevice, PauseCommand, SessionState, HandOverBlocker};
+use super::{HandOverBlocker, PauseCommand, PauseHandle, PauseReply, SavedDevice, SessionState};
 use crate::counters::DeviceCounters;
-use crate::server::{ServeEvent, ServeEnd, ClientSlot, PolledFunction, StopSignal};
+use crate::server::{ClientSlot, PolledFunction, ServeEnd, ServeEvent, StopSignal};
 
 /// Serves until told to stop, or until the device has been handed over.
 ///
@@ -44,7 +44,11 @@ pub(crate) fn serve_device<F: PolledFunction>(
                     let left = post.function().is_none_or(F::release);
                     // Without a reset: the guest's device goes on elsewhere.
                     drop(post);
-                    let answer = if left { PauseReply::Released } else { PauseReply::Stuck };
+                    let answer = if left {
+                        PauseReply::Released
+                    } else {
+                        PauseReply::Stuck
+                    };
                     let _ = round.replies.send(answer);
                     return Ok(());
                 }
@@ -57,9 +61,13 @@ pub(crate) fn serve_device<F: PolledFunction>(
 ///
 /// # Errors
 /// It cannot be handed over.
-pub(crate) fn save<F: PolledFunction>(post: &ClientSlot<F>) -> Result<SavedDevice, HandOverBlocker> {
+pub(crate) fn save<F: PolledFunction>(
+    post: &ClientSlot<F>,
+) -> Result<SavedDevice, HandOverBlocker> {
     let talk = post.conversation();
-    let function = talk.map(|talk| talk.session.served()).or(post.idle_function());
+    let function = talk
+        .map(|talk| talk.session.served())
+        .or(post.idle_function());
     let function = function.ok_or(HandOverBlocker::Keeps("a device that has failed"))?;
     let (registers, own) = function.save()?;
     let session = talk.map(|talk| {

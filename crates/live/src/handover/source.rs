@@ -6,10 +6,10 @@ use std::os::unix::net::UnixListener;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use super::channel::{Channel, ChannelError, MessageKind, DESTINATION_BOUNDS};
-use super::{PauseReply, PauseHandle, PauseRequester, SavedDevices, SavedDevice, PauseCommand};
+use super::channel::{Channel, ChannelError, DESTINATION_BOUNDS, MessageKind};
+use super::{PauseCommand, PauseHandle, PauseReply, PauseRequester, SavedDevice, SavedDevices};
 use crate::access::SocketAccess;
-use crate::server::{ServeEvent, StopSignal, LogBudget};
+use crate::server::{LogBudget, ServeEvent, StopSignal};
 
 /// How long the first process waits.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +71,11 @@ enum DeviceOwner {
 ///
 /// # Errors
 /// What listening meets; or nobody has the devices any more.
-pub(crate) fn serve_destination(offer: HandOverSource, stop: &StopSignal, log: impl Fn(&str)) -> io::Result<SourceOutcome> {
+pub(crate) fn serve_destination(
+    offer: HandOverSource,
+    stop: &StopSignal,
+    log: impl Fn(&str),
+) -> io::Result<SourceOutcome> {
     let mut words = LogBudget::default();
     loop {
         let refused = |event: ServeEvent<'_>| {
@@ -251,7 +255,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::handover::{CommonState, FunctionState, DeviceState};
+    use crate::handover::{CommonState, DeviceState, FunctionState};
 
     fn fd() -> OwnedFd {
         std::fs::File::open("/dev/null").unwrap().into()
@@ -308,7 +312,10 @@ mod tests {
     fn confirmed(last: PauseReply) -> (u32, io::Result<SourceOutcome>) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("control");
-        let (control, stop) = (UnixListener::bind(&path).unwrap(), StopSignal::new().unwrap());
+        let (control, stop) = (
+            UnixListener::bind(&path).unwrap(),
+            StopSignal::new().unwrap(),
+        );
         let mut second = UnixStream::connect(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let attention = PauseHandle::new().unwrap();
@@ -318,7 +325,8 @@ mod tests {
             devices: vec![("blk", attention.clone())],
             limits: HandOverTimeouts::default(),
         };
-        let order = |kind: MessageKind| [(kind as u32).to_le_bytes(), [0; 4], [0; 4], [0; 4]].concat();
+        let order =
+            |kind: MessageKind| [(kind as u32).to_le_bytes(), [0; 4], [0; 4], [0; 4]].concat();
         let orders = [order(MessageKind::Stop), order(MessageKind::Rebuilt)].concat();
         second.write_all(&orders).unwrap();
         let device = thread::spawn(move || follow(&attention, last));

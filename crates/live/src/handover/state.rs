@@ -224,8 +224,12 @@ impl SavedDevices {
     /// Requests that the devices have completed, the IOMMU's aside.
     pub fn requests(&self) -> u64 {
         let devices = self.devices.iter();
-        let devices =
-            devices.filter(|device| !matches!(device.state, DeviceState::Iommu { .. } | DeviceState::PvIommu(_)));
+        let devices = devices.filter(|device| {
+            !matches!(
+                device.state,
+                DeviceState::Iommu { .. } | DeviceState::PvIommu(_)
+            )
+        });
         devices.fold(0, |sum, device| sum.wrapping_add(device.requests))
     }
 }

@@ -6,8 +6,8 @@
 //! The second stage is the guest's; what a device is translated by is the device's: tables in this memory for one that is assigned ([`assigned`](crate::assigned)),
 //! the software IOMMU for one that the host simulates.
 
-mod pages;
 mod frame_rmap;
+mod pages;
 mod second_stage;
 
 use std::io;

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use ringfence_memory::Arena;
 use ringfence_pgtable::{Levels, SecondStage};
 use ringfence_pviommu::backend::{
-    GuestBacking, OnDemand, OnDemandStats, PinError, PoolStats, FixedLastTable,
+    FixedLastTable, GuestBacking, OnDemand, OnDemandStats, PinError, PoolStats,
 };
 use ringfence_pviommu::wire::{Gpa, GuestPhysical};
 use ringfence_types::{AddressRange, DomainId, PhysAddr};
 use vm_memory::GuestMemoryMmap;
 
 use super::Host;
+use super::frame_rmap::{HostFrames, RmapRecorder};
 use super::pages::GuestPages;
-use super::frame_rmap::{RmapRecorder, HostFrames};
 use crate::counters::DeviceCounters;
 
 /// Guest-physical addresses that a second stage can have frames for: 64 GiB. Its counts of pins are sparse.
@@ -49,10 +49,7 @@ impl Memory {
     ///
     /// # Errors
     /// The host has no memory for its tables.
-    pub(crate) fn on_demand(
-        host: &Arc<Host>,
-        optimisations: HostPagePool,
-    ) -> io::Result<Self> {
+    pub(crate) fn on_demand(host: &Arc<Host>, optimisations: HostPagePool) -> io::Result<Self> {
         let window = AddressRange::<GuestPhysical>::new(Gpa::new(0), GUEST_BYTES);
         let window = window.ok_or(io::ErrorKind::InvalidInput)?;
         let on = optimisations == HostPagePool::On;

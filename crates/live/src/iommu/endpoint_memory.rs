@@ -1,8 +1,8 @@
 //! Guest memory as one endpoint sees it: each access under a pin of its own.
 
 use ringfence_softiommu::{ReadGuard, Reader};
-use ringfence_types::{Access, RequesterId, Fault, FaultReason, IovaRange};
-use ringfence_virtio_iommu::{TranslationFaultReason, EndpointId};
+use ringfence_types::{Access, Fault, FaultReason, IovaRange, RequesterId};
+use ringfence_virtio_iommu::{EndpointId, TranslationFaultReason};
 use vm_memory::GuestMemoryMmap;
 
 use super::GuestIommu;
@@ -22,7 +22,11 @@ impl std::fmt::Debug for EndpointMemory {
 }
 
 impl EndpointMemory {
-    pub(crate) fn new(iommu: GuestIommu, device: RequesterId, reader: Reader<GuestMemoryMmap>) -> Self {
+    pub(crate) fn new(
+        iommu: GuestIommu,
+        device: RequesterId,
+        reader: Reader<GuestMemoryMmap>,
+    ) -> Self {
         Self {
             iommu,
             device,

@@ -3,14 +3,14 @@
 use std::io;
 use std::sync::Arc;
 
-use ringfence_types::{Access, RequesterId, Iova};
-use ringfence_virtio_iommu::{TranslationFault, TranslationFaultReason, EndpointId};
+use ringfence_types::{Access, Iova, RequesterId};
+use ringfence_virtio_iommu::{EndpointId, TranslationFault, TranslationFaultReason};
 
-use super::{AddError, VirtioIommu, EndpointMemory};
+use super::{AddError, EndpointMemory, VirtioIommu};
 use crate::assigned::AssignedDma;
 use crate::counters::DeviceCounters;
-use crate::sandbox::Grants;
 use crate::pviommu::PvIommu;
+use crate::sandbox::Grants;
 
 /// An IOMMU. Clones are the same one.
 #[derive(Clone, Debug)]

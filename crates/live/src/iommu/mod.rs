@@ -3,11 +3,11 @@
 //! There is one guest, so there is one memory: what the IOMMU's own client shares. What an endpoint's client shares besides is known to
 //! its session and not used.
 
-mod sandboxed_endpoints;
 mod assigned;
+mod endpoint_memory;
 mod guest_iommu;
 mod record;
-mod endpoint_memory;
+mod sandboxed_endpoints;
 mod unmap_history;
 
 use std::io;
@@ -15,25 +15,25 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_softiommu::{IommuError, IommuSink, SoftIommuLimits};
-use ringfence_types::{RequesterId, Iova, IovaRange};
+use ringfence_types::{Iova, IovaRange, RequesterId};
 use ringfence_virtio_iommu::{
-    TranslationFault, Device, EndpointError, EndpointId, Options, ReservedRegion, ReservedRegionKind, SinkError,
-    SnapshotError,
+    Device, EndpointError, EndpointId, Options, ReservedRegion, ReservedRegionKind, SinkError,
+    SnapshotError, TranslationFault,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
-pub use guest_iommu::GuestIommu;
-pub use record::{PENDING_BYTES, Recorder};
 pub use endpoint_memory::EndpointMemory;
 pub(crate) use endpoint_memory::reason;
+pub use guest_iommu::GuestIommu;
+pub use record::{PENDING_BYTES, Recorder};
 
 use self::unmap_history::GuestIommuSink;
-use crate::assigned::{AssignedDma, Hardware, AssignedTable};
-use crate::limits::GuestLimits;
+use crate::assigned::{AssignedDma, AssignedTable, Hardware};
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::host::Host;
+use crate::limits::GuestLimits;
 use crate::sandbox::Grants;
 
 /// First and last address at which writes are interrupts on a PC (Intel SDM volume 3, section 12.11.1).

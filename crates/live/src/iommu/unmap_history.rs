@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, VecDeque};
 use ringfence_softiommu::IommuSink;
 use ringfence_types::IovaRange;
 use ringfence_virtio_iommu::{
-    TranslationFault, TranslationFaultReason, DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle,
+    DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle, TranslationFault,
+    TranslationFaultReason,
 };
 
-use super::sandboxed_endpoints::SandboxedEndpoints;
 use super::assigned::AssignedEndpoints;
+use super::sandboxed_endpoints::SandboxedEndpoints;
 
 /// Mappings that are remembered after they are gone, of all domains. An access that comes later than so many unmaps counts as one that never
 /// had a mapping.

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use rustix::net::SocketType;
 
 use super::{
-    LONG_NAME, NetLink, ReceiveOutcome, SendOutcome, from_the_root, local_socket, never_waits, received,
+    LONG_NAME, NetLink, ReceiveOutcome, SendOutcome, from_the_root, local_socket, never_waits,
+    received,
 };
 use crate::access::bind_datagram;
-use crate::handover::{LinkState, StateError, HandOverBlocker};
+use crate::handover::{HandOverBlocker, LinkState, StateError};
 use crate::virtio::PollSource;
 
 /// A pair of sockets. What the other side has no room for is lost, as on a wire.

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use crate::handover::{LinkState, StateError, HandOverBlocker};
+use crate::handover::{HandOverBlocker, LinkState, StateError};
 use crate::virtio::PollSource;
 
 /// Shortest frame: an Ethernet header.

@@ -9,9 +9,11 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketType, recv, sendmsg};
 
 use super::framing::{Deframed, Deframer, Framer};
-use super::{LONG_NAME, NetLink, ReceiveOutcome, SendOutcome, from_the_root, local_socket, never_waits};
+use super::{
+    LONG_NAME, NetLink, ReceiveOutcome, SendOutcome, from_the_root, local_socket, never_waits,
+};
 use crate::access::SocketAccess;
-use crate::handover::{LinkState, PeerState, StateError, HandOverBlocker};
+use crate::handover::{HandOverBlocker, LinkState, PeerState, StateError};
 use crate::stale_socket;
 use crate::virtio::PollSource;
 

@@ -10,7 +10,7 @@ use rustix::fs::{FileType, fstat, major, minor};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 use super::{NetLink, ReceiveOutcome, SendOutcome, never_waits, received};
-use crate::handover::{LinkState, StateError, HandOverBlocker};
+use crate::handover::{HandOverBlocker, LinkState, StateError};
 use crate::virtio::PollSource;
 
 /// Bytes of an interface's name, without the zero at its end.
@@ -72,7 +72,10 @@ impl TapLink {
         // layout (40 bytes: a name of 16, then a union that begins with 16 bits of flags), and lives longer than the call. Any bytes are a
         // valid `IfReq`, so what the kernel writes is one.
         unsafe { ioctl(&file, Updater::<SET_INTERFACE, IfReq>::new(&mut request)) }?;
-        Ok(Self { file, removed: false })
+        Ok(Self {
+            file,
+            removed: false,
+        })
     }
 
     pub(super) fn restore(fd: OwnedFd) -> Result<Self, StateError> {
@@ -136,7 +139,9 @@ impl NetLink for TapLink {
     /// The interface goes away with the last descriptor of it.
     fn save(&self) -> Result<LinkState, HandOverBlocker> {
         if self.removed {
-            return Err(HandOverBlocker::Keeps("a link whose interface was taken away"));
+            return Err(HandOverBlocker::Keeps(
+                "a link whose interface was taken away",
+            ));
         }
         Ok(LinkState::Tap {
             file: self.file.try_clone()?.into(),
@@ -152,7 +157,10 @@ mod tests {
     #[test]
     fn an_interface_that_has_gone_is_not_waited_for() {
         let file = File::open("/").unwrap();
-        let mut tap = TapLink { file, removed: false };
+        let mut tap = TapLink {
+            file,
+            removed: false,
+        };
         assert!(tap.waits_for(true, false).is_some());
         assert_eq!(tap.receive(&mut [0; 2000]), ReceiveOutcome::Nothing);
         assert!(tap.waits_for(true, true).is_none());

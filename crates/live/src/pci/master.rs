@@ -19,7 +19,8 @@ pub(crate) struct BusMasterGuard<'c>(PhantomData<&'c ConfigSpace>);
 impl ConfigSpace {
     /// That the function may master the bus, if it may.
     pub(crate) fn bus_master(&self) -> Option<BusMasterGuard<'_>> {
-        self.bus_master_enable().then_some(BusMasterGuard(PhantomData))
+        self.bus_master_enable()
+            .then_some(BusMasterGuard(PhantomData))
     }
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_softiommu::IommuError;
-use ringfence_types::{Access, RequesterId, Iova, IovaRange};
+use ringfence_types::{Access, Iova, IovaRange, RequesterId};
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
@@ -21,7 +21,7 @@ use crate::assigned::AssignedDma;
 use crate::counters::DeviceCounters;
 use crate::dma::{Direct, Dma};
 use crate::host::HostPagePool;
-use crate::iommu::{GuestIommu, EndpointMemory};
+use crate::iommu::{EndpointMemory, GuestIommu};
 use crate::sandbox::Grants;
 
 /// The IOMMU. Clones are the same one.
@@ -86,7 +86,11 @@ impl PvIommu {
     /// If there is no such device, or it has too many.
     pub fn reader(&self, device: RequesterId) -> Result<EndpointMemory, IommuError> {
         let reader = self.unit().reader(device)?;
-        Ok(EndpointMemory::new(GuestIommu::Para(self.clone()), device, reader))
+        Ok(EndpointMemory::new(
+            GuestIommu::Para(self.clone()),
+            device,
+            reader,
+        ))
     }
 
     /// What the accesses of an assigned device go through. What the hardware does for it is counted by `counters`.

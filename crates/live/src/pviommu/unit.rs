@@ -8,14 +8,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use ringfence_pviommu::backend::{Backend, BackendLimits, AnyTables, DeviceSlot};
+use ringfence_pviommu::backend::{AnyTables, Backend, BackendLimits, DeviceSlot};
 use ringfence_pviommu::wire::{Config, Devid, Event, PAGE_BYTES, Request, Status};
 use ringfence_softiommu::{IommuError, Reader};
-use ringfence_types::{Access, RequesterId, Iova, IovaRange};
+use ringfence_types::{Access, Iova, IovaRange, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
 use self::tables::Domains;
-use crate::assigned::{Hardware, AssignedTables};
+use crate::assigned::{AssignedTables, Hardware};
 use crate::counters::DeviceCounters;
 use crate::host::{Host, HostPagePool, Memory};
 use crate::sandbox::Grants;
@@ -230,7 +230,10 @@ impl Unit {
             self.backend.report(devid(device), access, iova);
         }
         let mapped = self.backend.mapping(devid(device), page(iova)).is_some();
-        !mapped && self.recently_unmapped.contains(&(devid(device), page(iova)))
+        !mapped
+            && self
+                .recently_unmapped
+                .contains(&(devid(device), page(iova)))
     }
 
     /// The next event that the driver has not been told of.

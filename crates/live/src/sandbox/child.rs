@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::lateness::{ALLOWANCE, Lateness, AllowanceExceeded};
+use super::lateness::{ALLOWANCE, AllowanceExceeded, Lateness};
 
 /// After a kill the process is gone in this time, or hangs in the kernel. It is waited for once.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);

@@ -13,18 +13,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use virtio_queue::{Queue, QueueT};
 
-use super::grants::{Grants, StuckProcess};
 use super::child::Waiter;
+use super::grants::{Grants, StuckProcess};
 use super::process::SandboxLink;
 use super::supervisor::ProtocolViolation;
-use super::wire::{MAX_BYTES, DeviceCommand, RingPosition, DeviceResponse};
+use super::wire::{DeviceCommand, DeviceResponse, MAX_BYTES, RingPosition};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::dma_fault_injection::InjectionResult;
-use crate::handover::{DiskKind, DeviceState, HandOverBlocker};
+use crate::handover::{DeviceState, DiskKind, HandOverBlocker};
 use crate::iommu::GuestIommu;
 use crate::virtio::blk::{Blk, RequestTooLong};
-use crate::virtio::{PollSource, Device, QueueBroken, BusMasterStuck, QuantumResult};
+use crate::virtio::{BusMasterStuck, Device, PollSource, QuantumResult, QueueBroken};
 
 /// A process that has not forgotten its rings by then is ended.
 const RESET_TIMEOUT: Duration = Duration::from_secs(5);
@@ -261,7 +261,9 @@ impl DiskProxy {
                 self.count_response()?;
                 self.disk.complain(RequestTooLong { bytes, limit: most });
             }
-            DeviceResponse::Ready | DeviceResponse::Confined | DeviceResponse::ResetDone => return None,
+            DeviceResponse::Ready | DeviceResponse::Confined | DeviceResponse::ResetDone => {
+                return None;
+            }
         }
         Some(())
     }

@@ -15,9 +15,9 @@ use ringfence_types::{
 };
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::control_region::ControlRegion;
 use super::call::Call;
 use super::child::ChildProcess;
+use super::control_region::ControlRegion;
 use super::sandbox_memory::FORMAT;
 use super::supervisor::{ProtocolViolation, Supervisor};
 use super::windows::{Window, Windows};
@@ -224,7 +224,11 @@ impl Grants {
     }
 
     /// The files behind a guest-physical range, where it is memory.
-    fn parts(&mut self, range: &IovaRange, physical: PhysAddr) -> Result<Vec<FileRange>, GrantError> {
+    fn parts(
+        &mut self,
+        range: &IovaRange,
+        physical: PhysAddr,
+    ) -> Result<Vec<FileRange>, GrantError> {
         let wanted = PhysRange::new(physical, range.bytes()).ok_or(GrantError::Unfit)?;
         let memory = self.memory.clone();
         let mut parts = Vec::new();

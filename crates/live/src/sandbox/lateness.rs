@@ -49,7 +49,11 @@ impl Lateness {
     ///
     /// # Errors
     /// [`AllowanceExceeded`]: nothing is left.
-    pub(super) fn charge(&mut self, now: Duration, late: Duration) -> Result<(), AllowanceExceeded> {
+    pub(super) fn charge(
+        &mut self,
+        now: Duration,
+        late: Duration,
+    ) -> Result<(), AllowanceExceeded> {
         self.expire(now);
         if let Some(slot) = self.late.get_mut((self.latest % WINDOW_SECONDS) as usize) {
             *slot = slot.saturating_add(late);

@@ -12,10 +12,13 @@ use std::thread;
 
 use super::control_region::{BATCH, ControlRegion};
 use super::filter;
-use super::sys::{request_calls, confine, end, make};
+use super::sys::{confine, end, make, request_calls};
 
 /// Starts the thread, confined, as `work`; the supervisor's end. Once in a process.
-pub(super) fn start(board: &'static ControlRegion, work: fn(&ControlRegion) -> !) -> io::Result<OwnedFd> {
+pub(super) fn start(
+    board: &'static ControlRegion,
+    work: fn(&ControlRegion) -> !,
+) -> io::Result<OwnedFd> {
     // Once it is confined the thread may not even wake another one.
     static LISTENER: AtomicI32 = AtomicI32::new(NONE);
     const NONE: i32 = -1;

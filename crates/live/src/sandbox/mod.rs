@@ -8,14 +8,14 @@
 //! ```
 //! What is guaranteed, by whom, and what is not: decision 0018.
 
-pub mod control_region;
 mod call;
+mod child;
+pub mod control_region;
 pub mod copy;
-mod filter;
 mod disk_proxy;
+mod filter;
 mod grants;
 mod lateness;
-mod child;
 mod limits;
 pub mod mapper;
 mod process;
@@ -30,6 +30,6 @@ pub use call::Call;
 pub use disk_proxy::{DiskProxy, ProxyEvent, ProxyEventHandler};
 pub use grants::{GrantError, Grants, StuckProcess};
 pub use process::{SandboxDisk, SandboxLink, SandboxProgram, start};
-pub use sandbox_memory::{SandboxMemory, SandboxFault, SandboxView};
+pub use sandbox_memory::{SandboxFault, SandboxMemory, SandboxView};
 pub use sandboxed_device::{SandboxedDevice, enter, run_sandboxed_device};
 pub use supervisor::ProtocolViolation;

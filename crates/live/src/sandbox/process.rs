@@ -16,14 +16,14 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
+use super::child::ChildProcess;
 use super::control_region::ControlRegion;
 use super::grants::Grants;
-use super::child::ChildProcess;
 use super::supervisor::{ProtocolViolation, Supervisor};
-use super::wire::{MAX_BYTES, DeviceCommand, DeviceResponse};
-use crate::limits::GuestLimits;
+use super::wire::{DeviceCommand, DeviceResponse, MAX_BYTES};
 use crate::counters::DeviceCounters;
 use crate::dma_fault_injection::InjectedDma;
+use crate::limits::GuestLimits;
 use crate::privileges::NO_PRIVILEGES;
 
 /// A process that is not ready and confined by then is ended: one time for all of its steps.
@@ -121,7 +121,10 @@ pub fn start(
     Ok((grants, link))
 }
 
-fn next(socket: &OwnedFd, until: Instant) -> Result<(DeviceResponse, Vec<OwnedFd>), ProtocolViolation> {
+fn next(
+    socket: &OwnedFd,
+    until: Instant,
+) -> Result<(DeviceResponse, Vec<OwnedFd>), ProtocolViolation> {
     let mut ready = [PollFd::new(socket, PollFlags::IN)];
     loop {
         let left = until.saturating_duration_since(Instant::now());

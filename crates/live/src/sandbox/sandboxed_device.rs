@@ -11,11 +11,11 @@ use virtio_queue::{Queue, QueueT};
 use super::control_region::ControlRegion;
 use super::process::{receive_with, send_with};
 use super::sandbox_memory::SandboxMemory;
-use super::wire::{MAX_BYTES, DeviceCommand, RingPosition, DeviceResponse};
+use super::wire::{DeviceCommand, DeviceResponse, MAX_BYTES, RingPosition};
 use super::{copy, filter, limits, mapper, sys};
-use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::counters::DeviceCounters;
-use crate::dma_fault_injection::{InjectedDma, DmaInjector, InjectionResult};
+use crate::dma_fault_injection::{DmaInjector, InjectedDma, InjectionResult};
+use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::privileges;
 use crate::virtio::Device;
 use crate::virtio::blk::{Blk, RequestTooLong};
@@ -100,12 +100,7 @@ pub fn enter(map: fn(&ControlRegion) -> !) -> io::Result<SandboxedDevice> {
                 stopped: tried.stopped,
             });
         };
-        disk.misbehave(DmaInjector::new(
-            &errant,
-            None,
-            told,
-            Arc::clone(&counters),
-        ));
+        disk.misbehave(DmaInjector::new(&errant, None, told, Arc::clone(&counters)));
     }
     let queues = disk.queue_sizes().iter();
     let queues = queues

@@ -16,11 +16,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::control_region::{BATCH, ControlRegion};
 use super::call::Call;
-use super::lateness::LONGEST;
 use super::child::{ChildProcess, Waiter};
-use super::sys::{ASK, SeccompNotification, return_value, install_fd, continue_call, receive, set_sync_wakeup};
+use super::control_region::{BATCH, ControlRegion};
+use super::lateness::LONGEST;
+use super::sys::{
+    ASK, SeccompNotification, continue_call, install_fd, receive, return_value, set_sync_wakeup,
+};
 use crate::counters::DeviceCounters;
 
 /// What a batch takes on a busy host: two switches between the processes, and the kernel's work on
@@ -259,7 +261,9 @@ impl Supervisor {
 /// Whether the thread says that the kernel refused a call.
 fn refused(call: &Call) -> Result<(), ProtocolViolation> {
     match call.arguments {
-        [_, errno, ..] if call.number == ASK && errno != 0 => Err(ProtocolViolation::Refused { errno }),
+        [_, errno, ..] if call.number == ASK && errno != 0 => {
+            Err(ProtocolViolation::Refused { errno })
+        }
         _ => Ok(()),
     }
 }

@@ -111,7 +111,11 @@ pub(crate) struct WaitResult {
 impl WaitResult {
     pub(super) fn serve_end(self) -> Option<ServeEnd> {
         let bell = self.pause.then_some(ServeEnd::PauseRequested);
-        if self.stop { Some(ServeEnd::Stop) } else { bell }
+        if self.stop {
+            Some(ServeEnd::Stop)
+        } else {
+            bell
+        }
     }
 }
 

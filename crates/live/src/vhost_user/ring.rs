@@ -13,8 +13,8 @@ use super::translations::IotlbMemory;
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::event::signal;
-use crate::server::{ServeEvent, EventHandler, StopSignal, wait};
-use crate::virtio::{PollSource, Device, QueueBroken};
+use crate::server::{EventHandler, ServeEvent, StopSignal, wait};
+use crate::virtio::{Device, PollSource, QueueBroken};
 
 /// Times that it is said of one front-end's ring that it broke.
 const MAX_REPORTS: u32 = 16;
@@ -116,7 +116,11 @@ impl<D: Device> Vring<D> {
     }
 
     fn work(&mut self, stop: &StopSignal) -> Result<(), QueueBroken> {
-        let Self { idle_device: parked, queue, .. } = self;
+        let Self {
+            idle_device: parked,
+            queue,
+            ..
+        } = self;
         let IdleDevice { device, dma } = parked;
         // The front-end tells which entry is next, not how many were used.
         let used = dma.with_retry(|memory| queue.used_idx(memory, Ordering::Acquire))?;

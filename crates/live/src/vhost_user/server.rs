@@ -12,8 +12,8 @@ use super::refusal::Refusal;
 use super::session::{Session, Settings};
 use crate::access::SocketAccess;
 use crate::counters::DeviceCounters;
-use crate::server::{ServeEvent, EventHandler, StopSignal, LogBudget, answer, receive_piece, wait};
-use crate::virtio::{PollSource, Device};
+use crate::server::{EventHandler, LogBudget, ServeEvent, StopSignal, answer, receive_piece, wait};
+use crate::virtio::{Device, PollSource};
 use crate::wire::MessageAssembler;
 
 /// Where front-ends come from.
@@ -88,7 +88,8 @@ fn converse<D: Device + Send + 'static>(
         }
         // The main socket first: what it says came before the reply that it leads to.
         if woken.main {
-            let Some(piece) = receive_piece(stream, inbox.bytes_wanted(), RecvFlags::DONTWAIT)? else {
+            let Some(piece) = receive_piece(stream, inbox.bytes_wanted(), RecvFlags::DONTWAIT)?
+            else {
                 continue;
             };
             if piece.bytes.is_empty() {

@@ -4,15 +4,15 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringfence_softiommu::iotlb::{Header, Iotlb, IotlbError, IotlbLimits, Regions, reply};
-use ringfence_types::{RequesterId, Iova, IovaRange};
+use ringfence_types::{Iova, IovaRange, RequesterId};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketType, getpeername};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use super::refusal::Refusal;
-use super::request::{VhostUserRequest, SharedRegion, VringAddress, asks};
-use super::ring::{Events, IdleDevice, Vring, RunningVring};
+use super::request::{SharedRegion, VhostUserRequest, VringAddress, asks};
+use super::ring::{Events, IdleDevice, RunningVring, Vring};
 use super::translations::Translations;
 use crate::counters::DeviceCounters;
 use crate::event::is_eventfd;
@@ -182,7 +182,9 @@ impl<D: Device + Send + 'static> Session<D> {
     fn follow(&mut self, request: VhostUserRequest) -> Result<Option<Vec<u8>>, Refusal> {
         match request {
             VhostUserRequest::GetFeatures => return Ok(Some(self.offered.to_ne_bytes().to_vec())),
-            VhostUserRequest::GetProtocolFeatures => return Ok(Some(PROTOCOL.to_ne_bytes().to_vec())),
+            VhostUserRequest::GetProtocolFeatures => {
+                return Ok(Some(PROTOCOL.to_ne_bytes().to_vec()));
+            }
             VhostUserRequest::GetQueueNum => return Ok(Some(1_u64.to_ne_bytes().to_vec())),
             VhostUserRequest::GetConfig {
                 offset,
@@ -308,8 +310,7 @@ impl<D: Device + Send + 'static> Session<D> {
 
     /// Starts the ring if all has been said that it takes.
     fn start(&mut self) -> Result<(), Refusal> {
-        let (Some(kick), true, None) = (&self.vring.kick, self.vring.enabled, &self.running)
-        else {
+        let (Some(kick), true, None) = (&self.vring.kick, self.vring.enabled, &self.running) else {
             return Ok(());
         };
         let (features, protocol) = (self.features, self.protocol);

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use ringfence_softiommu::iotlb::{
-    MissAction, Iotlb, IotlbError, Message, MissId, MissOutcome, Regions, request,
+    Iotlb, IotlbError, Message, MissAction, MissId, MissOutcome, Regions, request,
 };
 use ringfence_softiommu::{IommuError, ReadGuard, Reader};
 use ringfence_types::Fault;

@@ -14,11 +14,11 @@ use virtio_queue::Queue;
 use super::chain::{Chain, MAX_SEGMENTS, Segments};
 use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
 use super::{Device, QueueBroken};
-use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::dma_fault_injection::DmaInjector;
-use crate::handover::{DiskKind, DeviceState, StateError, HandOverBlocker};
+use crate::handover::{DeviceState, DiskKind, HandOverBlocker, StateError};
+use crate::limits::{GuestLimits, RateLimitedLog};
 use crate::wire::fields::{copy_part, u32_at, u64_at};
 
 /// Bytes of a sector, whatever the disk's blocks.
@@ -194,10 +194,10 @@ impl Blk {
 
     fn run<A: Dma>(&mut self, chain: &mut Chain, dma: &mut A) -> (BlkStatus, u32) {
         let mut header = [0; HEADER_BYTES as usize];
-        let read = chain
-            .readable
-            .take_front(HEADER_BYTES)
-            .is_some_and(|at| dma.with_retry(|memory| at.read(memory, &mut header)).is_ok());
+        let read = chain.readable.take_front(HEADER_BYTES).is_some_and(|at| {
+            dma.with_retry(|memory| at.read(memory, &mut header))
+                .is_ok()
+        });
         let (Some(kind), Some(sector), true) = (u32_at(&header, 0), u64_at(&header, 8), read)
         else {
             return (BlkStatus::IoError, 0);
@@ -284,7 +284,9 @@ fn identify<A: Dma>(to: &mut Segments, dma: &mut A) -> (BlkStatus, u32) {
     let mut id = [0; ID_BYTES as usize];
     copy_part(b"ringfence", 0, &mut id);
     match to.take_front(ID_BYTES) {
-        Some(at) if dma.with_retry(|memory| at.write(memory, &id)).is_ok() => (BlkStatus::Ok, ID_BYTES),
+        Some(at) if dma.with_retry(|memory| at.write(memory, &id)).is_ok() => {
+            (BlkStatus::Ok, ID_BYTES)
+        }
         _ => (BlkStatus::IoError, 0),
     }
 }

@@ -12,7 +12,7 @@ use rustix::time::{
 };
 use virtio_queue::Queue;
 
-use super::{PollSource, Device, QueueBroken, BusMasterStuck, QuantumResult};
+use super::{BusMasterStuck, Device, PollSource, QuantumResult, QueueBroken};
 use crate::dma::Dma;
 
 /// The device `D`, which waits for nothing itself, so much later.

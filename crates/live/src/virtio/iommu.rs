@@ -5,16 +5,16 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ringfence_virtio_iommu::spec;
-use ringfence_virtio_iommu::{RequestOutcome, Queues, ServeError, Status};
+use ringfence_virtio_iommu::{Queues, RequestOutcome, ServeError, Status};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemory;
 
-use super::{PollSource, Device, QueueBroken, QuantumResult};
-use crate::limits::RateLimitedLog;
+use super::{Device, PollSource, QuantumResult, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::handover::{DeviceState, HandOverBlocker};
-use crate::iommu::{VirtioIommu, Recorder};
+use crate::iommu::{Recorder, VirtioIommu};
+use crate::limits::RateLimitedLog;
 
 const REQUESTS: usize = 0;
 /// The queue in which the driver waits for faults.

@@ -3,13 +3,13 @@
 pub mod blk;
 pub mod chain;
 mod common;
-pub mod iommu;
 pub mod delayed;
+pub mod iommu;
 pub mod net;
 pub mod pviommu;
+mod quantum;
 pub mod rng;
 mod transport;
-mod quantum;
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
@@ -19,8 +19,8 @@ use virtio_queue::Queue;
 use crate::dma::Dma;
 use crate::handover::{DeviceState, HandOverBlocker};
 
-pub use transport::VirtioPci;
 pub use quantum::{ChainOutcome, QUANTUM_BYTES, QuantumResult, serve_chains};
+pub use transport::VirtioPci;
 
 /// `VIRTIO_F_INDIRECT_DESC`.
 pub const F_INDIRECT_DESC: u64 = 1 << 28;

@@ -8,7 +8,7 @@ use ringfence_pviommu::wire::{EVENT_BYTES, PAGES_LIMIT, Status};
 use virtio_queue::{Queue, QueueT};
 
 use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
-use super::{PollSource, Device, QueueBroken};
+use super::{Device, PollSource, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::handover::{DeviceState, HandOverBlocker};

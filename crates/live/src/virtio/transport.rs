@@ -6,14 +6,14 @@ use vm_memory::GuestMemoryMmap;
 
 use super::common::{Common, Effect};
 use super::{
-    PollSource, Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1, QueueBroken,
-    BusMasterStuck,
+    BusMasterStuck, Device, F_ACCESS_PLATFORM, F_EVENT_IDX, F_INDIRECT_DESC, F_VERSION_1,
+    PollSource, QueueBroken,
 };
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
-use crate::handover::{FunctionState, DeviceState, StateError, HandOverBlocker};
+use crate::handover::{DeviceState, FunctionState, HandOverBlocker, StateError};
 use crate::irq::Vectors;
-use crate::pci::{ConfigSpace, BusMasterGate, Identity, WINDOW_DATA, layout};
+use crate::pci::{BusMasterGate, ConfigSpace, Identity, WINDOW_DATA, layout};
 use crate::server::PolledFunction;
 use crate::session::{CONFIG_REGION, ERROR_IRQ, Function, FunctionError, MSIX_IRQ, Region};
 use crate::wire::SetIrqs;
@@ -226,7 +226,12 @@ impl<D: Device, A: Dma> VirtioPci<D, A> {
     }
 
     /// Where an access to region and offset goes, if it lies inside.
-    fn register_offset(&self, region: u32, offset: u64, bytes: usize) -> Result<u32, FunctionError> {
+    fn register_offset(
+        &self,
+        region: u32,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<u32, FunctionError> {
         let outside = FunctionError::OutsideRegion {
             region,
             offset,

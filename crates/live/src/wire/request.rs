@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use ringfence_types::{Iova, IovaRange};
 
 use super::fields::{u16_at, u32_at, u64_at};
-use super::header::{VfioUserCommand, MAX_DATA_BYTES};
+use super::header::{MAX_DATA_BYTES, VfioUserCommand};
 use super::inbox::Message;
 
 /// A request of the right form. Whether it makes sense for the device is for the session to say.
@@ -237,7 +237,10 @@ impl VfioUserRequest {
         if message.too_many_fds {
             return Err(RequestError::Descriptors { command });
         }
-        if !matches!(command, VfioUserCommand::DmaMap | VfioUserCommand::DeviceSetIrqs) {
+        if !matches!(
+            command,
+            VfioUserCommand::DmaMap | VfioUserCommand::DeviceSetIrqs
+        ) {
             parts.without_fds()?;
         }
         match command {
@@ -261,9 +264,9 @@ impl VfioUserRequest {
             VfioUserCommand::RegionRead => parts.region_read(),
             VfioUserCommand::RegionWrite => parts.region_write(),
             VfioUserCommand::DeviceReset => parts.exactly(0).map(|()| Self::Reset),
-            VfioUserCommand::DeviceGetRegionIoFds | VfioUserCommand::DmaRead | VfioUserCommand::DmaWrite => {
-                Err(RequestError::Unsupported { command })
-            }
+            VfioUserCommand::DeviceGetRegionIoFds
+            | VfioUserCommand::DmaRead
+            | VfioUserCommand::DmaWrite => Err(RequestError::Unsupported { command }),
         }
     }
 }

@@ -11,7 +11,7 @@ use ringfence_live::host::HostPagePool;
 use ringfence_live::pviommu::PvIommu;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::rng::Rng;
-use ringfence_types::{RequesterId, Direction};
+use ringfence_types::{Direction, RequesterId};
 
 use crate::guest::{AWAY, ENDPOINT, Guest, READ, READ_WRITE, Virtio, read, transfer};
 use crate::para::{DISK, PAGE, Para, map, unmap};

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use ringfence_live::assigned::AssignedDma;
-use ringfence_live::limits::GuestLimits;
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::Dma;
-use ringfence_live::iommu::{GuestDma, VirtioIommu, EndpointMemory};
+use ringfence_live::iommu::{EndpointMemory, GuestDma, VirtioIommu};
+use ringfence_live::limits::GuestLimits;
 use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::Device;
 use ringfence_live::virtio::iommu::IommuDevice;
@@ -75,12 +75,17 @@ impl<D: Device> Guest<D> {
         Self::within(&GuestLimits::default(), make)
     }
 
-    pub(crate) fn within(caps: &GuestLimits, make: impl FnOnce(&VirtioIommu, Arc<DeviceCounters>) -> D) -> Self {
+    pub(crate) fn within(
+        caps: &GuestLimits,
+        make: impl FnOnce(&VirtioIommu, Arc<DeviceCounters>) -> D,
+    ) -> Self {
         let counters = Arc::new(DeviceCounters::default());
         let shared = VirtioIommu::with_limits(caps, Arc::clone(&counters)).unwrap();
         let own = Arc::new(DeviceCounters::default());
         let device = make(&shared, Arc::clone(&own));
-        let translated = shared.add_endpoint(RequesterId::new(ENDPOINT as u16)).unwrap();
+        let translated = shared
+            .add_endpoint(RequesterId::new(ENDPOINT as u16))
+            .unwrap();
         Self::behind_virtio(
             &shared,
             counters,

@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::PathBuf;
 
-use ringfence_live::link::{DatagramLink, NetLink, MAX_FRAME_BYTES, ReceiveOutcome, SendOutcome, StreamLink};
+use ringfence_live::link::{
+    DatagramLink, MAX_FRAME_BYTES, NetLink, ReceiveOutcome, SendOutcome, StreamLink,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 struct Place(PathBuf);
@@ -192,7 +194,10 @@ fn datagrams_are_frames() {
     let (here, there) = (Place::new("here"), Place::new("there"));
     drop(UnixDatagram::bind(&here.0).unwrap());
     let mut link = DatagramLink::open(&here.0, &there.0).unwrap();
-    assert!(DatagramLink::open(&here.0, &there.0).is_err(), "it is in use");
+    assert!(
+        DatagramLink::open(&here.0, &there.0).is_err(),
+        "it is in use"
+    );
     assert_eq!(link.send(&[1; 60]), SendOutcome::Lost, "nobody is there");
     let peer = UnixDatagram::bind(&there.0).unwrap();
     assert_eq!(link.send(&[1; 60]), SendOutcome::Taken);

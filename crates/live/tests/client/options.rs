@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use ringfence_live::Locked;
-use ringfence_live::limits::GuestLimits;
 use ringfence_live::daemon::{Daemon, DeviceOptions, Log, NetOptions};
 use ringfence_live::dma_fault_injection::InjectedDma;
 use ringfence_live::guest::QemuIommu;
 use ringfence_live::host::HostPagePool;
-use ringfence_live::sandbox::SandboxProgram;
+use ringfence_live::limits::GuestLimits;
 use ringfence_live::link::Address;
+use ringfence_live::sandbox::SandboxProgram;
 use ringfence_types::Iova;
 
 /// An option as the command line calls it.
@@ -37,7 +37,9 @@ const SETTINGS: [Setting; 28] = [
         });
     }),
     ("errant", |devices| {
-        devices.inject_dma.push(InjectedDma::Stray(Iova::new(0xdead_0000)));
+        devices
+            .inject_dma
+            .push(InjectedDma::Stray(Iova::new(0xdead_0000)));
     }),
     ("errant=after-unmap", |devices| {
         devices.inject_dma.push(InjectedDma::AfterUnmap);

@@ -12,7 +12,7 @@ use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::Device;
 use ringfence_live::virtio::pviommu::PvIommuDevice;
 use ringfence_pviommu::wire::{Devid, Gpa, encode_map, encode_unmap};
-use ringfence_types::{RequesterId, Direction, Iova};
+use ringfence_types::{Direction, Iova, RequesterId};
 
 use crate::guest::{AWAY, ENDPOINT, EVENT_QUEUE, Guest, share};
 use crate::rig::*;

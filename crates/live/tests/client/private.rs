@@ -54,7 +54,9 @@ fn only_the_user_can_use_what_is_made() {
         ..DeviceOptions::default()
     };
     let mut daemon = Daemon::start(&dir.0, &devices, &log()).unwrap();
-    daemon.offer_hand_over(HandOverTimeouts::default(), &log()).unwrap();
+    daemon
+        .offer_hand_over(HandOverTimeouts::default(), &log())
+        .unwrap();
     daemon.machine().device_arguments().unwrap();
     let mut made = dir.names();
     made.retain(|name| name != "disk.img");

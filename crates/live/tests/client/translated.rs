@@ -220,10 +220,14 @@ fn a_guest_that_wants_too_much_is_refused_and_its_disk_goes_on() {
             },
             "the sink: out of memory",
         ),
-        (GuestLimits { tables: 8, ..usual }, "the sink: out of memory"),
+        (
+            GuestLimits { tables: 8, ..usual },
+            "the sink: out of memory",
+        ),
     ] {
         let (sender, heard) = std::sync::mpsc::channel();
-        let complaints = RateLimitedLog::new(move |refused| sender.send(refused.to_string()).unwrap());
+        let complaints =
+            RateLimitedLog::new(move |refused| sender.send(refused.to_string()).unwrap());
         let mut guest = guest_within(&caps, complaints);
         assert_eq!(guest.attach(), 0);
         // The disk's rings and buffers.

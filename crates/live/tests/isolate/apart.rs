@@ -1,7 +1,7 @@
 //! A disk in a process: it works, it reaches what is mapped, while it is, and what it does not reach the guest is told.
 
-use ringfence_live::limits::GuestLimits;
 use ringfence_live::dma_fault_injection::InjectedDma;
+use ringfence_live::limits::GuestLimits;
 use ringfence_types::Iova;
 
 use crate::guest::*;

@@ -21,11 +21,13 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 
-use ringfence_live::limits::{GuestLimits, RateLimitedLog};
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma_fault_injection::InjectedDma;
 use ringfence_live::iommu::GuestIommu;
-use ringfence_live::sandbox::{ProtocolViolation, DiskProxy, Grants, SandboxDisk, SandboxProgram, ProxyEvent, start};
+use ringfence_live::limits::{GuestLimits, RateLimitedLog};
+use ringfence_live::sandbox::{
+    DiskProxy, Grants, ProtocolViolation, ProxyEvent, SandboxDisk, SandboxProgram, start,
+};
 use ringfence_live::virtio::blk::Blk;
 use ringfence_types::RequesterId;
 
@@ -49,7 +51,9 @@ fn program(behaviour: &str) -> SandboxProgram {
 trait Boundary: Sized {
     /// The answer to an unmap of what is not mapped.
     const NOT_MAPPED: u8;
-    fn guest(make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> DiskProxy) -> Guest<DiskProxy, Self>;
+    fn guest(
+        make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> DiskProxy,
+    ) -> Guest<DiskProxy, Self>;
     /// The disk's rings and a page for data are mapped, and it runs.
     fn mapped(guest: Guest<DiskProxy, Self>) -> Guest<DiskProxy, Self>;
     fn map(guest: &mut Guest<DiskProxy, Self>, start: u64, bytes: u64, to: u64, flags: u32) -> u8;
@@ -72,7 +76,13 @@ macro_rules! boundary {
         fn mapped(guest: Guest<DiskProxy, Self>) -> Guest<DiskProxy, Self> {
             guest.mapped()
         }
-        fn map(guest: &mut Guest<DiskProxy, Self>, start: u64, bytes: u64, to: u64, flags: u32) -> u8 {
+        fn map(
+            guest: &mut Guest<DiskProxy, Self>,
+            start: u64,
+            bytes: u64,
+            to: u64,
+            flags: u32,
+        ) -> u8 {
             guest.map(start, bytes, to, flags)
         }
         fn unmap(guest: &mut Guest<DiskProxy, Self>, start: u64, bytes: u64) -> u8 {
@@ -100,7 +110,9 @@ impl Boundary for Virtio {
     const NOT_MAPPED: u8 = 0;
     boundary!();
 
-    fn guest(make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> DiskProxy) -> Guest<DiskProxy, Self> {
+    fn guest(
+        make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> DiskProxy,
+    ) -> Guest<DiskProxy, Self> {
         Guest::with(|iommu, counters| make(GuestIommu::Virtio(iommu.clone()), counters))
     }
 
@@ -117,7 +129,9 @@ impl Boundary for Para {
     const NOT_MAPPED: u8 = 6;
     boundary!();
 
-    fn guest(make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> DiskProxy) -> Guest<DiskProxy, Self> {
+    fn guest(
+        make: impl FnOnce(GuestIommu, Arc<DeviceCounters>) -> DiskProxy,
+    ) -> Guest<DiskProxy, Self> {
         Guest::behind_para(|iommu, counters| make(GuestIommu::Para(iommu.clone()), counters))
     }
 

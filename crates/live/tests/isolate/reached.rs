@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ringfence_live::counters::DeviceCounters;
 use ringfence_live::dma::{Direct, Dma};
-use ringfence_live::virtio::{Device, QueueBroken, QuantumResult};
+use ringfence_live::virtio::{Device, QuantumResult, QueueBroken};
 use virtio_queue::Queue;
 use vm_memory::{Bytes, GuestAddress};
 

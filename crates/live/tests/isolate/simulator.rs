@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 
 use ringfence_live::sandbox::control_region::ControlRegion;
-use ringfence_live::sandbox::sys::{request_calls, end, make};
+use ringfence_live::sandbox::sys::{end, make, request_calls};
 use ringfence_live::sandbox::windows::{END, FIRST};
 use ringfence_live::sandbox::{Call, SandboxedDevice, copy, enter, mapper, run_sandboxed_device};
 

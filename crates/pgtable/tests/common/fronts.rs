@@ -1,8 +1,8 @@
 //! The ways to change a table, behind one role.
 
 use ringfence_pgtable::{
-    DirtyLines, Format, Leaf, LeafCache, MapError, MapRequest, ReclaimingTable, UnlinkedTables, Table,
-    UnmapError,
+    DirtyLines, Format, Leaf, LeafCache, MapError, MapRequest, ReclaimingTable, Table,
+    UnlinkedTables, UnmapError,
 };
 use ringfence_types::{CachedLevels, Invalidation, Iova, Pending, PfnRange, PhysAddr};
 

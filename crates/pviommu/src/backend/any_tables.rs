@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Direction, Iova, PhysAddr};
 
-use super::{IoError, IoTables, DeviceSlot};
+use super::{DeviceSlot, IoError, IoTables};
 
 /// Where a device's table is.
 #[derive(Debug, Clone, Copy)]

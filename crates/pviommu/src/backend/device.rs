@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Direction, Iova};
 
-use super::device_mappings::{NoLeaf, DeviceMappings};
-use super::{GuestBacking, IoError, IoTables, PinError, DeviceSlot};
+use super::device_mappings::{DeviceMappings, NoLeaf};
+use super::{DeviceSlot, GuestBacking, IoError, IoTables, PinError};
 use crate::wire::{Devid, Gpa, Status};
 
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use ringfence_types::{Access, Direction, Iova};
 
 use super::device::BackendDevice;
 use super::events::Events;
-use super::{GuestBacking, IoTables, DeviceSlot};
+use super::{DeviceSlot, GuestBacking, IoTables};
 use crate::wire::{
     Config, Devid, Event, EventReason, Giovas, Gpa, Map, PAGE_BYTES, Request, Status, Unmap,
 };
@@ -73,7 +73,8 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
     /// A backend without mappings for the devices of `config`: [`DeviceSlot`]s count them in their order.
     pub fn new(config: Config, limits: BackendLimits, backing: B, tables: T) -> Self {
         let ids = config.devices().zip(0..);
-        let devices = ids.map(|(id, index)| BackendDevice::new(id, DeviceSlot::new(index), limits.leaves));
+        let devices =
+            ids.map(|(id, index)| BackendDevice::new(id, DeviceSlot::new(index), limits.leaves));
         let devices = devices.collect();
         Self {
             config,

@@ -3,8 +3,8 @@
 use alloc::vec::Vec;
 
 use ringfence_pgtable::{
-    Coherency, Context, Cursor, Level, MapError, MapRequest, Reclaim, ReclaimingTable, UnlinkedTables,
-    SecondStage, TableError, TranslationType, walk,
+    Coherency, Context, Cursor, Level, MapError, MapRequest, Reclaim, ReclaimingTable, SecondStage,
+    TableError, TranslationType, UnlinkedTables, walk,
 };
 use ringfence_types::{
     Batch, CachedLevels, Direction, DomainId, FrameSource, Invalidation, Invalidator, Iova, Pfn,
@@ -12,7 +12,7 @@ use ringfence_types::{
 };
 
 use super::invalidate::invalidate;
-use super::{IoError, IoTables, DeviceSlot};
+use super::{DeviceSlot, IoError, IoTables};
 use crate::wire::PAGE_BYTES;
 
 /// Runs of pages that are invalidated one by one. More at a time cost more than what else the domain has cached.

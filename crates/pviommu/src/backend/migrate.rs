@@ -8,7 +8,7 @@ use ringfence_types::Iova;
 use super::handle::find;
 use super::{Backend, GuestBacking, IoTables};
 use crate::wire::{
-    Devid, OutOfOrder, PAGE_BYTES, Record, Status, MigrationStream, StreamError, StreamWriter,
+    Devid, MigrationStream, OutOfOrder, PAGE_BYTES, Record, Status, StreamError, StreamWriter,
 };
 
 /// Why a stream was refused. Nothing is mapped.
@@ -78,7 +78,9 @@ impl<B: GuestBacking, T: IoTables> Backend<B, T> {
     /// # Errors
     /// [`RestoreError`]; nothing is mapped, whatever the stream was.
     pub fn restore(&mut self, stream: &[u8]) -> Result<(), RestoreError> {
-        let taken = |device: &&super::device::BackendDevice| device.mappings.live() != 0 || !device.is_sound();
+        let taken = |device: &&super::device::BackendDevice| {
+            device.mappings.live() != 0 || !device.is_sound()
+        };
         if let Some(device) = self.devices.iter().find(taken) {
             return Err(RestoreError::NotEmpty(device.id));
         }

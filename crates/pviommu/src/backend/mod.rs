@@ -7,30 +7,30 @@
 //! [`BackendLimits`] and by the sources of frames that the embedder passes in. There is no queue here, no thread and no clock: whoever has a virtqueue calls
 //! [`Backend::handle`] for each request in turn.
 
-mod guest_backing;
+mod any_tables;
 mod device;
+mod device_mappings;
 mod events;
+mod guest_backing;
 mod handle;
 mod hardware;
 mod invalidate;
 mod io_tables;
 mod last_table;
 mod migrate;
-mod any_tables;
 mod on_demand;
 mod pool;
 mod resident;
 mod simulated;
-mod device_mappings;
 
-pub use guest_backing::{GuestBacking, PinError};
-pub use events::EVENTS;
-pub use handle::{Backend, Counts, BackendLimits, CommitFailed};
-pub use hardware::{HardwareTables, KEPT_TABLES};
-pub use io_tables::{IoError, IoTables, DeviceSlot};
-pub use last_table::{LastTable, LastTableAsPublished, NoLastTable, FixedLastTable};
-pub use migrate::RestoreError;
 pub use any_tables::AnyTables;
+pub use events::EVENTS;
+pub use guest_backing::{GuestBacking, PinError};
+pub use handle::{Backend, BackendLimits, CommitFailed, Counts};
+pub use hardware::{HardwareTables, KEPT_TABLES};
+pub use io_tables::{DeviceSlot, IoError, IoTables};
+pub use last_table::{FixedLastTable, LastTable, LastTableAsPublished, NoLastTable};
+pub use migrate::RestoreError;
 pub use on_demand::{OnDemand, OnDemandStats, Pager, ReclaimError, SetupError};
 pub use pool::{POOL_PAGES, PagePool, PoolStats, REFILL_BELOW};
 pub use resident::Resident;

@@ -7,7 +7,7 @@ use core::sync::atomic::Ordering;
 
 use ringfence_pgtable::{
     Coherency, Cursor, Entry, Format, Level, MapError, MapRequest, Reclaim, ReclaimingTable,
-    UnlinkedTables, SecondStage, TableError, WalkErrorKind, walk,
+    SecondStage, TableError, UnlinkedTables, WalkErrorKind, walk,
 };
 use ringfence_types::{
     AddressRange, CachedLevels, DomainId, FrameSource, Invalidation, Invalidator, Iova,

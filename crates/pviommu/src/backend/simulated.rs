@@ -12,7 +12,7 @@ use ringfence_types::{
     Access, Address, Direction, DomainId, FrameSource, Iova, Pfn, PfnRange, PhysAddr, PhysMemory,
 };
 
-use super::{IoError, IoTables, DeviceSlot};
+use super::{DeviceSlot, IoError, IoTables};
 use crate::wire::EventReason;
 
 /// Marks addresses in a simulator's address space.
@@ -121,7 +121,12 @@ impl<M: PhysMemory, S: FrameSource, G: Grants> SimulatedTables<M, S, G> {
     ///
     /// # Errors
     /// Why the access is to be stopped.
-    pub fn translate(&self, device: DeviceSlot, giova: Iova, access: Access) -> Result<Hva, EventReason> {
+    pub fn translate(
+        &self,
+        device: DeviceSlot,
+        giova: Iova,
+        access: Access,
+    ) -> Result<Hva, EventReason> {
         let table = self
             .tables
             .get(device.index())

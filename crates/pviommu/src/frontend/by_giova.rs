@@ -89,7 +89,8 @@ mod tests {
     #[test]
     fn what_is_put_is_found_until_it_is_taken() {
         let mut keys = ByGiova::default();
-        let key = |page: u64| MappingKey::new(PhysAddr::new(page << 12), 3, Direction::ToDevice).unwrap();
+        let key =
+            |page: u64| MappingKey::new(PhysAddr::new(page << 12), 3, Direction::ToDevice).unwrap();
         let giovas = [0x1000, 0x20_0000, 0xffff_f000, 1 << 32, 1 << 47].map(Iova::new);
         for (page, giova) in giovas.iter().enumerate() {
             assert_eq!(keys.get(*giova), None);

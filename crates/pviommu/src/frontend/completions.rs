@@ -5,7 +5,7 @@ use core::ops::Deref;
 
 use ringfence_types::{Invalidation, InvalidationError, Invalidator, Lock, Ticket};
 
-use super::{Channel, SharedChannel, Queue};
+use super::{Channel, Queue, SharedChannel};
 
 /// The host invalidates before it answers an unmap. So nothing new is submitted: the ticket is a place in the queue, and it completes when every
 /// request before it was answered.

@@ -11,15 +11,15 @@
 //! The host behind the queue is not believed: what it answers late, twice, out of order or not at all breaks the channel, and addresses whose unmap it
 //! did not confirm are never given out again. There is no clock: time-outs are counts of polls.
 
-mod completions;
 mod by_giova;
-mod rtc_space;
 mod channel;
+mod completions;
 mod queue;
 mod remote_table;
+mod rtc_space;
 
+pub use channel::{Channel, ChannelFailure, ChannelOptions, ChannelStats, RemoteMapError};
 pub use completions::UnmapCompletions;
-pub use rtc_space::{RtcSpace, DeviceCache, UnknownUnmap};
-pub use channel::{ChannelFailure, Channel, ChannelOptions, ChannelStats, RemoteMapError};
 pub use queue::{Queue, QueueFull, RequestId, Used};
-pub use remote_table::{SharedChannel, RemoteTable};
+pub use remote_table::{RemoteTable, SharedChannel};
+pub use rtc_space::{DeviceCache, RtcSpace, UnknownUnmap};

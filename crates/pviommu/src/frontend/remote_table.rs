@@ -13,7 +13,7 @@ use ringfence_types::{
     Unmapped,
 };
 
-use super::{ChannelFailure, Channel, Queue, RemoteMapError};
+use super::{Channel, ChannelFailure, Queue, RemoteMapError};
 use crate::wire::{Devid, Gpa, PAGE_BYTES, Status};
 
 /// A channel shared by processors and devices, behind the embedder's lock.
@@ -121,7 +121,10 @@ where
                 let place = channel.map(self.device, direction, pages)?;
                 let first = Pfn::containing(request.iova.wrapping_add(bytes(0)));
                 if let Some(range) = PfnRange::new(first, count) {
-                    queued(QueuedMap { sequence: place, range });
+                    queued(QueuedMap {
+                        sequence: place,
+                        range,
+                    });
                 }
                 done = done.wrapping_add(count);
             }
@@ -148,8 +151,9 @@ where
         for deferred in cpu.0.drain(..) {
             let answer = self.link.wait(deferred.sequence);
             if answer.is_err() {
-                let note =
-                    |channel: &mut Channel<Q>| channel.note_late_refusal(self.device, deferred.range);
+                let note = |channel: &mut Channel<Q>| {
+                    channel.note_late_refusal(self.device, deferred.range)
+                };
                 self.link.with(note);
                 self.count_unmapped(deferred.range.pages());
                 outcome = outcome.and(answer);

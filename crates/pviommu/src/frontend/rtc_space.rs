@@ -12,7 +12,8 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use ringfence_dma::space::{
-    Expire, ClearedRange, UnmapResult, AddressLimits, Paged, PagedCpu, MapResult, Space, IoPageTable, UnmapRefusal,
+    AddressLimits, ClearedRange, Expire, IoPageTable, MapResult, Paged, PagedCpu, Space,
+    UnmapRefusal, UnmapResult,
 };
 use ringfence_dma::{MapReason, Platform};
 use ringfence_iova::IovaAllocator;
@@ -23,7 +24,7 @@ use ringfence_types::{
 
 use super::by_giova::ByGiova;
 use super::remote_table::direction_of;
-use crate::rtc::{ReverseCache, MappingKey, NotCached, NotInUse};
+use crate::rtc::{MappingKey, NotCached, NotInUse, ReverseCache};
 
 /// What a frontend does with an address that no mapping has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -253,7 +254,9 @@ where
         let Some((key, piece)) = key else {
             return self.map_bypass_cache(cpu, platform, pieces, permissions, limits);
         };
-        let found = self.cache_lock.with(|reverse| reverse.acquire(key, &limits));
+        let found = self
+            .cache_lock
+            .with(|reverse| reverse.acquire(key, &limits));
         if let Some(range) = found.and_then(|giova| bytes_at(giova, piece)) {
             return Ok(MapResult { range, steps: 0 });
         }

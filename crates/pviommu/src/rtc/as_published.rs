@@ -12,8 +12,8 @@ use alloc::collections::VecDeque;
 
 use ringfence_types::{Direction, Iova, PhysAddr};
 
-use super::tree::{Inserted, TreeAsPublished, NodeId};
-use super::{ReverseCache, Cycles, MappingKey, NotCached, NotInUse, RtcStats};
+use super::tree::{Inserted, NodeId, TreeAsPublished};
+use super::{Cycles, MappingKey, NotCached, NotInUse, ReverseCache, RtcStats};
 
 /// An element of the queue (Fig. 6).
 #[derive(Debug, Clone, Copy)]

@@ -7,7 +7,7 @@ use ringfence_types::{Iova, PageSize};
 
 use super::reverse_cache::EvictionBudget;
 use super::tree::{NodeId, Tree, TreeError};
-use super::{ReverseCache, Cycles, MappingKey, NotCached, NotInUse, RtcStats};
+use super::{Cycles, MappingKey, NotCached, NotInUse, ReverseCache, RtcStats};
 
 /// A mapping. What the document keeps in a leaf is behind the leaf's value here: a leaf has one value a page, and a page can be the first of mappings of several lengths.
 #[derive(Debug, Clone, Copy)]
@@ -176,7 +176,12 @@ impl Rtc {
     /// Walks the section of `cycle`: those in use leave the queue, those released later move to
     /// their section, the others leave the cache as long as `wanted` takes them, and stay where
     /// they are after that. How many left.
-    fn expire(&mut self, cycle: u64, wanted: &mut EvictionBudget, mut expired: impl FnMut(MappingKey, Iova)) -> u64 {
+    fn expire(
+        &mut self,
+        cycle: u64,
+        wanted: &mut EvictionBudget,
+        mut expired: impl FnMut(MappingKey, Iova),
+    ) -> u64 {
         let section = self.section(cycle).and_then(Option::take);
         let mut at = section.map(|section| section.first);
         let mut gone = 0;

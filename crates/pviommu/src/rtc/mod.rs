@@ -8,21 +8,21 @@
 //! **What a cache promises.** A mapping that nobody uses leaves with the (C + 1)th end of a cycle after its last release, or before. With
 //! cycles of T that is T x (C + 1) at the longest, and so long its pages are exposed: a mode with a cache is `bounded`, never strict.
 
+mod as_published;
 mod cycles;
+mod fixed;
 mod flat;
 mod key;
-mod as_published;
-mod fixed;
 pub mod residency;
 mod reuse;
 mod reverse_cache;
 pub mod tables;
 pub mod tree;
 
+pub use as_published::RtcAsPublished;
 pub use cycles::Cycles;
+pub use fixed::Rtc;
 pub use flat::FlatRtc;
 pub use key::MappingKey;
-pub use as_published::RtcAsPublished;
-pub use fixed::Rtc;
 pub use reuse::ResidencyPolicy;
-pub use reverse_cache::{ReverseCache, NotCached, NotInUse, RtcStats};
+pub use reverse_cache::{NotCached, NotInUse, ReverseCache, RtcStats};

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use ringfence_types::{Direction, Iova, PhysAddr};
 
-use super::{ReverseCache, MappingKey};
+use super::{MappingKey, ReverseCache};
 
 /// When mappings are released, in units of time: one in each unit. Every seventh one is used again, and released for the last time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -123,7 +123,10 @@ mod tests {
     use super::*;
 
     fn settled(gaps: &[(u8, u32)], late: u16) -> u8 {
-        let mut seen = Gaps::new(ResidencyPolicy::Adaptive { late }, Cycles::new(200).unwrap());
+        let mut seen = Gaps::new(
+            ResidencyPolicy::Adaptive { late },
+            Cycles::new(200).unwrap(),
+        );
         for &(gap, times) in gaps {
             for _ in 0..times {
                 seen.count(1, gap);
@@ -146,7 +149,10 @@ mod tests {
 
     #[test]
     fn directions_are_judged_apart() {
-        let mut seen = Gaps::new(ResidencyPolicy::Adaptive { late: 0 }, Cycles::new(9).unwrap());
+        let mut seen = Gaps::new(
+            ResidencyPolicy::Adaptive { late: 0 },
+            Cycles::new(9).unwrap(),
+        );
         for _ in 0..100 {
             seen.count(2, 0);
         }

@@ -1,8 +1,8 @@
 //! The vectors, sent to backends of every kind; and what a backend answers beside statuses.
 
 use ringfence_pviommu::backend::{
-    Backend, EVENTS, HardwareTables, IoError, IoTables, BackendLimits, OnDemand, FixedLastTable,
-    Resident, DeviceSlot,
+    Backend, BackendLimits, DeviceSlot, EVENTS, FixedLastTable, HardwareTables, IoError, IoTables,
+    OnDemand, Resident,
 };
 use ringfence_pviommu::wire::{Config, Devid, Event, EventReason, Status};
 use ringfence_types::{Access, Direction, Iova, PhysAddr};

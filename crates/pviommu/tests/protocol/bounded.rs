@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use ringfence_dma::{Mapping, SgMapping};
 use ringfence_pviommu::frontend::UnknownUnmap;
-use ringfence_pviommu::rtc::{ReverseCache, FlatRtc, ResidencyPolicy};
+use ringfence_pviommu::rtc::{FlatRtc, ResidencyPolicy, ReverseCache};
 use ringfence_types::{Access, Direction, IovaRange, Pfn, PfnRange, PhysRange};
 
 use crate::caching::{CYCLE, Guest, LIMIT, buffer, c, guest, tree};

@@ -5,20 +5,21 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use ringfence_dma::flush::{PerCycle, RangeBatch};
-use ringfence_dma::space::{UnmapResult, AddressLimits, Paged, Rounding, Space as _};
+use ringfence_dma::space::{AddressLimits, Paged, Rounding, Space as _, UnmapResult};
 use ringfence_dma::{
-    Attachment, Cpu, Dma, Mapping, Outcome, DmaSegment, SgLimits, SgMapping, SgRequest, Teardown,
+    Attachment, Cpu, Dma, DmaSegment, Mapping, Outcome, SgLimits, SgMapping, SgRequest, Teardown,
     UnmapReason,
 };
-use ringfence_iova::{CachedRbTree, CachedTree, IovaAllocator as _, AllocRequest as Alloc};
+use ringfence_iova::{AllocRequest as Alloc, CachedRbTree, CachedTree, IovaAllocator as _};
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_memory::{Arena, Frames};
-use ringfence_pviommu::backend::{HardwareTables, OnDemand, FixedLastTable};
+use ringfence_pviommu::backend::{FixedLastTable, HardwareTables, OnDemand};
 use ringfence_pviommu::frontend::{
-    UnmapCompletions, RtcSpace, Channel, ChannelOptions, SharedChannel, RemoteTable, DeviceCache, UnknownUnmap,
+    Channel, ChannelOptions, DeviceCache, RemoteTable, RtcSpace, SharedChannel, UnknownUnmap,
+    UnmapCompletions,
 };
 use ringfence_pviommu::loopback::Loopback;
-use ringfence_pviommu::rtc::{ReverseCache, Cycles, MappingKey, RtcAsPublished, Rtc};
+use ringfence_pviommu::rtc::{Cycles, MappingKey, ReverseCache, Rtc, RtcAsPublished};
 use ringfence_types::{
     Access, Direction, Invalidator, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
     RingId,
@@ -31,7 +32,8 @@ pub(crate) type Looped = Loopback<
     OnDemand<Arc<Arena>, Source, FixedLastTable>,
     HardwareTables<Arc<Arena>, Source, Unit>,
 >;
-type Space<C> = RtcSpace<CachedRbTree<RefCell<CachedTree>>, Table<Looped>, C, RefCell<DeviceCache<C>>>;
+type Space<C> =
+    RtcSpace<CachedRbTree<RefCell<CachedTree>>, Table<Looped>, C, RefCell<DeviceCache<C>>>;
 type Policy = PerCycle<RefCell<RangeBatch>>;
 
 /// T.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ringfence_pviommu::backend::{
-    Backend, GuestBacking, IoError, IoTables, BackendLimits, PinError, DeviceSlot, CommitFailed,
+    Backend, BackendLimits, CommitFailed, DeviceSlot, GuestBacking, IoError, IoTables, PinError,
 };
 use ringfence_pviommu::wire::{Gpa, Status};
 use ringfence_types::{Access, Direction, Iova, PhysAddr};

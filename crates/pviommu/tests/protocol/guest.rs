@@ -8,13 +8,15 @@ use proptest::prelude::*;
 use ringfence_dma::flush::Strict;
 use ringfence_dma::space::{Paged, Rounding};
 use ringfence_dma::{
-    Attachment, Cpu, Dma, MapError, Mapping, Released, DmaSegment, SgLimits, SgMapping, SgRequest,
+    Attachment, Cpu, Dma, DmaSegment, MapError, Mapping, Released, SgLimits, SgMapping, SgRequest,
     UnmapReason,
 };
-use ringfence_iova::{CachedRbTree, CachedTree, IovaAllocator, AllocRequest as Alloc};
+use ringfence_iova::{AllocRequest as Alloc, CachedRbTree, CachedTree, IovaAllocator};
 use ringfence_memory::Arena;
-use ringfence_pviommu::backend::{Backend, HardwareTables, OnDemand, FixedLastTable};
-use ringfence_pviommu::frontend::{UnmapCompletions, ChannelFailure, Channel, ChannelOptions, SharedChannel, RemoteTable};
+use ringfence_pviommu::backend::{Backend, FixedLastTable, HardwareTables, OnDemand};
+use ringfence_pviommu::frontend::{
+    Channel, ChannelFailure, ChannelOptions, RemoteTable, SharedChannel, UnmapCompletions,
+};
 use ringfence_pviommu::loopback::Loopback;
 use ringfence_types::{
     Access, Direction, Iova, IovaRange, Nanos, Pfn, PfnRange, PhysAddr, PhysRange,
@@ -51,7 +53,10 @@ pub(crate) fn guest(trick: Option<(u64, Trick)>) -> Guest {
         pages_max: 16,
         patience: PATIENCE,
     };
-    let link = Rc::new(SharedChannel::new(Channel::new(host, options), RefCell::new));
+    let link = Rc::new(SharedChannel::new(
+        Channel::new(host, options),
+        RefCell::new,
+    ));
     let machine = Machine {
         memory: arena,
         frames: tables,

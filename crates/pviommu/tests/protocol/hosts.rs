@@ -8,7 +8,8 @@ use std::sync::Arc;
 use ringfence_dma::space::IoPageTable;
 use ringfence_pgtable::MapRequest;
 use ringfence_pviommu::frontend::{
-    UnmapCompletions, ChannelFailure, Channel, ChannelOptions, SharedChannel, Queue, QueueFull, RemoteTable, RequestId, Used,
+    Channel, ChannelFailure, ChannelOptions, Queue, QueueFull, RemoteTable, RequestId,
+    SharedChannel, UnmapCompletions, Used,
 };
 use ringfence_pviommu::wire::Status;
 use ringfence_types::{
@@ -114,11 +115,27 @@ fn a_host_that_breaks_the_rules_is_found_out() {
         (1, Trick::Late(20), None),
         (0, Trick::Never, Some(ChannelFailure::Silent)),
         (1, Trick::Never, Some(ChannelFailure::Silent)),
-        (0, Trick::Late(PATIENCE as u32 + 20), Some(ChannelFailure::Silent)),
+        (
+            0,
+            Trick::Late(PATIENCE as u32 + 20),
+            Some(ChannelFailure::Silent),
+        ),
         (0, Trick::Twice, Some(ChannelFailure::UnknownReply(first))),
-        (1, Trick::Twice, Some(ChannelFailure::UnknownReply(RequestId(1)))),
-        (0, Trick::Foreign, Some(ChannelFailure::UnknownReply(RequestId(1000)))),
-        (1, Trick::Foreign, Some(ChannelFailure::UnknownReply(RequestId(1001)))),
+        (
+            1,
+            Trick::Twice,
+            Some(ChannelFailure::UnknownReply(RequestId(1))),
+        ),
+        (
+            0,
+            Trick::Foreign,
+            Some(ChannelFailure::UnknownReply(RequestId(1000))),
+        ),
+        (
+            1,
+            Trick::Foreign,
+            Some(ChannelFailure::UnknownReply(RequestId(1001))),
+        ),
         (0, Trick::Says(7), None),
         (0, Trick::Says(0xff), None),
         (
@@ -207,7 +224,10 @@ fn answers_out_of_order_break_the_channel() {
         .collect();
     let refused = guest.map_list(&mut cpu, &pieces, Direction::ToDevice);
     assert!(refused.is_err());
-    assert_eq!(guest.broken(), Some(ChannelFailure::UnknownReply(RequestId(2))));
+    assert_eq!(
+        guest.broken(),
+        Some(ChannelFailure::UnknownReply(RequestId(2)))
+    );
 }
 
 /// Patience is for requests that wait, each of its own.
@@ -301,7 +321,10 @@ fn a_full_queue_is_waited_for() {
         pages_max: 16,
         patience: PATIENCE,
     };
-    let link = Rc::new(SharedChannel::new(Channel::new(Full, options), RefCell::new));
+    let link = Rc::new(SharedChannel::new(
+        Channel::new(Full, options),
+        RefCell::new,
+    ));
     let table: Table<Full> = RemoteTable::new(Rc::clone(&link), NIC, guest.at.domain());
     let mut machine = Machine {
         memory: Arc::clone(&guest.machine.memory),
@@ -311,6 +334,9 @@ fn a_full_queue_is_waited_for() {
     };
     let refused = table.map(&mut table.per_cpu(), &mut machine, request(0, 0));
     assert!(refused.is_err());
-    assert_eq!(link.with(|channel| channel.failure()), Some(ChannelFailure::Full));
+    assert_eq!(
+        link.with(|channel| channel.failure()),
+        Some(ChannelFailure::Full)
+    );
     assert!(table.is_empty(&machine));
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ringfence_dma::Platform;
 use ringfence_memory::Arena;
-use ringfence_pviommu::frontend::{UnmapCompletions, Channel, SharedChannel, RemoteTable};
-use ringfence_types::{RequesterId, Invalidator, Nanos};
+use ringfence_pviommu::frontend::{Channel, RemoteTable, SharedChannel, UnmapCompletions};
+use ringfence_types::{Invalidator, Nanos, RequesterId};
 
 use crate::rig::{NIC, Source};
 

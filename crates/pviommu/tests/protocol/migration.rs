@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use ringfence_pviommu::backend::{
-    Backend, IoTables, BackendLimits, FixedLastTable, Resident, RestoreError,
+    Backend, BackendLimits, FixedLastTable, IoTables, Resident, RestoreError,
 };
 use ringfence_pviommu::wire::{Devid, Gpa, Status, StreamWriter};
 use ringfence_types::{Access, Direction, Iova};

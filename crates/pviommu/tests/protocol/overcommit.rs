@@ -2,8 +2,8 @@
 
 use ringfence_memory::fake::FaultyFrames;
 use ringfence_pviommu::backend::{
-    GuestBacking, BackendLimits, LastTableAsPublished, NoLastTable, POOL_PAGES, PagePool, REFILL_BELOW,
-    ReclaimError, FixedLastTable,
+    BackendLimits, FixedLastTable, GuestBacking, LastTableAsPublished, NoLastTable, POOL_PAGES,
+    PagePool, REFILL_BELOW, ReclaimError,
 };
 use ringfence_pviommu::wire::{Gpa, Status};
 use ringfence_types::{Access, Direction, FrameSource, PhysAddr, PhysMemory};

@@ -10,15 +10,15 @@ use ringfence_memory::fake::FaultyFrames;
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, ContextTables, Levels, SecondStage};
 use ringfence_pviommu::backend::{
-    Backend, HardwareTables, LastTable, BackendLimits, OnDemand, FixedLastTable, DeviceSlot,
+    Backend, BackendLimits, DeviceSlot, FixedLastTable, HardwareTables, LastTable, OnDemand,
 };
 use ringfence_pviommu::wire::{
     Config, Devid, Gpa, GuestPhysical, Status, encode_map, encode_unmap,
 };
 use ringfence_types::{
-    Access, AddressRange, CachedLevels, RequesterId, Direction, DomainId, FaultReason, FrameSource,
+    Access, AddressRange, CachedLevels, Direction, DomainId, FaultReason, FrameSource,
     Invalidation, InvalidationError, Invalidator, Iova, IovaRange, OutOfFrames, PhysAddr,
-    PhysRange, Ticket,
+    PhysRange, RequesterId, Ticket,
 };
 
 pub(crate) const PAGE: u64 = 4096;

@@ -11,10 +11,11 @@ use ringfence_dma::flush::Never;
 use ringfence_dma::space::Identity;
 use ringfence_dma::{BouncePool, Dma, Mapping};
 use ringfence_pviommu::backend::{
-    GuestBacking, IoTables, LastTableAsPublished, PagePool, ReclaimError, FixedLastTable, DeviceSlot,
+    DeviceSlot, FixedLastTable, GuestBacking, IoTables, LastTableAsPublished, PagePool,
+    ReclaimError,
 };
-use ringfence_pviommu::frontend::{UnmapCompletions, Channel, UnknownUnmap};
-use ringfence_pviommu::rtc::{ReverseCache, Cycles, FlatRtc, RtcAsPublished, ResidencyPolicy, Rtc};
+use ringfence_pviommu::frontend::{Channel, UnknownUnmap, UnmapCompletions};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache, Rtc, RtcAsPublished};
 use ringfence_pviommu::wire::{Gpa, Status};
 use ringfence_types::{
     Access, Direction, FrameSource, Invalidation, InvalidationError, Invalidator, Iova,
@@ -182,7 +183,8 @@ fn a34_frames() -> Outcome {
         }
         pool.free(all[0]);
         pool.refill();
-        let mut again = std::iter::from_fn(|| (pool.available() > 0).then(|| pool.alloc().unwrap()));
+        let mut again =
+            std::iter::from_fn(|| (pool.available() > 0).then(|| pool.alloc().unwrap()));
         let dirty = again.find(|frame| {
             let left = |word: &std::sync::atomic::AtomicU64| word.load(Ordering::Relaxed) != 0;
             words(frame).iter().any(left)

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use ringfence_memory::Arena;
 use ringfence_pgtable::{Levels, SecondStage};
 use ringfence_pviommu::backend::{
-    Backend, GrantError, Grants, Hva, IoError, IoTables, BackendLimits, AnyTables, Resident, SimulatedTables,
-    DeviceSlot,
+    AnyTables, Backend, BackendLimits, DeviceSlot, GrantError, Grants, Hva, IoError, IoTables,
+    Resident, SimulatedTables,
 };
 use ringfence_pviommu::wire::{EventReason, GuestPhysical, Status};
 use ringfence_types::{Access, AddressRange, Direction, Iova, PhysAddr};
@@ -68,7 +68,12 @@ pub(crate) fn pages_of_memory() -> impl Iterator<Item = u64> {
 }
 
 impl Grants for Process {
-    fn grant(&mut self, _: DeviceSlot, frame: PhysAddr, direction: Direction) -> Result<Hva, GrantError> {
+    fn grant(
+        &mut self,
+        _: DeviceSlot,
+        frame: PhysAddr,
+        direction: Direction,
+    ) -> Result<Hva, GrantError> {
         if self.reached.len() == self.room {
             return Err(GrantError::NoRoom);
         }
@@ -178,10 +183,10 @@ fn a_simulator_reaches_what_is_mapped_and_in_its_direction() {
         host.reach(WINDOW + PAGE, Access::Read),
         Err(EventReason::NotMapped)
     );
-    let other = host
-        .backend
-        .tables()
-        .translate(DeviceSlot::new(1), Iova::new(WINDOW), Access::Read);
+    let other =
+        host.backend
+            .tables()
+            .translate(DeviceSlot::new(1), Iova::new(WINDOW), Access::Read);
     assert_eq!(other, Err(EventReason::NotMapped));
     assert_eq!(host.granted(), 1);
     assert_eq!(host.backend.handle(&unmap(NIC, &[WINDOW])), Status::Ok);
@@ -234,7 +239,13 @@ fn an_unmap_whose_revocation_fails_did_not_happen() {
 struct Noted(Vec<DeviceSlot>);
 
 impl IoTables for Noted {
-    fn map(&mut self, device: DeviceSlot, _: Iova, _: PhysAddr, _: Direction) -> Result<(), IoError> {
+    fn map(
+        &mut self,
+        device: DeviceSlot,
+        _: Iova,
+        _: PhysAddr,
+        _: Direction,
+    ) -> Result<(), IoError> {
         self.0.push(device);
         Ok(())
     }
@@ -258,5 +269,8 @@ fn each_device_of_a_mixed_guest_has_its_side() {
     }
     assert_eq!(mixed.commit(DeviceSlot::new(3)), Err(IoError::Failed));
     assert_eq!(mixed.assigned().0, [DeviceSlot::new(0)]);
-    assert_eq!(mixed.simulated().0, [DeviceSlot::new(0), DeviceSlot::new(1)]);
+    assert_eq!(
+        mixed.simulated().0,
+        [DeviceSlot::new(0), DeviceSlot::new(1)]
+    );
 }

@@ -1,6 +1,6 @@
 //! Tables of devices: those that lead nowhere go back, and only when no walk cache leads to them.
 
-use ringfence_pviommu::backend::{KEPT_TABLES, BackendLimits, FixedLastTable};
+use ringfence_pviommu::backend::{BackendLimits, FixedLastTable, KEPT_TABLES};
 use ringfence_pviommu::wire::{Config, Status};
 use ringfence_types::{Access, Direction, Iova, IovaRange};
 

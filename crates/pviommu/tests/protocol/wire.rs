@@ -5,8 +5,8 @@ use std::mem::discriminant;
 
 use proptest::prelude::*;
 use ringfence_pviommu::wire::{
-    CONFIG_BYTES, Config, ConfigError, Devid, Event, Gpa, Malformed, PAGES_LIMIT, Request, Status,
-    MigrationStream, StreamWriter, encode_map, encode_unmap,
+    CONFIG_BYTES, Config, ConfigError, Devid, Event, Gpa, Malformed, MigrationStream, PAGES_LIMIT,
+    Request, Status, StreamWriter, encode_map, encode_unmap,
 };
 use ringfence_types::{Direction, Iova, IovaRange};
 

@@ -1,7 +1,7 @@
 //! Attacks A28 and A29 at the cache, the literal one beside the repaired ones, and how long a mapping stays.
 
 use ringfence_pviommu::rtc::residency::{Uses, residency};
-use ringfence_pviommu::rtc::{ReverseCache, Cycles, FlatRtc, RtcAsPublished, ResidencyPolicy, Rtc};
+use ringfence_pviommu::rtc::{Cycles, FlatRtc, ResidencyPolicy, ReverseCache, Rtc, RtcAsPublished};
 use ringfence_types::{Direction, Iova};
 
 use crate::cases::*;
@@ -49,7 +49,10 @@ fn reuse_cuts_the_literal_residency_short() {
         ticks
     }
     let c = Cycles::PAPER;
-    assert_eq!(cycles_after_last_release(&mut RtcAsPublished::new(c, 100)), 1);
+    assert_eq!(
+        cycles_after_last_release(&mut RtcAsPublished::new(c, 100)),
+        1
+    );
     assert_eq!(cycles_after_last_release(&mut Rtc::new(c, 100)), 4);
     assert_eq!(
         cycles_after_last_release(&mut FlatRtc::new(c, 100, ResidencyPolicy::Fixed)),

@@ -1,7 +1,7 @@
 //! Attacks A28 and A29 on a cache: whether it falls to them.
 #![allow(dead_code)]
 
-use ringfence_pviommu::rtc::{ReverseCache, MappingKey};
+use ringfence_pviommu::rtc::{MappingKey, ReverseCache};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 pub(crate) fn key(page: u64, pages: u64, direction: Direction) -> MappingKey {

@@ -1,7 +1,9 @@
 //! One suite over all implementors of the role.
 
 use proptest::prelude::*;
-use ringfence_pviommu::rtc::{ReverseCache, Cycles, FlatRtc, MappingKey, NotCached, NotInUse, ResidencyPolicy, Rtc};
+use ringfence_pviommu::rtc::{
+    Cycles, FlatRtc, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache, Rtc,
+};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 use crate::model::Model;
@@ -232,6 +234,10 @@ fn lengths_of_a_page_leave_one_by_one(mut cache: impl ReverseCache, gone: u64) {
     assert_eq!(left, lengths.clone().filter(leaves).collect::<Vec<_>>());
     for pages in lengths {
         let stays = (!leaves(&pages)).then_some(Iova::new(pages << 12));
-        assert_eq!(cache.acquire(key(pages)), stays, "{pages} pages of {gone:04b}");
+        assert_eq!(
+            cache.acquire(key(pages)),
+            stays,
+            "{pages} pages of {gone:04b}"
+        );
     }
 }

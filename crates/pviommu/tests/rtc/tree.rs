@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use proptest::prelude::*;
-use ringfence_pviommu::rtc::tree::{Inserted, NodeKind, TreeAsPublished, Tree, TreeError};
+use ringfence_pviommu::rtc::tree::{Inserted, NodeKind, Tree, TreeAsPublished, TreeError};
 
 /// Pages that meet in nodes of every size: neighbours, strides of a byte at every level, and anything.
 fn page() -> impl Strategy<Value = u64> {

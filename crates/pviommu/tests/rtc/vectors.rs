@@ -1,6 +1,6 @@
 //! `vectors/cache.txt`, run by the cache whose order is the module's.
 
-use ringfence_pviommu::rtc::{ReverseCache, Cycles, MappingKey, NotCached, Rtc};
+use ringfence_pviommu::rtc::{Cycles, MappingKey, NotCached, ReverseCache, Rtc};
 use ringfence_types::{Direction, Iova, PhysAddr};
 
 fn number(text: &str) -> u64 {

@@ -1,7 +1,7 @@
 //! The cells of a row, as text: the terminal and the page show the same.
 
 use crate::number::{cycles, percent};
-use ringfence_lab::experiments::{Requirement, FindingRow};
+use ringfence_lab::experiments::{FindingRow, Requirement};
 
 /// Names of the columns. The last two are the parts of `measured`, where it is a cost.
 pub(super) const COLUMNS: [&str; 8] = [

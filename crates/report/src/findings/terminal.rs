@@ -5,7 +5,7 @@ use unicode_width::UnicodeWidthStr;
 use super::Reproduction;
 use super::cells::{COLUMNS, Group, cells, groups};
 use crate::data::ExecutedOn;
-use crate::grid::{Cell, Column, Grid, TableStyle, CellStyle, wrap};
+use crate::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use ringfence_lab::experiments::{Experiment, Finding, FindingRow, Verdict};
 
 fn tone(verdict: Verdict) -> CellStyle {
@@ -180,7 +180,9 @@ pub fn summary(reproduction: &Reproduction, look: TableStyle) -> String {
 fn titled(grid: &mut Grid, mut cells: Vec<Cell>, title: &str, source: &str, look: TableStyle) {
     // Beside id, verdict and seconds.
     const OTHER_COLUMNS_WIDTH: usize = 32;
-    let room = look.width.map(|width| width.saturating_sub(OTHER_COLUMNS_WIDTH));
+    let room = look
+        .width
+        .map(|width| width.saturating_sub(OTHER_COLUMNS_WIDTH));
     let narrow = TableStyle {
         width: room,
         colour: false,
@@ -212,7 +214,7 @@ pub fn experiments(look: TableStyle) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringfence_lab::experiments::{Requirement, Measured, Published, Setting};
+    use ringfence_lab::experiments::{Measured, Published, Requirement, Setting};
 
     const NARROW: TableStyle = TableStyle {
         width: Some(80),
@@ -255,7 +257,8 @@ mod tests {
         );
         // In a pipe a row stays a line.
         assert!(
-            finding(&found, TableStyle::PLAIN).contains("two entries a ring, invalidated by bursts  ")
+            finding(&found, TableStyle::PLAIN)
+                .contains("two entries a ring, invalidated by bursts  ")
         );
         for line in experiments(NARROW).lines() {
             assert!(line.width() <= 80, "{line}");

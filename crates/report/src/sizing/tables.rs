@@ -1,7 +1,7 @@
 //! The advice for people.
 
 use super::Sizing;
-use crate::grid::{Cell, Column, Grid, TableStyle, CellStyle, wrap};
+use crate::grid::{Cell, CellStyle, Column, Grid, TableStyle, wrap};
 use crate::markdown::table;
 use crate::number::{bytes, count, or_dash, percent_of};
 use ringfence_lab::size::{
@@ -118,7 +118,10 @@ fn rings(trace: &TraceSizing) -> Grid {
             Fit::None => CellStyle::Bad,
         };
         grid.rows.push(vec![
-            Cell::toned(format!("{} {}", ring.device, ring.direction), CellStyle::Strong),
+            Cell::toned(
+                format!("{} {}", ring.device, ring.direction),
+                CellStyle::Strong,
+            ),
             Cell::new(count(ring.maps)),
             Cell::new(count(ring.live_max)),
             Cell::new(count(ring.withheld_max)),

@@ -1,7 +1,7 @@
 //! What is translated: units, vm-memory's `Iotlb`, and addresses that both have.
 
-use ringfence_softiommu::{DomainMut, SoftIommuLimits, SoftIommu};
-use ringfence_types::{RequesterId, DomainId, Iova, IovaRange, Permissions, PhysAddr};
+use ringfence_softiommu::{DomainMut, SoftIommu, SoftIommuLimits};
+use ringfence_types::{DomainId, Iova, IovaRange, Permissions, PhysAddr, RequesterId};
 use std::hint::black_box;
 use vm_memory::iommu::Iotlb;
 use vm_memory::{GuestAddress, GuestMemoryMmap, Permissions as Wanted};

@@ -2,8 +2,10 @@
 mod driver;
 
 use ringfence_softiommu::{IommuSink, SoftIommuLimits};
-use ringfence_types::{RequesterId, Fault};
-use ringfence_virtio_iommu::{TranslationFault, TranslationFaultReason, Device, EndpointId, Options, Queues, Sink};
+use ringfence_types::{Fault, RequesterId};
+use ringfence_virtio_iommu::{
+    Device, EndpointId, Options, Queues, Sink, TranslationFault, TranslationFaultReason,
+};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 

@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use ringfence_types::{
-    RequesterId, DomainId, Fault, FaultReason, Iova, IovaRange, PageSize, Permissions, PhysAddr,
+    DomainId, Fault, FaultReason, Iova, IovaRange, PageSize, Permissions, PhysAddr, RequesterId,
 };
 
 use super::error::IotlbError;
 use super::message::Message;
-use super::misses::{MissAction, MissId, Misses, MissOutcome};
+use super::misses::{MissAction, MissId, MissOutcome, Misses};
 use super::regions::Regions;
 use crate::domain_mut::DomainMut;
 use crate::error::{IommuError, MapError, MapReason};
-use crate::iommu::{SoftIommuLimits, SoftIommu, may_wait};
+use crate::iommu::{SoftIommu, SoftIommuLimits, may_wait};
 use crate::reader::{Reader, permissions};
 use crate::table::Width;
 
@@ -223,7 +223,9 @@ impl<M> Iotlb<M> {
         }
         // The range as it is, whatever is thought to be there: what is out of reach does not depend on any account. It cannot be refused:
         // whole pages, and no pin is held.
-        self.domain()?.unmap(range).map_err(|_| read_section_open())?;
+        self.domain()?
+            .unmap(range)
+            .map_err(|_| read_section_open())?;
         Ok(())
     }
 
@@ -272,7 +274,8 @@ impl<M> Iotlb<M> {
     fn outdated(&self, range: IovaRange, memory: Option<PhysAddr>, said: Permissions) -> Vec<u64> {
         let touched = page_of(range.start())..=page_of(range.last());
         let contradicted = |page: u64, resident: &CachedPage| {
-            let same = memory.is_some_and(|memory| memory_of(range, memory, page) == resident.memory);
+            let same =
+                memory.is_some_and(|memory| memory_of(range, memory, page) == resident.memory);
             !same || resident.permissions.union(said) != said
         };
         self.resident
@@ -405,7 +408,9 @@ impl<M> Iotlb<M> {
     fn unmap_pages(&mut self, pages: Vec<u64>) -> Result<(), IotlbError> {
         let ranges: Vec<IovaRange> = pages.into_iter().filter_map(range_of).collect();
         if !ranges.is_empty() {
-            self.domain()?.unmap_all(ranges).map_err(|_| read_section_open())?;
+            self.domain()?
+                .unmap_all(ranges)
+                .map_err(|_| read_section_open())?;
         }
         Ok(())
     }

@@ -71,7 +71,9 @@ impl fmt::Display for IotlbClientError {
                 write!(f, "request {request} where an IOTLB message should be")
             }
             Self::Refused(fault) => write!(f, "the front-end refuses: {fault}"),
-            Self::RetriesExhausted(fault) => write!(f, "answered and invalidated {ATTEMPTS} times: {fault}"),
+            Self::RetriesExhausted(fault) => {
+                write!(f, "answered and invalidated {ATTEMPTS} times: {fault}")
+            }
             Self::Iotlb(error) => error.fmt(f),
         }
     }
@@ -185,7 +187,10 @@ impl<M> IotlbClient<M> {
     /// reply is among them.
     ///
     /// The main socket first: what it says came before the reply that it leads to.
-    fn poll_sockets(&mut self, miss: Option<MissId>) -> Result<Option<MissOutcome>, IotlbClientError> {
+    fn poll_sockets(
+        &mut self,
+        miss: Option<MissId>,
+    ) -> Result<Option<MissOutcome>, IotlbClientError> {
         if self.serve_main()? {
             return Ok(None);
         }
@@ -229,7 +234,10 @@ impl<M> IotlbClient<M> {
     }
 
     /// Takes the replies that are there, and does not wait for any: the outcome of `miss` if its reply is among them.
-    fn take_replies(&mut self, miss: Option<MissId>) -> Result<Option<MissOutcome>, IotlbClientError> {
+    fn take_replies(
+        &mut self,
+        miss: Option<MissId>,
+    ) -> Result<Option<MissOutcome>, IotlbClientError> {
         let mut bytes = [0; 2 * UNREPLIED * REPLY_BYTES];
         let filled = match recv(&self.requests, &mut bytes[..], RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),

@@ -125,7 +125,8 @@ impl Misses {
         }
         let number = self.next();
         if self.invalidations.len() < REMEMBERED {
-            self.invalidations.push(RecentInvalidation { number, range });
+            self.invalidations
+                .push(RecentInvalidation { number, range });
             return;
         }
         let hull = self.invalidations.iter().fold(range, |hull, other| {

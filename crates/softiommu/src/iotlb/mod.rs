@@ -20,19 +20,19 @@
 //! `struct vhost_iotlb_msg` of Linux's uapi `linux/vhost_types.h`.
 
 mod cache;
+#[cfg(feature = "vhost-user")]
+mod client;
 mod error;
 mod frame;
 mod message;
 mod misses;
 mod regions;
-#[cfg(feature = "vhost-user")]
-mod client;
 
 pub use cache::{Iotlb, IotlbLimits};
+#[cfg(feature = "vhost-user")]
+pub use client::{IotlbClient, IotlbClientError};
 pub use error::{FrameError, IotlbError, MessageError, RegionError};
 pub use frame::{FRONTEND_IOTLB, Header, IOTLB_BYTES, reply, reply_status, request};
 pub use message::Message;
 pub use misses::{MissAction, MissId, MissOutcome};
 pub use regions::{Region, Regions};
-#[cfg(feature = "vhost-user")]
-pub use client::{IotlbClient, IotlbClientError};

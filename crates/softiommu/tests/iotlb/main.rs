@@ -4,7 +4,7 @@ mod model;
 mod updates;
 
 use ringfence_softiommu::iotlb::{
-    MissAction, Iotlb, IotlbError, IotlbLimits, Message, MissOutcome, Region, RegionError, Regions,
+    Iotlb, IotlbError, IotlbLimits, Message, MissAction, MissOutcome, Region, RegionError, Regions,
 };
 use ringfence_types::{Access, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr};
 
@@ -28,7 +28,8 @@ fn what_is_invalidated_stays_away() {
         for page in 0..PAGES {
             let mut replies = 0;
             while let Some(fault) = both.fault_at(page) {
-                let Ok(MissAction::Send(miss, Message::Miss { iova, wanted })) = both.iotlb.miss(&fault)
+                let Ok(MissAction::Send(miss, Message::Miss { iova, wanted })) =
+                    both.iotlb.miss(&fault)
                 else {
                     panic!("a miss");
                 };
@@ -222,7 +223,8 @@ fn a_hostile_front_end_stays_in_its_memory() {
             _ => 2,
         };
         if random.below(8) == 0
-            && let Ok(MissAction::Send(miss, _)) = iotlb.miss(&fault(random.next() >> 12, Access::Read))
+            && let Ok(MissAction::Send(miss, _)) =
+                iotlb.miss(&fault(random.next() >> 12, Access::Read))
         {
             misses.push(miss);
         }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use ringfence_softiommu::Reader;
 use ringfence_softiommu::iotlb::{
-    MissAction, Iotlb, IotlbError, IotlbLimits, Message, MissId, MissOutcome, Region, Regions,
+    Iotlb, IotlbError, IotlbLimits, Message, MissAction, MissId, MissOutcome, Region, Regions,
 };
 use ringfence_types::{
-    Access, RequesterId, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr,
+    Access, Fault, FaultReason, Iova, IovaRange, Permissions, PhysAddr, RequesterId,
 };
 
 pub(crate) const DISK: RequesterId = RequesterId::new(0x20);

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use ringfence_softiommu::Reader;
-use ringfence_softiommu::iotlb::{MissAction, Iotlb, IotlbLimits, Message, MissId};
+use ringfence_softiommu::iotlb::{Iotlb, IotlbLimits, Message, MissAction, MissId};
 use ringfence_types::{Access, Iova, IovaRange, Permissions};
 
 use super::model::{DISK, FRAMES, PAGE, PAGES, Random, fault, range, regions, update, user};

@@ -222,8 +222,7 @@ impl Read for TraceSource {
             Kind::Plain(reader) => (reader.read(space)?, self.limits.text),
             Kind::Zstd(decoder) => {
                 let read = decoder.read(space);
-                let read =
-                    read.map_err(|error| io::Error::other(ReadError::Compression(error)))?;
+                let read = read.map_err(|error| io::Error::other(ReadError::Compression(error)))?;
                 (read, Some(self.limits.text_of(self.input.bytes())))
             }
             Kind::Report(report) => {
@@ -233,11 +232,9 @@ impl Read for TraceSource {
         };
         self.text = self.text.saturating_add(read as u64);
         match limit {
-            Some(limit) if self.text > limit => {
-                Err(io::Error::other(ReadError::LimitExceeded(LimitExceeded::Text {
-                    limit,
-                })))
-            }
+            Some(limit) if self.text > limit => Err(io::Error::other(ReadError::LimitExceeded(
+                LimitExceeded::Text { limit },
+            ))),
             _ => Ok(read),
         }
     }

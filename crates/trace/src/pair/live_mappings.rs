@@ -251,7 +251,12 @@ impl LiveMappings {
     }
 
     /// Ends the mappings of `iommu:map` lines of `device` that overlap `first..=last`.
-    pub(super) fn end_iommu_only_of(&mut self, device: DeviceIndex, first: u64, last: u64) -> Vec<IommuOnlyMapping> {
+    pub(super) fn end_iommu_only_of(
+        &mut self,
+        device: DeviceIndex,
+        first: u64,
+        last: u64,
+    ) -> Vec<IommuOnlyMapping> {
         let keys = self.overlapping(first, last, Some(device));
         keys.into_iter()
             .filter_map(|key| self.remove_only(key))
@@ -259,7 +264,11 @@ impl LiveMappings {
     }
 
     fn overlapping(&self, first: u64, last: u64, device: Option<DeviceIndex>) -> Vec<(u64, u64)> {
-        let below = self.iommu_only.range(..(first, 0)).rev().take(MAX_NEIGHBOURS);
+        let below = self
+            .iommu_only
+            .range(..(first, 0))
+            .rev()
+            .take(MAX_NEIGHBOURS);
         let inside = self.iommu_only.range((first, 0)..=(last, u64::MAX));
         below
             .filter(|(_, only)| only.last >= first)

@@ -4,11 +4,11 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::resolve::{ResolveError, Resolver};
-use super::window::{WindowOutput, Window};
+use super::window::{Window, WindowOutput};
 use crate::devices::Devices;
 use crate::error::TraceError;
 use crate::input::{ByteCounter, TraceSource};
-use crate::limits::{TraceLimits, Progress};
+use crate::limits::{Progress, TraceLimits};
 use crate::op::{Chunk, DeviceIndex, MappingId, Mark};
 use crate::options::{Attribution, TraceOptions};
 use crate::summary::Summary;
@@ -234,7 +234,9 @@ impl Pairing {
     fn failed(&self, problem: ResolveError, event: &RawEvent) -> TraceError {
         let (file, line) = (self.text.name().to_owned(), event.line);
         match problem {
-            ResolveError::PhysicalSpaceExhausted => TraceError::PhysicalSpaceExhausted { file, line },
+            ResolveError::PhysicalSpaceExhausted => {
+                TraceError::PhysicalSpaceExhausted { file, line }
+            }
             ResolveError::FreshFramesTooLarge { bytes } => {
                 TraceError::FreshFramesTooLarge { file, line, bytes }
             }

@@ -10,10 +10,10 @@ use ringfence_types::{Direction, Nanos, PhysAddr};
 
 use super::fifo::FifoSpan;
 use super::live_mappings::{Key, LiveMappings, TooManyMappings, hash_list};
-use super::physical::{ReplayArena, OutOfGranules, NoFrames};
+use super::physical::{NoFrames, OutOfGranules, ReplayArena};
 use super::scatter::{self, Lengths, Segment};
 use super::window::{Lists, Piece, Window};
-use crate::limits::{Budget, LimitExceeded, TraceLimits, Progress};
+use crate::limits::{Budget, LimitExceeded, Progress, TraceLimits};
 use crate::op::{Chunk, DeviceIndex, MapClass, MapFlags, MappingId};
 use crate::summary::Summary;
 use crate::text::{RawEvent, RawKind};

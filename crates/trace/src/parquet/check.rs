@@ -4,7 +4,7 @@
 use ringfence_types::{PhysAddr, PhysRange};
 
 use crate::ARENA_BYTES;
-use crate::limits::{Budget, TraceLimits, Progress};
+use crate::limits::{Budget, Progress, TraceLimits};
 use crate::op::{DeviceIndex, MappingId};
 
 /// What was read so far.

@@ -3,7 +3,7 @@
 use ringfence_types::RequesterId;
 use serde::{Deserialize, Serialize};
 
-use crate::devices::{TraceDevice, DeviceKind, Devices};
+use crate::devices::{DeviceKind, Devices, TraceDevice};
 use crate::summary::Summary;
 
 /// A device of the file; the place in the list is its row.

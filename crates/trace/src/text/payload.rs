@@ -46,7 +46,10 @@ pub(super) struct Interner {
 
 impl Interner {
     fn intern(&mut self, name: &[u8]) -> Result<DeviceIndex, PayloadError> {
-        let index = self.devices.intern(name).ok_or(PayloadError::TooManyDevices)?;
+        let index = self
+            .devices
+            .intern(name)
+            .ok_or(PayloadError::TooManyDevices)?;
         self.last.clear();
         self.last.extend_from_slice(name);
         self.last_index = Some(index);

@@ -3,7 +3,7 @@
 use super::driver::{Driver, ONE, PAGE, TWO, ensure, usual};
 use super::{Failure, Make, Setup};
 use crate::spec::*;
-use crate::{Options, BypassPolicy};
+use crate::{BypassPolicy, Options};
 
 const FIELD_BYPASS: [BypassPolicy; 3] = [
     BypassPolicy::Deny,

@@ -8,7 +8,7 @@ use ringfence_types::{Access, Iova, IovaRange};
 
 use super::{Failure, Make, Setup, Subject};
 use crate::spec::*;
-use crate::{Options, ReservedRegion, ReservedRegionKind, BypassPolicy};
+use crate::{BypassPolicy, Options, ReservedRegion, ReservedRegionKind};
 
 pub(super) const PAGE: u64 = 4096;
 pub(super) const READ: u32 = VIRTIO_IOMMU_MAP_F_READ;

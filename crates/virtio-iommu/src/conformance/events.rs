@@ -3,7 +3,7 @@
 use super::driver::{BOTH, Driver, ONE, PAGE, READ, TWO, ensure, usual};
 use super::{Failure, Make, Setup};
 use crate::spec::*;
-use crate::{VirtioIommuLimits, Options};
+use crate::{Options, VirtioIommuLimits};
 
 fn le32(event: &[u8], at: usize) -> u32 {
     let bytes = event.get(at..).and_then(|rest| rest.first_chunk());

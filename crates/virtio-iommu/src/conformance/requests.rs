@@ -8,7 +8,7 @@ use super::driver::{
 };
 use super::{Failure, Make, Setup};
 use crate::spec::*;
-use crate::{VirtioIommuLimits, Options};
+use crate::{Options, VirtioIommuLimits};
 
 /// Section 5.13.6.2.
 pub(super) fn unknown_type(make: Make<'_>) -> Result<(), Failure> {

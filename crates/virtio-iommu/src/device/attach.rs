@@ -2,7 +2,7 @@
 
 use super::Device;
 use crate::domain::{Domain, DomainKind};
-use crate::endpoint::{Endpoint, AttachState};
+use crate::endpoint::{AttachState, Endpoint};
 use crate::spec::{VIRTIO_IOMMU_ATTACH_F_BYPASS, VIRTIO_IOMMU_F_BYPASS_CONFIG};
 use crate::store::{Entry, MappingStore};
 use crate::{DomainId, EndpointId, LimitReached, RequestError, Sink};
@@ -99,7 +99,9 @@ impl<S: Sink> Device<S> {
                 }
                 Ok(())
             }
-            DomainKind::Bypass | DomainKind::Mapped(_) => Err(RequestError::BypassMismatch(domain.id)),
+            DomainKind::Bypass | DomainKind::Mapped(_) => {
+                Err(RequestError::BypassMismatch(domain.id))
+            }
         }
     }
 

@@ -2,8 +2,8 @@
 
 use super::Device;
 use crate::domain::DomainKind;
-use crate::endpoint::{Endpoint, ReservedRegion, AttachState, checked};
-use crate::options::{Options, BypassPolicy};
+use crate::endpoint::{AttachState, Endpoint, ReservedRegion, checked};
+use crate::options::{BypassPolicy, Options};
 use crate::spec::{
     CONFIG_BYPASS, CONFIG_BYTES, CONFIG_DOMAIN_RANGE, CONFIG_INPUT_RANGE, CONFIG_PAGE_SIZE_MASK,
     CONFIG_PROBE_SIZE, VIRTIO_IOMMU_F_BYPASS_CONFIG, VIRTIO_IOMMU_F_DOMAIN_RANGE,

@@ -124,7 +124,8 @@ impl<S: Sink> Device<S> {
             }
         }
         self.sink.destroy(domain.id);
-        if let DomainKind::Mapped(store) = core::mem::replace(&mut domain.kind, DomainKind::Blocked) {
+        if let DomainKind::Mapped(store) = core::mem::replace(&mut domain.kind, DomainKind::Blocked)
+        {
             self.mappings = self.mappings.saturating_sub(store.len());
         }
     }

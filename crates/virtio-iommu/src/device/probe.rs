@@ -6,7 +6,7 @@ use crate::spec::{
     PROPERTY_HEAD_BYTES, RESV_MEM_BYTES, TAIL_BYTES, VIRTIO_IOMMU_PROBE_T_RESV_MEM,
     VIRTIO_IOMMU_RESV_MEM_T_MSI, VIRTIO_IOMMU_RESV_MEM_T_RESERVED, VIRTIO_IOMMU_T_PROBE,
 };
-use crate::{EndpointId, RequestOutcome, RequestError, Sink};
+use crate::{EndpointId, RequestError, RequestOutcome, Sink};
 
 impl<S: Sink> Device<S> {
     /// Fills `reply`: the properties of `endpoint`, zeroes up to `probe_bytes`, the tail. If it is shorter than that, the tail is its end, because that

@@ -6,11 +6,11 @@ use alloc::vec::Vec;
 use super::Device;
 use super::map::map_flags;
 use crate::domain::{Domain, DomainKind};
-use crate::endpoint::{Endpoint, AttachState};
+use crate::endpoint::{AttachState, Endpoint};
 use crate::snapshot::{Reader, SnapshotError, Writer};
 use crate::spec::VIRTIO_IOMMU_F_BYPASS_CONFIG;
 use crate::store::{Entry, InsertError, MappingStore};
-use crate::{TranslationFault, DomainId, EndpointId, LimitReached, RequestError, Sink, SinkError};
+use crate::{DomainId, EndpointId, LimitReached, RequestError, Sink, SinkError, TranslationFault};
 
 /// What a snapshot holds, found to be in order.
 struct Parsed {

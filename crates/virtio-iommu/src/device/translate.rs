@@ -4,9 +4,9 @@ use ringfence_types::{Access, Iova, IovaRange, PhysAddr, PhysRange};
 
 use super::Device;
 use crate::domain::DomainKind;
-use crate::endpoint::{Endpoint, ReservedRegionKind, AttachState};
+use crate::endpoint::{AttachState, Endpoint, ReservedRegionKind};
 use crate::fault::{BufferTooSmall, TranslationFault, TranslationFaultReason};
-use crate::{EndpointId, MemoryKind, Sink, AccessTarget};
+use crate::{AccessTarget, EndpointId, MemoryKind, Sink};
 
 impl<S: Sink> Device<S> {
     /// Where the first bytes of an access go: as far as one mapping, or one reserved region, goes. An access is allowed if every piece of it is: look at
@@ -32,7 +32,9 @@ impl<S: Sink> Device<S> {
             .and_then(|index| self.endpoints.get(index))
             .ok_or(denied(TranslationFaultReason::NoEndpoint))?;
         let id = match source.state {
-            AttachState::Unattached { bypasses: false } => return Err(denied(TranslationFaultReason::Unattached)),
+            AttachState::Unattached { bypasses: false } => {
+                return Err(denied(TranslationFaultReason::Unattached));
+            }
             AttachState::Unattached { bypasses: true } => return Ok(identity(range)),
             AttachState::Attached(id) => id,
         };
@@ -51,7 +53,9 @@ impl<S: Sink> Device<S> {
             return doorbell.ok_or(denied(TranslationFaultReason::Reserved));
         }
         let start = range.start().get();
-        let entry = store.lookup(start).ok_or(denied(TranslationFaultReason::NotMapped))?;
+        let entry = store
+            .lookup(start)
+            .ok_or(denied(TranslationFaultReason::NotMapped))?;
         if !entry
             .permissions()
             .is_some_and(|allowed| allowed.allows(access))
@@ -62,8 +66,8 @@ impl<S: Sink> Device<S> {
         let at =
             |iova: u64| PhysAddr::new(entry.physical.wrapping_add(iova.wrapping_sub(entry.start)));
         let last = range.last().get().min(entry.last);
-        let physical =
-            PhysRange::inclusive(at(start), at(last)).ok_or(denied(TranslationFaultReason::NotMapped))?;
+        let physical = PhysRange::inclusive(at(start), at(last))
+            .ok_or(denied(TranslationFaultReason::NotMapped))?;
         Ok(AccessTarget::Memory {
             physical,
             memory: entry.memory(),
@@ -114,7 +118,11 @@ fn identity(range: IovaRange) -> AccessTarget {
 }
 
 /// If `range` begins in a reserved region: the doorbells it rings, or `None` inside for nothing.
-fn reserved_at(source: &Endpoint, range: IovaRange, access: Access) -> Option<Option<AccessTarget>> {
+fn reserved_at(
+    source: &Endpoint,
+    range: IovaRange,
+    access: Access,
+) -> Option<Option<AccessTarget>> {
     let region = source
         .reserved
         .iter()

@@ -1,7 +1,9 @@
 //! What the bytes of a session stand for: options, endpoints, domains, addresses. Chosen so that requests meet.
 
 use ringfence_types::{Iova, IovaRange, PhysAddr, PhysRange};
-use ringfence_virtio_iommu::{DomainId, DomainRange, VirtioIommuLimits, Options, ReservedRegionKind, BypassPolicy};
+use ringfence_virtio_iommu::{
+    BypassPolicy, DomainId, DomainRange, Options, ReservedRegionKind, VirtioIommuLimits,
+};
 
 /// Bytes that are used up; then zeroes.
 pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);
@@ -35,7 +37,10 @@ pub(crate) const ENDPOINTS: [(u32, &[Region]); 3] = [
             (0x2_0000, 0x2_ffff, ReservedRegionKind::Reserved),
         ],
     ),
-    (0x1_0000, &[(0x5_0000, 0x5_ffff, ReservedRegionKind::Reserved)]),
+    (
+        0x1_0000,
+        &[(0x5_0000, 0x5_ffff, ReservedRegionKind::Reserved)],
+    ),
 ];
 
 pub(crate) fn options(byte: u8) -> Options {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ringfence_types::Access;
 use ringfence_virtio_iommu::spec::*;
-use ringfence_virtio_iommu::{Options, ReservedRegionKind, SinkError, BypassPolicy};
+use ringfence_virtio_iommu::{BypassPolicy, Options, ReservedRegionKind, SinkError};
 
 use super::recorder::{Call, Failure};
 

@@ -1,7 +1,7 @@
 //! Names for what a session reaches: every error and every kind of denial.
 
 use ringfence_virtio_iommu::{
-    TranslationFaultReason, EndpointError, RequestError, ReservedRegionsError, SnapshotError,
+    EndpointError, RequestError, ReservedRegionsError, SnapshotError, TranslationFaultReason,
 };
 
 /// Every error can be printed.

@@ -9,7 +9,8 @@
 
 use ringfence_types::{Access, Iova, IovaRange};
 use ringfence_virtio_iommu::{
-    TranslationFault, Device, EndpointId, ReservedRegion, ReservedRegionKind, SinkError, SnapshotError, AccessTarget,
+    AccessTarget, Device, EndpointId, ReservedRegion, ReservedRegionKind, SinkError, SnapshotError,
+    TranslationFault,
 };
 
 use super::input::{Bytes, ENDPOINTS, Region, address, domain, endpoint, options, range};

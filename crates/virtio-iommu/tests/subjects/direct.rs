@@ -3,7 +3,7 @@
 use ringfence_types::{Access, Iova, IovaRange};
 use ringfence_virtio_iommu::conformance::{Setup, Subject};
 use ringfence_virtio_iommu::{
-    Device, DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle, AccessTarget,
+    AccessTarget, Device, DomainId, EndpointId, Mapping, Sink, SinkError, SinkHandle,
 };
 
 /// A sink whose one reader lets go when the sink waits for it, which it does in `commit`.

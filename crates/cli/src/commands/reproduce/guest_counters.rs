@@ -46,7 +46,12 @@ fn before(line: &str, unit: &str) -> Option<f64> {
 }
 
 /// Reads what a guest wrote since its last moment, `out`, and its devices' counters, for the device `name` at `place`.
-pub(super) fn parse(out: &str, metrics: &str, name: &str, place: &str) -> Result<GuestCounters, String> {
+pub(super) fn parse(
+    out: &str,
+    metrics: &str,
+    name: &str,
+    place: &str,
+) -> Result<GuestCounters, String> {
     // The kernel says of the module that it is loaded, too.
     let counted = out.lines().filter(|line| line.contains("dma_count: "));
     let map_unmap = counted.filter_map(|line| {

@@ -215,7 +215,10 @@ impl GuestRunner<'_> {
 }
 
 /// What is said at the two moments of a guest.
-fn counters_at_checkpoints(kind: Kind, moments: &[Checkpoint]) -> Result<[GuestCounters; 2], String> {
+fn counters_at_checkpoints(
+    kind: Kind,
+    moments: &[Checkpoint],
+) -> Result<[GuestCounters; 2], String> {
     let (name, place) = device(kind);
     let said = moments
         .iter()

@@ -30,7 +30,8 @@ pub(super) fn count(args: &ReproduceGuestArgs, fetch: bool) -> Result<(Guests, b
     // Below the system's: paths of sockets are short.
     let dir = PrivateDir::new()?;
     let stop = Arc::new(Interrupt::default());
-    stop.install_handler().map_err(Failure::io("Ctrl-C".as_ref()))?;
+    stop.install_handler()
+        .map_err(Failure::io("Ctrl-C".as_ref()))?;
     let booth = GuestRunner {
         program,
         dir: dir.path().to_owned(),

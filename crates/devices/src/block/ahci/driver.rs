@@ -7,10 +7,10 @@ use super::layout::{
     TABLE_BYTES,
 };
 use super::port::Registers;
-use crate::api::{DmaApi, DeviceRing};
+use crate::api::{DeviceRing, DmaApi};
 use crate::block::pages::{CompletedRequests, MappedPage, check_size, map};
 use crate::block::{BLOCK_BYTES, BlockError, CompletedIo, DiskRequest, Operation, RejectedIo};
-use crate::ring::{MalformedCompletion, CompletionFault, RingMemory, RingSize};
+use crate::ring::{CompletionFault, MalformedCompletion, RingMemory, RingSize};
 use crate::{Buffer, ByteMemory};
 
 /// Where a port finds its structures.
@@ -112,7 +112,11 @@ impl<H> AhciDriver<H> {
     ///
     /// # Errors
     /// Nothing was submitted; the buffers come back with the reason.
-    pub fn submit<A: DmaApi<Handle = H>>(&mut self, api: &mut A, io: DiskRequest) -> Result<u16, RejectedIo> {
+    pub fn submit<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        io: DiskRequest,
+    ) -> Result<u16, RejectedIo> {
         if let Err(error) = check_size(io.bytes, io.buffers.len(), MAX_PAGES) {
             return Err(RejectedIo {
                 buffers: io.buffers,

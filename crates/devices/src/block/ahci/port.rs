@@ -110,7 +110,8 @@ impl AhciPort {
         bus.read(id, at, &mut raw).map_err(|_| SlotFailure)?;
         let header = CommandHeader::decode(&raw);
         let mut raw = [0; Fis::BYTES];
-        bus.read(id, header.table, &mut raw).map_err(|_| SlotFailure)?;
+        bus.read(id, header.table, &mut raw)
+            .map_err(|_| SlotFailure)?;
         let fis = Fis::decode(&raw).ok_or(SlotFailure)?;
         if fis.operation != header.operation || u32::from(fis.tag) != slot {
             return Err(SlotFailure);
@@ -136,6 +137,10 @@ impl AhciPort {
             .map_err(|_| SlotFailure)?;
         }
         // Regions that do not hold all of the data are an overflow (section 5.4.1).
-        if rest.is_empty() { Ok(()) } else { Err(SlotFailure) }
+        if rest.is_empty() {
+            Ok(())
+        } else {
+            Err(SlotFailure)
+        }
     }
 }

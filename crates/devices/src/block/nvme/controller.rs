@@ -1,8 +1,8 @@
 //! The controller's side of a queue pair.
 
-use ringfence_types::{RequesterId, Iova};
+use ringfence_types::{Iova, RequesterId};
 
-use super::layout::{COMMAND_BYTES, NvmeCommand, NvmeCompletion, LIST_ENTRIES, Opcode, NvmeStatus};
+use super::layout::{COMMAND_BYTES, LIST_ENTRIES, NvmeCommand, NvmeCompletion, NvmeStatus, Opcode};
 use super::queue::NvmeAddresses;
 use crate::block::{BLOCK_BYTES, PAGE_BYTES, RamDisk};
 use crate::ring::CompletionWriter;

@@ -6,5 +6,5 @@ mod layout;
 mod queue;
 
 pub use controller::NvmeController;
-pub use layout::{COMMAND_BYTES, NvmeCommand, NvmeCompletion, MAX_PAGES, Opcode, NvmeStatus};
+pub use layout::{COMMAND_BYTES, MAX_PAGES, NvmeCommand, NvmeCompletion, NvmeStatus, Opcode};
 pub use queue::{NvmeAddresses, NvmeQueue};

@@ -2,13 +2,16 @@
 
 use ringfence_types::Direction;
 
-use super::layout::{COMMAND_BYTES, NvmeCommand, NvmeCompletion, MAX_PAGES, Opcode};
+use super::layout::{COMMAND_BYTES, MAX_PAGES, NvmeCommand, NvmeCompletion, Opcode};
 use crate::Buffer;
-use crate::api::{ApiError, DmaApi, DeviceRing};
+use crate::api::{ApiError, DeviceRing, DmaApi};
 use crate::block::pages::{CompletedRequests, MappedPage, check_size, map};
-use crate::block::{BLOCK_BYTES, BlockError, CompletedIo, DiskRequest, Operation, PAGE_BYTES, RejectedIo};
+use crate::block::{
+    BLOCK_BYTES, BlockError, CompletedIo, DiskRequest, Operation, PAGE_BYTES, RejectedIo,
+};
 use crate::ring::{
-    COMPLETION_BYTES, CompletionQueue, MalformedCompletion, CompletionFault, RingBase, RingMemory, RingSize,
+    COMPLETION_BYTES, CompletionFault, CompletionQueue, MalformedCompletion, RingBase, RingMemory,
+    RingSize,
 };
 
 /// Where a controller finds a queue pair.
@@ -108,7 +111,11 @@ impl<H> NvmeQueue<H> {
     ///
     /// # Errors
     /// Nothing was submitted; the buffers come back with the reason.
-    pub fn submit<A: DmaApi<Handle = H>>(&mut self, api: &mut A, io: DiskRequest) -> Result<u16, RejectedIo> {
+    pub fn submit<A: DmaApi<Handle = H>>(
+        &mut self,
+        api: &mut A,
+        io: DiskRequest,
+    ) -> Result<u16, RejectedIo> {
         if let Err(error) = check_size(io.bytes, io.buffers.len(), MAX_PAGES) {
             return Err(RejectedIo {
                 buffers: io.buffers,

@@ -2,10 +2,10 @@
 
 use ringfence_devices::api::DmaApi;
 use ringfence_devices::block::ahci::Registers;
-use ringfence_devices::block::nvme::{NvmeCommand, NvmeCompletion, Opcode, NvmeStatus};
+use ringfence_devices::block::nvme::{NvmeCommand, NvmeCompletion, NvmeStatus, Opcode};
 use ringfence_devices::block::{BlockError, DiskRequest, Operation, PAGE_BYTES, RamDisk};
 use ringfence_devices::nic::Environment;
-use ringfence_devices::ring::{MalformedCompletion, CompletionFault};
+use ringfence_devices::ring::{CompletionFault, MalformedCompletion};
 use ringfence_devices::{Pool, Transfer};
 use ringfence_types::Iova;
 

@@ -2,7 +2,7 @@
 
 use ringfence_dma::flush::Strict;
 use ringfence_dma::{AttachError, FreeCoherentError, MapReason, Mapping, UnmapReason};
-use ringfence_types::{RequesterId, Iova, IovaRange};
+use ringfence_types::{Iova, IovaRange, RequesterId};
 
 use super::DIRECTION;
 use crate::rig::*;

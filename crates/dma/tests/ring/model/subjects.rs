@@ -7,7 +7,7 @@ use ringfence_dma::flush::Burst;
 use ringfence_dma::ring::{OwnedRing, Ring, RingMapping, SlotChoice};
 use ringfence_dma::space::Rings;
 use ringfence_dma::{
-    Attachment, Cpu, Dma, MapReason, Mapping, DmaSegment, SgLimits, SgMapping, SgRequest, Withheld,
+    Attachment, Cpu, Dma, DmaSegment, MapReason, Mapping, SgLimits, SgMapping, SgRequest, Withheld,
 };
 use ringfence_types::{Direction, Iova, IovaRange, PhysRange, RingId, RingIova};
 

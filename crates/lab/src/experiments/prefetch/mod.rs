@@ -24,8 +24,8 @@ use std::collections::{HashMap, HashSet};
 use std::io::Read;
 
 use ringfence_hw::prefetch::{
-    Distance, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb, Recency,
-    RingPair, LookupOutcome, Variant,
+    Distance, LookupOutcome, Markov, PrefetchConfig, PrefetchStats, Prefetcher, PrefetchingIotlb,
+    Recency, RingPair, Variant,
 };
 use ringfence_types::Pfn;
 use serde::Serialize;
@@ -153,7 +153,10 @@ struct First {
 
 impl First {
     fn count(&mut self, served: LookupOutcome) {
-        self.misses += u64::from(matches!(served, LookupOutcome::Predicted | LookupOutcome::Walked));
+        self.misses += u64::from(matches!(
+            served,
+            LookupOutcome::Predicted | LookupOutcome::Walked
+        ));
         self.predicted += u64::from(served == LookupOutcome::Predicted);
     }
 }

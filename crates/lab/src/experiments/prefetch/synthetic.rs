@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use ringfence_dma::space::IoPageTable;
-use ringfence_iova::{CachedTree, IovaAllocator, Locked, AllocRequest};
+use ringfence_iova::{AllocRequest, CachedTree, IovaAllocator, Locked};
 use ringfence_memory::{Arena, Frames};
 use ringfence_types::{
     DomainId, Invalidation, Nanos, Pending, Pfn, PfnRange, PhysAddr, PhysRange, Unmapped,
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::stream::DeviceStream;
 use crate::error::LabError;
-use crate::meter::{TimedPlatform, FreeInvalidator, NullTable};
+use crate::meter::{FreeInvalidator, NullTable, TimedPlatform};
 
 /// The highest page of a 32-bit device.
 const TOP: u64 = 0xf_ffff;

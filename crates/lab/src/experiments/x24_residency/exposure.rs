@@ -4,8 +4,8 @@ use ringfence_trace::Devices;
 
 use crate::compare::{CompareOptions, runner};
 use crate::error::LabError;
+use crate::experiments::finding::{FindingRow, Findings, Measured, Published, Requirement};
 use crate::experiments::page_reuse_workload::{DURATION, stream};
-use crate::experiments::finding::{Requirement, FindingRow, Findings, Measured, Published};
 use crate::modes::Mode;
 use crate::plan::{Plan, Planner};
 use crate::replay::Outcomes;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use ringfence_hw::{UnitConfig, VtdUnit};
 use ringfence_memory::{Arena, Frames};
 use ringfence_pgtable::{Coherency, Levels, SecondStage};
-use ringfence_pviommu::backend::{Backend, HardwareTables, LastTable, BackendLimits, OnDemand};
+use ringfence_pviommu::backend::{Backend, BackendLimits, HardwareTables, LastTable, OnDemand};
 use ringfence_pviommu::wire::{Config, Devid, Gpa, Status, encode_map, encode_unmap};
 use ringfence_types::{
     AddressRange, Direction, DomainId, FrameSource, Iova, IovaRange, OutOfFrames, PhysAddr,
@@ -36,8 +36,10 @@ impl FrameSource for FixtureFrames {
     }
 }
 
-pub(super) type FixtureHost<K> =
-    Backend<OnDemand<Rc<Arena>, FixtureFrames, K>, HardwareTables<Rc<Arena>, FixtureFrames, VtdUnit>>;
+pub(super) type FixtureHost<K> = Backend<
+    OnDemand<Rc<Arena>, FixtureFrames, K>,
+    HardwareTables<Rc<Arena>, FixtureFrames, VtdUnit>,
+>;
 
 /// A host with one guest that has one device, and no frame yet.
 pub(super) fn host<K: LastTable>(last: K) -> Result<(FixtureHost<K>, FixtureFrames), LabError> {
@@ -45,7 +47,10 @@ pub(super) fn host<K: LastTable>(last: K) -> Result<(FixtureHost<K>, FixtureFram
     let source = |start, bytes| {
         let region = PhysRange::new(PhysAddr::new(start), bytes);
         let region = region.ok_or(LabError::Internal("a host's memory"))?;
-        Ok::<_, LabError>(FixtureFrames(Rc::new(Frames::new(Rc::clone(&arena), region))))
+        Ok::<_, LabError>(FixtureFrames(Rc::new(Frames::new(
+            Rc::clone(&arena),
+            region,
+        ))))
     };
     let (tables, frames) = (source(1 << 20, 63 << 20)?, source(64 << 20, 192 << 20)?);
     let format = SecondStage::new(Levels::Four);

@@ -5,8 +5,8 @@ use ringfence_trace::Devices;
 use super::counted;
 use crate::compare::{CompareOptions, runner};
 use crate::error::LabError;
-use crate::experiments::page_reuse_workload::{DURATION, stream};
 use crate::experiments::finding::Findings;
+use crate::experiments::page_reuse_workload::{DURATION, stream};
 use crate::modes::Mode;
 use crate::plan::{Plan, Planner};
 

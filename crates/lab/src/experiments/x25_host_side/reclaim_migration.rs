@@ -1,13 +1,15 @@
 //! Memory that the host takes back, and a guest that leaves it.
 
 use ringfence_hw::{UnitConfig, VtdUnit};
-use ringfence_pviommu::backend::{ReclaimError, FixedLastTable};
+use ringfence_pviommu::backend::{FixedLastTable, ReclaimError};
 use ringfence_types::FrameSource;
 
-use super::fixture::{DEVICE, GUEST_PAGES, FixtureHost, Pattern, ask, giova, gpa, host, map, unmap};
+use super::fixture::{
+    DEVICE, FixtureHost, GUEST_PAGES, Pattern, ask, giova, gpa, host, map, unmap,
+};
 use super::{counted, in_words};
 use crate::error::LabError;
-use crate::experiments::finding::{Requirement, Findings};
+use crate::experiments::finding::{Findings, Requirement};
 
 /// The host takes back all frames that it may, while `mapped` pages are mapped and once they are not (PV10; attack A32).
 pub(super) fn overcommit(found: &mut Findings, mapped: u64) -> Result<(), LabError> {

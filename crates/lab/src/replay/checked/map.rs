@@ -1,9 +1,9 @@
 //! The maps of a replay, and those that wait for a slot of their ring.
 
-use ringfence_devices::{Attacker, DriverEvent, DeviceMapping as Target};
+use ringfence_devices::{Attacker, DeviceMapping as Target, DriverEvent};
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
-use ringfence_dma::{MapReason, DmaSegment, SgLimits, SgRequest};
+use ringfence_dma::{DmaSegment, MapReason, SgLimits, SgRequest};
 use ringfence_trace::{DeviceIndex, MappingId};
 use ringfence_types::{Direction, Iova, IovaRange, PfnRange, PhysRange};
 
@@ -33,7 +33,10 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         pieces: &[PhysRange],
     ) -> Result<(), LabError> {
         let waits = self.stalled.queues(device, direction)
-            || matches!(self.map(id, device, cpu, direction, pieces)?, MapAttempt::Full);
+            || matches!(
+                self.map(id, device, cpu, direction, pieces)?,
+                MapAttempt::Full
+            );
         if waits {
             self.outcomes.stalls += 1;
             self.outcomes.ring(ring_number(device, direction)).stalls += 1;
@@ -73,7 +76,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
             self.cpus.push(self.dma.cpu());
         }
         if self.tokens.len() <= id.index() {
-            self.tokens.resize_with(id.index() + 1, MappingToken::default);
+            self.tokens
+                .resize_with(id.index() + 1, MappingToken::default);
         }
         let (Some(Some(attached)), Some(own)) = (
             self.attached.get(device.index()),
@@ -132,10 +136,13 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         let granted = if self.is_apart() {
             match &held {
                 MappingToken::Single(mapping) => self.device_ranges.push(mapping.range()),
-                MappingToken::List(list) if S::CACHES_UNMAPPED => self.device_ranges.extend(list.piece_ranges()),
+                MappingToken::List(list) if S::CACHES_UNMAPPED => {
+                    self.device_ranges.extend(list.piece_ranges())
+                }
                 _ => {
                     let segments = self.segments.iter().take(pieces.len());
-                    self.device_ranges.extend(segments.map(|segment| segment.range));
+                    self.device_ranges
+                        .extend(segments.map(|segment| segment.range));
                 }
             }
             let (row, told) = (device.index(), &self.device_ranges);
@@ -165,7 +172,9 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
         outcomes.search_steps += u64::from(steps);
         outcomes.search_max = outcomes.search_max.max(steps);
         let kept = self.windows.kept();
-        let searched = self.search.mapped(&self.device_ranges, steps, kept, &self.limits);
+        let searched = self
+            .search
+            .mapped(&self.device_ranges, steps, kept, &self.limits);
         searched?;
         self.attack_event(DriverEvent::Mapped, device_id, direction);
         if self.early

@@ -7,26 +7,26 @@ mod unmap;
 
 use std::collections::HashMap;
 
-use ringfence_devices::{Attacker, DriverEvent, DeviceMapping as Target, Passive, DmaPort};
+use ringfence_devices::{Attacker, DeviceMapping as Target, DmaPort, DriverEvent, Passive};
 use ringfence_dma::flush::Flush;
 use ringfence_dma::space::Space;
-use ringfence_dma::{Cpu, Dma, NotInvalidated, DmaSegment};
+use ringfence_dma::{Cpu, Dma, DmaSegment, NotInvalidated};
 use ringfence_trace::{DeviceIndex, Devices, MappingId};
-use ringfence_types::{RequesterId, Direction, Iova, IovaRange, Nanos};
+use ringfence_types::{Direction, Iova, IovaRange, Nanos, RequesterId};
 
 use search::Search;
 
 use super::bus::CheckedBus;
 use super::oracle_observer::DeviceIndexTable;
 use super::stalled::ring_number;
-use super::{Attachments, MappingToken, AttachInfo, Outcomes, StalledMaps};
+use super::{AttachInfo, Attachments, MappingToken, Outcomes, StalledMaps};
 use crate::error::LabError;
-use crate::hardware::{ContextTarget, Hardware};
 use crate::guest::RtcParams;
+use crate::hardware::{ContextTarget, Hardware};
 use crate::limits::ReplayLimits;
-use crate::platform::ReplayPlatform;
 use crate::oracle::{GrantId, Oracle, Ownership, Windows};
 use crate::plan::{Plan, Step};
+use crate::platform::ReplayPlatform;
 
 /// No attacker.
 #[derive(Debug, Clone, Copy, Default)]
@@ -160,7 +160,9 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
                         && self.stalled.give_up(device, direction, id)
                     {
                         self.outcomes.stalled_out += 1;
-                        self.outcomes.ring(ring_number(device, direction)).stalled_out += 1;
+                        self.outcomes
+                            .ring(ring_number(device, direction))
+                            .stalled_out += 1;
                     } else {
                         self.unmap(id, device, cpu, true);
                         self.check_kept()?;
@@ -181,7 +183,8 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
                     direction,
                 } => self.doorbell(device, cpu, direction),
                 // Others are not to be attacked more often because a mode beside them has cycles.
-                Step::Tick if !S::CACHES_UNMAPPED && plan.quiet.binary_search(&timed.time).is_ok() => {}
+                Step::Tick
+                    if !S::CACHES_UNMAPPED && plan.quiet.binary_search(&timed.time).is_ok() => {}
                 Step::Tick => {
                     if let Some(own) = self.cpus.first_mut() {
                         // A failed flush shows as stale windows that stay open.
@@ -273,7 +276,12 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
     }
 
     /// Tells the attacker what the driver does with the mapping at hand.
-    fn attack_event(&mut self, what: fn(Target) -> DriverEvent, device: RequesterId, direction: Direction) {
+    fn attack_event(
+        &mut self,
+        what: fn(Target) -> DriverEvent,
+        device: RequesterId,
+        direction: Direction,
+    ) {
         let told = core::mem::take(&mut self.device_ranges);
         for range in &told {
             self.attack(&what(Target {

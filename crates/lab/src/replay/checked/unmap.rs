@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ringfence_devices::{Attacker, DriverEvent, DeviceMapping as Target};
+use ringfence_devices::{Attacker, DeviceMapping as Target, DriverEvent};
 use ringfence_dma::flush::{Flush, Released};
 use ringfence_dma::space::Space;
 use ringfence_dma::{Outcome, UnmapError, UnmapReason};
@@ -57,7 +57,9 @@ impl<H: Hardware, S: Space, F: Flush<S, u64>, X: Attacker> CheckedReplay<H, S, F
             return;
         };
         let outcome = match held {
-            MappingToken::Single(mapping) => self.dma.unmap_single(own, &mut self.machine, at, mapping),
+            MappingToken::Single(mapping) => {
+                self.dma.unmap_single(own, &mut self.machine, at, mapping)
+            }
             MappingToken::List(mapping) => self.dma.unmap_sg(own, &mut self.machine, at, mapping),
             MappingToken::None => return,
         };

@@ -5,7 +5,7 @@ use ringfence_pviommu::backend::EVENTS as MOST_EVENTS;
 use ringfence_pviommu::wire::{EVENT_BYTES, Event};
 
 use super::Unit;
-use crate::handover::{PviommuState, StateError, HandOverBlocker};
+use crate::handover::{HandOverBlocker, PviommuState, StateError};
 
 const EVENTS: StateError = StateError::Register {
     what: "events of the para-virtual IOMMU",

@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ringfence_pviommu::backend::{IoError, IoTables, DeviceSlot};
+use ringfence_pviommu::backend::{DeviceSlot, IoError, IoTables};
 use ringfence_pviommu::wire::PAGE_BYTES;
-use ringfence_softiommu::{IommuError, SoftIommuLimits, MapReason, Reader, SoftIommu};
-use ringfence_types::{RequesterId, Direction, DomainId, Iova, IovaRange, PhysAddr};
+use ringfence_softiommu::{IommuError, MapReason, Reader, SoftIommu, SoftIommuLimits};
+use ringfence_types::{Direction, DomainId, Iova, IovaRange, PhysAddr, RequesterId};
 use vm_memory::GuestMemoryMmap;
 
 use crate::host::FrameRmap;
@@ -157,7 +157,11 @@ impl IoTables for Domains {
         let domain = self.iommu.domain(domain_of(device));
         let mut domain = domain.map_err(|_| IoError::Failed)?;
         domain.unmap_all(ranges).map_err(|_| IoError::Failed)?;
-        let Self { sandboxed: apart, leaving, .. } = self;
+        let Self {
+            sandboxed: apart,
+            leaving,
+            ..
+        } = self;
         let mut apart = apart.get_mut(&device);
         leaving.retain(|one| {
             let left = one.0 == device;

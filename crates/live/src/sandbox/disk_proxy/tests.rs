@@ -10,8 +10,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::super::child::ChildProcess;
 use super::*;
-use crate::limits::GuestLimits;
 use crate::iommu::VirtioIommu;
+use crate::limits::GuestLimits;
 
 const SECTOR: u64 = 512;
 /// A process answers after so long, each time within its time.
@@ -71,7 +71,11 @@ fn late() -> (DiskProxy, Log, thread::JoinHandle<()>) {
             let order = DeviceCommand::decode(bytes.get(..got).unwrap());
             if matches!(order, Some(DeviceCommand::Reset)) {
                 thread::sleep(LATE);
-                let _ = send(&theirs, &DeviceResponse::ResetDone.encode(), SendFlags::NOSIGNAL);
+                let _ = send(
+                    &theirs,
+                    &DeviceResponse::ResetDone.encode(),
+                    SendFlags::NOSIGNAL,
+                );
             }
         }
     };

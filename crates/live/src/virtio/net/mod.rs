@@ -20,11 +20,11 @@ use self::steering::Steering;
 pub use self::steering::{FLOWS, NO_PAIR};
 use super::chain::Chain;
 use super::quantum::{ChainOutcome, QuantumResult, serve_chains};
-use super::{PollSource, Device, QueueBroken};
+use super::{Device, PollSource, QueueBroken};
 use crate::counters::DeviceCounters;
 use crate::dma::Dma;
 use crate::handover::{DeviceState, HandOverBlocker};
-use crate::link::{NetLink, MAX_FRAME_BYTES, MIN_FRAME_BYTES, ReceiveOutcome, SendOutcome};
+use crate::link::{MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink, ReceiveOutcome, SendOutcome};
 use crate::wire::fields::copy_part;
 
 const F_MTU: u64 = 1 << 3;
@@ -239,7 +239,11 @@ impl<L: NetLink> Net<L> {
         })
     }
 
-    fn control<A: Dma>(&mut self, queue: &mut Queue, dma: &mut A) -> Result<QuantumResult, QueueBroken> {
+    fn control<A: Dma>(
+        &mut self,
+        queue: &mut Queue,
+        dma: &mut A,
+    ) -> Result<QuantumResult, QueueBroken> {
         let counters = Arc::clone(&self.counters);
         serve_chains(queue, dma, &counters, |chain, dma| {
             ChainOutcome::Used(self.command(chain, dma))

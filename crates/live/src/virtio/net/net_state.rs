@@ -8,10 +8,10 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use super::steering::Steering;
-use super::{F_MQ, HEADER_BYTES, ReceivedFrame, MAX_PAIRS, Net};
+use super::{F_MQ, HEADER_BYTES, MAX_PAIRS, Net, ReceivedFrame};
 use crate::counters::DeviceCounters;
-use crate::handover::{PendingFrameState, NetState, StateError, HandOverBlocker};
-use crate::link::{self, NetLink, MAX_FRAME_BYTES, MIN_FRAME_BYTES};
+use crate::handover::{HandOverBlocker, NetState, PendingFrameState, StateError};
+use crate::link::{self, MAX_FRAME_BYTES, MIN_FRAME_BYTES, NetLink};
 
 impl<L: NetLink> Net<L> {
     pub(super) fn state(&self) -> Result<NetState, HandOverBlocker> {

@@ -2,10 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use ringfence_live::limits::GuestLimits;
 use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, LocalConfig};
-use ringfence_live::handover::{DiskKind, SavedDevices, HandOverTimeouts, DeviceState, StateError};
+use ringfence_live::handover::{DeviceState, DiskKind, HandOverTimeouts, SavedDevices, StateError};
 use ringfence_live::host::HostPagePool;
+use ringfence_live::limits::GuestLimits;
 
 use super::guest::{AWAY, Dir, Guest, counted, end, log, serving};
 use super::refused::Second;

@@ -7,7 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
 use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, NetOptions};
-use ringfence_live::handover::{SavedDevices, PendingFrameState, HandOverTimeouts, LinkState, NetState, DeviceState, PeerState};
+use ringfence_live::handover::{
+    DeviceState, HandOverTimeouts, LinkState, NetState, PeerState, PendingFrameState, SavedDevices,
+};
 use ringfence_live::link::{Address, MAX_FRAME_BYTES};
 
 use super::guest::{Dir, Remote, log};
@@ -44,7 +46,9 @@ pub(super) fn devices(link: Address) -> DeviceOptions {
 
 pub(super) fn serve(dir: &Dir, link: Address) -> Daemon {
     let mut daemon = Daemon::start(&dir.0, &devices(link), &log()).unwrap();
-    daemon.offer_hand_over(HandOverTimeouts::default(), &log()).unwrap();
+    daemon
+        .offer_hand_over(HandOverTimeouts::default(), &log())
+        .unwrap();
     daemon
 }
 

@@ -5,9 +5,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use ringfence_live::limits::GuestLimits;
 use ringfence_live::daemon::{Daemon, LocalConfig};
-use ringfence_live::handover::{SavedDevices, HandOverTimeouts, DeviceState, StateError, TakeOverError};
+use ringfence_live::handover::{
+    DeviceState, HandOverTimeouts, SavedDevices, StateError, TakeOverError,
+};
+use ringfence_live::limits::GuestLimits;
 use ringfence_pviommu::backend::EVENTS;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
@@ -176,7 +178,9 @@ fn a_guest_with_more_than_the_second_allows_is_not_taken_over() {
     let dir = Dir::new("caps");
     let first = daemon_of(&dir, HandOverTimeouts::default(), false);
     let mut guest = Guest::boot(&dir);
-    let refused = |caps: &GuestLimits| Daemon::rehearse(LocalConfig::new(&dir.0, caps, &log()), copy(&dir)).err();
+    let refused = |caps: &GuestLimits| {
+        Daemon::rehearse(LocalConfig::new(&dir.0, caps, &log()), copy(&dir)).err()
+    };
     let with = |change: &dyn Fn(&mut GuestLimits)| {
         let mut caps = GuestLimits::default();
         change(&mut caps);

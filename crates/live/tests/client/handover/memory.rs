@@ -3,9 +3,9 @@
 use std::fs::{self, File};
 use std::process::Command;
 
-use ringfence_live::limits::GuestLimits;
 use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, LocalConfig};
-use ringfence_live::handover::{SavedDevices, HandOverTimeouts, StateError};
+use ringfence_live::handover::{HandOverTimeouts, SavedDevices, StateError};
+use ringfence_live::limits::GuestLimits;
 use ringfence_live::{Locked, MemoryError, MemoryRules};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -135,7 +135,11 @@ fn a_second_that_may_not_lock_as_much_is_refused_in_the_rehearsal() {
         ("all", Locked::All, 2 * KIB, "can keep in memory"),
     ] {
         let dir = Dir::new(&format!("lock-limit-{name}"));
-        let first = serving(&dir, &devices(&dir, &rules(locked)), HandOverTimeouts::default());
+        let first = serving(
+            &dir,
+            &devices(&dir, &rules(locked)),
+            HandOverTimeouts::default(),
+        );
         let mut guest = Guest::boot_with(&dir, true);
         assert_eq!(guest.locked(), enough);
         let second = |kib: u64| {

@@ -11,7 +11,6 @@ macro_rules! here {
     };
 }
 
-mod sandboxed;
 mod assigned;
 mod card;
 mod first;
@@ -20,5 +19,6 @@ mod memory;
 mod net;
 mod record;
 mod refused;
+mod sandboxed;
 mod stream;
 mod taken;

@@ -9,8 +9,10 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use ringfence_live::daemon::Daemon;
-use ringfence_live::handover::{SavedDevices, LinkState, PeerState, StateError};
-use ringfence_live::link::{self, Address, NetLink, MAX_FRAME_BYTES, ReceiveOutcome, SendOutcome, StreamLink};
+use ringfence_live::handover::{LinkState, PeerState, SavedDevices, StateError};
+use ringfence_live::link::{
+    self, Address, MAX_FRAME_BYTES, NetLink, ReceiveOutcome, SendOutcome, StreamLink,
+};
 use ringfence_pviommu::wire::crc32c;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -160,7 +162,11 @@ fn whoever_connected_and_datagrams_go_over_as_well() {
     let at = |name: &str| dir.0.join(name);
     let mut far = StreamLink::open(&at("wire")).unwrap();
     let mut daemon = serve(&dir, Address::Stream(at("wire")));
-    assert_eq!(far.receive(&mut [0; 1600]), ReceiveOutcome::Nothing, "taken in");
+    assert_eq!(
+        far.receive(&mut [0; 1600]),
+        ReceiveOutcome::Nothing,
+        "taken in"
+    );
     let mut card = Card::boot(&dir);
     for round in 1..4 {
         daemon = hand_over(&dir, daemon);

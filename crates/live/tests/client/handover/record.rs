@@ -3,9 +3,11 @@
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 
-use ringfence_live::limits::GuestLimits;
 use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason};
-use ringfence_live::handover::{SavedDevices, HandOverTimeouts, DeviceState, RecordState, StateError};
+use ringfence_live::handover::{
+    DeviceState, HandOverTimeouts, RecordState, SavedDevices, StateError,
+};
+use ringfence_live::limits::GuestLimits;
 
 use super::guest::{AWAY, Dir, Guest, end, serving};
 use super::refused::Second;

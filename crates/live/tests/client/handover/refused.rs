@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use ringfence_live::daemon::{Daemon, DeviceOptions};
 use ringfence_live::dma_fault_injection::InjectedDma;
-use ringfence_live::handover::{SavedDevices, HandOverTimeouts};
-use ringfence_live::virtio::pviommu::{ReplyFault, InjectedReply};
+use ringfence_live::handover::{HandOverTimeouts, SavedDevices};
+use ringfence_live::virtio::pviommu::{InjectedReply, ReplyFault};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::guest::{Dir, Guest, daemon, end, log};
@@ -227,7 +227,9 @@ fn a_device_that_cannot_be_handed_over_says_why() {
     ];
     for (expected, devices) in cases {
         let mut first = Daemon::start(&dir.0, &devices, &log()).unwrap();
-        first.offer_hand_over(HandOverTimeouts::default(), &log()).unwrap();
+        first
+            .offer_hand_over(HandOverTimeouts::default(), &log())
+            .unwrap();
         for (asked, answer) in [(COPY, REFUSED), (STOP, KEPT), (COPY, REFUSED)] {
             let mut second = Second::connect(&dir);
             second.say(asked);
@@ -303,7 +305,10 @@ fn a_stream_that_was_cut_or_changed_is_refused_whole() {
     }
     let mut few = fds;
     few.pop();
-    assert!(SavedDevices::decode(&bytes, few).is_err(), "a descriptor too few");
+    assert!(
+        SavedDevices::decode(&bytes, few).is_err(),
+        "a descriptor too few"
+    );
     let (bytes, mut fds) = Second::connect(&dir).copy();
     fds.push(std::fs::File::open("/dev/null").unwrap().into());
     assert!(SavedDevices::decode(&bytes, fds).is_err(), "one too many");

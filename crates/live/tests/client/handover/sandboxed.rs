@@ -6,10 +6,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use ringfence_live::limits::GuestLimits;
 use ringfence_live::daemon::{Daemon, DeviceOptions, EndReason, LocalConfig, Log, RestoredDevices};
-use ringfence_live::handover::{DiskKind, SavedDevices, HandOverTimeouts, DeviceState, StateError};
+use ringfence_live::handover::{DeviceState, DiskKind, HandOverTimeouts, SavedDevices, StateError};
 use ringfence_live::host::HostPagePool;
+use ringfence_live::limits::GuestLimits;
 use ringfence_live::sandbox::SandboxProgram;
 
 use super::guest::{AWAY, Dir, Guest, counted, end, log, serving};
@@ -33,7 +33,11 @@ fn devices(dir: &Dir, behaviour: &str, para: bool) -> DeviceOptions {
 }
 
 fn first(dir: &Dir, behaviour: &str, para: bool) -> Daemon {
-    serving(dir, &devices(dir, behaviour, para), HandOverTimeouts::default())
+    serving(
+        dir,
+        &devices(dir, behaviour, para),
+        HandOverTimeouts::default(),
+    )
 }
 
 fn boot(dir: &Dir, para: bool) -> Guest {
@@ -48,7 +52,11 @@ fn copy(dir: &Dir) -> SavedDevices {
 }
 
 /// With this as the process of the second.
-fn with<R>(dir: &Dir, program: Option<&SandboxProgram>, go: impl FnOnce(LocalConfig<'_>) -> R) -> R {
+fn with<R>(
+    dir: &Dir,
+    program: Option<&SandboxProgram>,
+    go: impl FnOnce(LocalConfig<'_>) -> R,
+) -> R {
     let (caps, log): (_, Log) = (GuestLimits::default(), log());
     go(LocalConfig {
         sandbox: program,
@@ -343,7 +351,9 @@ fn a_broken_disk_is_whole_again_after_its_drivers_reset() {
     let devices = devices(&dir, "opens", false);
     let quiet: Log = std::sync::Arc::new(|_, _| {});
     let mut first = Daemon::start(&dir.0, &devices, &quiet).unwrap();
-    first.offer_hand_over(HandOverTimeouts::default(), &quiet).unwrap();
+    first
+        .offer_hand_over(HandOverTimeouts::default(), &quiet)
+        .unwrap();
     let mut guest = boot(&dir, false);
     guest.offer(3);
     guest.disk.ring(0);

@@ -8,8 +8,9 @@ use std::os::unix::ffi::OsStringExt;
 use proptest::prelude::*;
 use ringfence_live::daemon::Daemon;
 use ringfence_live::handover::{
-    CommonState, DiskKind, FunctionState, SavedDevices, SavedDevice, PendingFrameState, HandOverTimeouts, LinkState,
-    NetState, DeviceState, PeerState, PviommuState, QueueSlot, RangeState, RecordState, SessionState,
+    CommonState, DeviceState, DiskKind, FunctionState, HandOverTimeouts, LinkState, NetState,
+    PeerState, PendingFrameState, PviommuState, QueueSlot, RangeState, RecordState, SavedDevice,
+    SavedDevices, SessionState,
 };
 use ringfence_live::virtio::net::FLOWS;
 use ringfence_pviommu::wire::crc32c;

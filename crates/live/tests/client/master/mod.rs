@@ -14,7 +14,7 @@ use ringfence_live::dma::{Direct, Dma};
 use ringfence_live::server::PolledFunction;
 use ringfence_live::virtio::blk::Blk;
 use ringfence_live::virtio::rng::Rng;
-use ringfence_live::virtio::{Device, QueueBroken, BusMasterStuck, QUANTUM_BYTES, QuantumResult};
+use ringfence_live::virtio::{BusMasterStuck, Device, QUANTUM_BYTES, QuantumResult, QueueBroken};
 use rustix::event::{EventfdFlags, eventfd};
 use virtio_queue::Queue;
 

@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use ringfence_live::access::SocketAccess;
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::dma_fault_injection::{InjectedDma, DmaInjector};
-use ringfence_live::server::{ServeEvent, EventHandler, StopSignal};
+use ringfence_live::dma_fault_injection::{DmaInjector, InjectedDma};
+use ringfence_live::server::{EventHandler, ServeEvent, StopSignal};
 use ringfence_live::vhost_user::{Clients, Settings, serve};
 use ringfence_live::virtio::blk::Blk;
 use ringfence_softiommu::iotlb::{Header, IotlbLimits, Message as Iotlb};
-use ringfence_types::{RequesterId, Iova, IovaRange, Permissions};
+use ringfence_types::{Iova, IovaRange, Permissions, RequesterId};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::rig::{disk_file, request, sealed};

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use ringfence_live::counters::DeviceCounters;
-use ringfence_live::server::{ServeEvent, EventHandler};
-use ringfence_live::vhost_user::{Refusal, VhostUserRequest, RequestError, Session};
+use ringfence_live::server::{EventHandler, ServeEvent};
+use ringfence_live::vhost_user::{Refusal, RequestError, Session, VhostUserRequest};
 use ringfence_live::virtio::blk::Blk;
-use ringfence_live::wire::{MessageAssembler, Message};
+use ringfence_live::wire::{Message, MessageAssembler};
 use ringfence_softiommu::iotlb::{Header, Message as Iotlb};
 use ringfence_types::{Iova, IovaRange, Permissions};
 

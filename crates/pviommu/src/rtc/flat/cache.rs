@@ -6,7 +6,9 @@ use super::slot::CacheEntry;
 use super::table::Table;
 use crate::rtc::reuse::Gaps;
 use crate::rtc::reverse_cache::EvictionBudget;
-use crate::rtc::{ReverseCache, Cycles, MappingKey, NotCached, NotInUse, ResidencyPolicy, RtcStats};
+use crate::rtc::{
+    Cycles, MappingKey, NotCached, NotInUse, ResidencyPolicy, ReverseCache, RtcStats,
+};
 
 /// The flat reverse translation cache, with the document's residency or one that follows reuse.
 ///

@@ -3,12 +3,12 @@
 //! Source: Tang et al., section 4.5, Table 6, Figures 7 to 9. [`Tree`] is the repaired one, [`TreeAsPublished`] what is printed.
 
 mod arena;
-mod kind;
 mod as_published;
-mod node;
 mod fixed;
+mod kind;
+mod node;
 
 pub use arena::{Census, NodeId};
-pub use kind::NodeKind;
 pub use as_published::{Inserted, TreeAsPublished};
 pub use fixed::{Tree, TreeError};
+pub use kind::NodeKind;

@@ -1,6 +1,6 @@
 //! Which `iommu:map` lines are of one call, and which `dma:*` line takes them.
 
-use super::{Cpu, Piece, Slot, State, WaitingFor, Waiting, Window};
+use super::{Cpu, Piece, Slot, State, Waiting, WaitingFor, Window};
 use crate::pair::fifo::FifoSpan;
 use crate::text::Context;
 

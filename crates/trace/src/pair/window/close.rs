@@ -1,6 +1,6 @@
 //! When a line has waited enough: its partner came, its context ended, or patience ran out.
 
-use super::{MAX_WAIT_LINES, Piece, Slot, State, WaitingFor, Waiting, Window};
+use super::{MAX_WAIT_LINES, Piece, Slot, State, Waiting, WaitingFor, Window};
 use crate::text::{Context, RawKind};
 
 impl Window {

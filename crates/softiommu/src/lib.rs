@@ -22,7 +22,7 @@
 //!
 //! let access = IovaRange::new(Iova::new(0x1010), 16).ok_or("wraps")?;
 //! let mut burst = reader.online();
-//! let pin = burst.pin();
+//! let pin = burst.guard();
 //! assert_eq!(pin.translate(access, Access::Read)?.first().start(), PhysAddr::new(0x7010));
 //! assert!(pin.translate(access, Access::Write).is_err());
 //! // Whoever holds a pin would wait for itself:

@@ -56,7 +56,7 @@ pub struct DriverStats {
     pub stalls: u64,
     /// Maps put off because the pool was empty, or the ring full.
     pub starved: u64,
-    /// Completions whose status was not [`Status::Done`].
+    /// Completions whose status was not [`FrameStatus::Done`].
     pub failed: u64,
 }
 

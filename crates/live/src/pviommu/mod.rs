@@ -1,6 +1,6 @@
 //! The para-virtual IOMMU of a guest, shared by the thread that serves its queues and the threads of the devices behind it.
 //!
-//! As with [`Iommu`](crate::iommu::Iommu), the memory is what the IOMMU's own client shares, and a device behind it translates by a
+//! As with [`VirtioIommu`](crate::iommu::VirtioIommu), the memory is what the IOMMU's own client shares, and a device behind it translates by a
 //! software IOMMU. Until a driver has begun, devices reach nothing.
 
 mod unit;

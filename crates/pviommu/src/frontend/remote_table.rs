@@ -68,7 +68,7 @@ pub struct RemoteCpu(Vec<QueuedMap>);
 ///
 /// # Errors
 /// A host's statuses are told as what a table of one's own would say: no room as out of frames, an address outside the window as beyond the table's width,
-/// a GPA that is none as beyond an entry's. What it could not do, and everything once the channel is [broken](Channel::broken), is a corrupt
+/// a GPA that is none as beyond an entry's. What it could not do, and everything once the channel is [broken](Channel::failure), is a corrupt
 /// table.
 #[derive(Debug)]
 pub struct RemoteTable<R, Q, L> {
